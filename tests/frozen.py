@@ -26,6 +26,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.app.baselines import compare
 from ddp_doctor.app.fleet import fleet_outcome, read_fleet
 from ddp_doctor.app.job_reading import read_job
@@ -178,7 +179,7 @@ def _jobs() -> Iterator[tuple[str, Answer]]:
         yield f"looks {situation}", of_recording(dateless(looks(*ranks, **about)))
     for situation, (several, *_) in FAR.items():
         yield f"looks {situation}", of_recording(dateless(several))
-    yield "looks hung-loader", of_recording(app.load_recording(Path("tests/attach/hung-loader.json")))
+    yield "looks hung-loader", of_recording(recordings.load_recording(Path("tests/attach/hung-loader.json")))
     runs = [made(host, day) for host in ("a", "b", "c") for day in range(1, 5)]
     runs += [made("d", day, "sick" if day % 2 else "healthy") for day in range(1, 7)]
     runs += [made("e", 5, speed=0.6), made("f", 5, traits={"driver": "470.1"})]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome
+from ddp_doctor.app import Outcome, recordings
 from ddp_doctor.model.recording import Recording
 
 FOLDER = Path(__file__).parent / "recordings"
@@ -32,7 +32,7 @@ def path_of(situation: str) -> Path:
 @cache
 def load(situation: str) -> Recording:
     """The recording of this situation. Recordings never change, so tests may share one."""
-    return app.load_recording(path_of(situation))
+    return recordings.load_recording(path_of(situation))
 
 
 @cache
@@ -77,7 +77,7 @@ def _formatted(value: object, indent: str) -> str:
 
 def add(file: Path, situation: str, about: str) -> None:
     """Write a situation of a recording, with what the rules find in it now. Raises UsageError for a foreign file."""
-    report = app.replay(file).report
+    report = recordings.replay(file).report
     found = sorted(finding.code for finding in report.findings)
     recording = json.loads(file.read_text(encoding="utf-8"))
     recording.pop("expected", None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.findings import lines
@@ -71,4 +71,4 @@ def test_a_recording_of_a_run_becomes_a_situation(tmp_path, monkeypatch):
 
     lines = (tmp_path / "gpus/lost.json").read_text(encoding="utf-8").splitlines()
     assert '"about": "One GPU of eight is lost.", "verdict": "sick", "codes": ["DD304"]' in lines[1]
-    assert app.load_recording(tmp_path / "gpus/lost.json") == load("gpus/one-lost")
+    assert recordings.load_recording(tmp_path / "gpus/lost.json") == load("gpus/one-lost")

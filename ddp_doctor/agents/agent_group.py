@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ddp_doctor.agents import validation
-from ddp_doctor.agents.framing import Unreadable
+from ddp_doctor.agents.framing import RunIsOver, Unreadable
 from ddp_doctor.agents.messages import Begin
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
 from ddp_doctor.knowledge.deadlines import FAREWELL_S, SILENT_S
@@ -20,7 +20,7 @@ from ddp_doctor.model.recording import World
 T = TypeVar("T")
 
 
-class Lost(Exception):
+class Lost(RunIsOver):
     """The beats of other agents no longer come; ``nodes`` are their node ranks."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -28,16 +28,12 @@ class Lost(Exception):
         self.nodes = tuple(sorted(nodes))
 
 
-class Left(Exception):
+class Left(RunIsOver):
     """Another agent left before the end: it was interrupted, or failed itself."""
 
     def __init__(self, node: int, why: str) -> None:
         super().__init__(why)
         self.node, self.why = node, why
-
-
-#: What ends a run over several nodes for this node, whatever it does.
-RUN_IS_OVER = (Lost, Left, StoreLost, Unreadable)
 
 
 @dataclass

@@ -25,7 +25,11 @@ _MOST_PARTS = _LARGEST_BYTES // _PART_BYTES
 JUNK = "what cannot be read (another release of ddp-doctor?)"
 
 
-class Unreadable(Exception):
+class RunIsOver(Exception):
+    """Ends a run over several nodes for this node, whatever it does."""
+
+
+class Unreadable(RunIsOver):
     """A value from another node that this release cannot read."""
 
 

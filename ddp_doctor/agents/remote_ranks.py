@@ -43,17 +43,14 @@ class StoreRemoteRanks:
             self.end("stuck")
             return "stuck"
         if self._group.is_head and self._is_done and not self._ending:
-            late = tuple(rank for rank in self._group.others if not self._is_through(rank))
+            beats = {rank: self._client.beats.get(self._group.ids[rank]) for rank in self._group.others}
+            late = tuple(rank for rank, beat in beats.items() if beat is None or beat.fields.get("done") != self._trial)
             if not late:
                 self.end("finished")
             elif time.monotonic() > self._group.until:  # their beats come, and they are stuck themselves
                 self.lost = late
                 self.end("stuck")
         return None
-
-    def _is_through(self, rank: int) -> bool:
-        beat = self._client.beats.get(self._group.ids[rank])
-        return beat is not None and beat.fields.get("done") == self._trial
 
     def done(self) -> None:
         """Report it with the next beat."""
@@ -121,9 +118,10 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
     outcome = "stuck" if absent and head.outcome == "finished" else head.outcome
     if any(record.outcome == "interrupted" for record in records):  # on one node by the doctor's own doing
         outcome = "interrupted"
+    judged = [record.judged_check for record in records if record.judged_check in head.checks]
     record = head.model_copy(
         update={
-            "judged_check": _earliest(head, [record.judged_check for record in records]),
+            "judged_check": min(judged, key=head.checks.index, default=None),
             "waited_s": max(record.waited_s for record in records),
             "evidence": tuple(evidence),
             "notes": tuple(note for record in records for note in record.notes),
@@ -132,8 +130,3 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
         }
     )
     return TrialResult(record, tuple(reading for part in parts for reading in part.readings))
-
-
-def _earliest(trial: TrialRecord, checks: Sequence[str | None]) -> str | None:
-    known = [check for check in checks if check in trial.checks]
-    return min(known, key=trial.checks.index, default=None)

@@ -10,7 +10,7 @@ from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster import AttemptOutcome, AttemptSeen, Present, RollCallFact
+from ddp_doctor.facts.cluster import AttemptSeen, Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
@@ -104,11 +104,17 @@ class RollCall:
         mine = not self.place.endpoint or is_mine(addresses)
         is_head = mine if self.place.is_head is None else self.place.is_head
         if is_head:
-            held = self._cannot_listen()
-            if not held:
+            try:
+                with control_store.listen(control_store.ALL_ADDRESSES, self._port):
+                    pass
+            except OSError as error:
+                held = error.strerror or str(error)
+            else:
                 return self._be_head(addresses, mine)
-            if not self._is_held_by_a_head():
-                raise NotMet(self._fact("head", "held", error=held, held_by=holder_of(self._port)))
+            try:
+                self._call("127.0.0.1").close()
+            except StoreLost:  # it is held, and by no head
+                raise NotMet(self._fact("head", "held", error=held, held_by=holder_of(self._port))) from None
         return self._join()
 
     def close(self) -> None:
@@ -138,21 +144,6 @@ class RollCall:
 
     # --- the head -------------------------------------------------------------------------------
 
-    def _cannot_listen(self) -> str:
-        try:
-            with control_store.listen(control_store.ALL_ADDRESSES, self._port):
-                return ""
-        except OSError as error:
-            return error.strerror or str(error)
-
-    def _is_held_by_a_head(self) -> bool:
-        try:
-            client = self._call("127.0.0.1")
-        except StoreLost:
-            return False
-        client.close()
-        return True
-
     def _be_head(self, addresses: tuple[str, ...], mine: bool) -> AgentGroup:
         try:
             self.control = control_store.start(self.server, self.run_folder, control_store.ALL_ADDRESSES, self._port)
@@ -165,7 +156,9 @@ class RollCall:
         )
         self.client.put("head", opening.model_dump())
         self._addresses = addresses
-        mine_too = {"claimed_rank": 0, "met_at": self._own_end(addresses), "job": self.job.name}
+        # Where the others meet the head: the endpoint's address, if other hosts can reach it.
+        outside = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+        mine_too = {"claimed_rank": 0, "met_at": next(iter(outside), ""), "job": self.job.name}
         own = self.own.model_copy(update=mine_too)
         arrivals = Arrivals(self.client, self.place, self.until, self.request.starter.not_started, {HEAD: own})
         self.arrivals = arrivals
@@ -178,7 +171,13 @@ class RollCall:
             if outcome == "met":
                 return AgentGroup(self.client, ranked(self.node_reports), my_rank=0)
             if outcome is not None:
-                raise NotMet(self._head_fact(outcome), self.present())
+                fact = self._fact("head", outcome)
+                if outcome == "missing":
+                    # Where others came, the port is open.
+                    alone = len(self.node_reports) == 1 and not arrivals.unreadable
+                    closed = closed_by(self._port, self._addresses, self.request.env) if alone else None
+                    fact = self._fact("head", outcome, missing=self._missing(), closed_by=closed)
+                raise NotMet(fact, self.present())
             if not mine and time.monotonic() > look_at:
                 look_at = time.monotonic() + _LOOK_FOR_HEAD_S
                 leader = self._run_id_at_endpoint()
@@ -188,10 +187,6 @@ class RollCall:
                     return self._join()
                 mine = leader == self.run_id  # a service's address, say, that leads back here
             self._show_who_is_here()
-
-    def _own_end(self, addresses: tuple[str, ...]) -> str:
-        """Where the others meet the head: the endpoint's address, if other hosts can reach it."""
-        return next((address for address in addresses if not address.startswith("127.") and address != "::1"), "")
 
     def _run_id_at_endpoint(self) -> str:
         """The run of the head at the endpoint, which is no address of this host; empty where there is none."""
@@ -223,14 +218,6 @@ class RollCall:
         """The agents that have come so far, to send them an end; None where this agent has met nobody."""
         return None if self.client is None else AgentGroup(self.client, dict(enumerate(self.node_reports)), my_rank=0)
 
-    def _head_fact(self, outcome: AttemptOutcome) -> RollCallFact:
-        if outcome != "missing":
-            return self._fact("head", outcome)
-        # Where others came, the port is open.
-        alone = len(self.node_reports) == 1 and not (self.arrivals and self.arrivals.unreadable)
-        closed = closed_by(self._port, self._addresses, self.request.env) if alone else None
-        return self._fact("head", outcome, missing=self._missing(), closed_by=closed)
-
     # --- the others -----------------------------------------------------------------------------
 
     def _join(self) -> AgentGroup:
@@ -245,7 +232,8 @@ class RollCall:
         self.client.follow([HEAD])
         mine = self.own.model_copy(update={"met_at": way.met_at, "job": self.job.name})
         self.client.join(mine.model_dump(mode="json"), MUTE_S)
-        group = AgentGroup(self.client, {0: HEAD}, my_rank=-1, until=time.monotonic() + self._head_closes_s())
+        until = time.monotonic() + self.client.opening().join_s + _HEAD_CLOSES_S
+        group = AgentGroup(self.client, {0: HEAD}, my_rank=-1, until=until)
         order = self._await_begin(group, way)
         if order["do"] == "end":
             group.ended = order
@@ -274,11 +262,6 @@ class RollCall:
             progress = self.client.beats[HEAD].fields.get("roll")
             self._show(str(progress or "waiting for the head"))
         return group.next_order()
-
-    def _head_closes_s(self) -> float:
-        """Seconds until the head, if it is not stuck, has closed the roll call."""
-        assert self.client is not None
-        return self.client.opening().join_s + _HEAD_CLOSES_S
 
     def _call_twice(self, way: Approach) -> StoreClient:
         """A server that does not answer gets a second chance: it may be a head that has just started."""

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from ddp_doctor.agents import store_client_process
+from ddp_doctor.agents.framing import RunIsOver
 from ddp_doctor.agents.messages import BeatMessage, Opening
 from ddp_doctor.knowledge.deadlines import AGENT_PAUSE_S, BEAT_S, SILENT_S, turn_s
 from ddp_doctor.model.base import Json
@@ -38,7 +39,7 @@ _NO_HEAD = "a store without a head of ddp-doctor"
 _PROCESS_ENDED = "the process of the store client ended"
 
 
-class StoreLost(Exception):
+class StoreLost(RunIsOver):
     """The control store broke off, or does not answer."""
 
 

@@ -117,7 +117,10 @@ class _Carrier:
         for key in list(self._watched):
             if self._store.check([key]):
                 self._watched.remove(key)
-                self.send({"key": key, **self._get(key)})
+                try:
+                    self.send({"key": key, "value": self._value(key)})
+                except Unreadable as error:
+                    self.send({"key": key, "unreadable": str(error)})
         late = [agent for agent in self._followed if agent not in self._beats]
         self._beats.update({agent: b"" for agent in late if self._store.check([f"beat/{agent}"])})
         there = [agent for agent in self._followed if agent in self._beats]
@@ -136,12 +139,6 @@ class _Carrier:
         for number, part in enumerate(parts):
             self._store.set(f"{key}/{number}", part)
         self._store.set(key, mark(len(parts)))
-
-    def _get(self, key: str) -> dict[str, Json]:
-        try:
-            return {"value": self._value(key)}
-        except Unreadable as error:
-            return {"unreadable": str(error)}
 
     def _value(self, key: str) -> Json:
         """The value of a key that is set, with its parts where an agent of ours wrote it. Raises Unreadable."""

@@ -1,13 +1,11 @@
 """The use cases behind the commands. They return values, print nothing, and parse no options.
 
-Those about a job or many runs are imported from their modules, ``running``, ``attach``, ``attach_nodes``, ``logs``,
-``fleet`` and ``baselines``: a prolog has no time for what they need.
+Those about a job, recordings or many runs are imported from their modules, ``running``, ``attach``, ``attach_nodes``,
+``logs``, ``recordings``, ``redaction``, ``fleet`` and ``baselines``: a prolog has no time for what they need.
 """
 
 from ddp_doctor.app.inspection import judge_settings, live_settings, live_topology, prolog, read_settings, read_topology
 from ddp_doctor.app.outcome import Outcome, Progress, UsageError, judge, judge_with_absent, not_started
-from ddp_doctor.app.recordings import load_recording, replay
-from ddp_doctor.app.redaction import redacted
 
 __all__ = [
     "Outcome",
@@ -18,11 +16,8 @@ __all__ = [
     "judge_with_absent",
     "live_settings",
     "live_topology",
-    "load_recording",
     "not_started",
     "prolog",
     "read_settings",
     "read_topology",
-    "redacted",
-    "replay",
 ]

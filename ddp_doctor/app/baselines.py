@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from ddp_doctor.app.json_files import JsonFile, major, read_json, what_is_wrong
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.engine.baseline import NUMBERS, before, compared, held_against, measured_run
+from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.baseline import Baseline
@@ -34,10 +34,6 @@ def load_baseline(path: str) -> Baseline:
         raise UsageError(
             f"{path} is {file.kind or 'no baseline of ddp-doctor'}; `ddp-doctor fleet --write-baseline` writes one"
         )
-    return _baseline(file)
-
-
-def _baseline(file: JsonFile) -> Baseline:
     return _validated(Baseline, file, "baseline")
 
 
@@ -84,8 +80,9 @@ def compare(earlier: str, later: str) -> Outcome:
     if earlier == later == "-":
         raise UsageError("stdin can be only one of the two: name a file for the other")
     first, report = read_json(earlier), report_in(read_json(later))
-    known = _baseline(first) if first.kind == BASELINE else measured_run(report_in(first))
-    speed, *rest = compared(measured_run(report), before(earlier, known))
+    is_baseline = first.kind == BASELINE
+    known = _validated(Baseline, first, "baseline") if is_baseline else measured_run(report_in(first))
+    speed, *rest = compared(measured_run(report), known, earlier)
     if speed.reason is not None:
         why = f"{later} cannot be compared: {speed.reason}"
         speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, Progress, blank, judge
 from ddp_doctor.checks import checks_of, read_pasted
-from ddp_doctor.engine.collect import collect, plan_of, with_node_facts
-from ddp_doctor.engine.plan import Plan
+from ddp_doctor.engine.collect import collect, with_node_facts
+from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.facts.node.env_vars import EnvVars, SettingOrigins, SettingText
 from ddp_doctor.knowledge import launchers
 from ddp_doctor.model.check import Check
@@ -27,7 +27,7 @@ _NOT_IN_PROLOG = ("interfaces",)
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
     """Test what needs no other node and no torch, in about a second."""
-    plan = _in_prolog(plan_of(options, _of_node(options)))
+    plan = _in_prolog(make_plan(options, _of_node(options)))
     started = time.monotonic()
     # A prolog does not run as the job's user, and a home folder on a network may hang.
     mine = {name: value for name, value in env.items() if name != "HOME"}
@@ -56,7 +56,7 @@ def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
 def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
     """The topology of this machine, with what decides about P2P on it."""
     options = Options(command=Command.TOPOLOGY, only=("topology",), ignore=ignore)
-    plan = plan_of(options, [check for check in _of_node(options) if check.id == "topology"])
+    plan = make_plan(options, [check for check in _of_node(options) if check.id == "topology"])
     return judge(with_node_facts(blank(options, plan, env), plan, RunRequest(options, env, progress=progress)))
 
 
@@ -76,7 +76,7 @@ def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
 
     started = time.monotonic()
     options = asked.model_copy(update={"only": _LOOKED_AT})
-    plan = Plan(plan_of(options, _of_node(options)).checks)
+    plan = Plan(make_plan(options, _of_node(options)).checks)
     recording = with_node_facts(blank(options, plan, env), plan, RunRequest(options, env))
     origins = collect((_ORIGINS,), lambda deadline: LiveContext(env, deadline), lambda _: None)
     readings = (*recording.readings, *origins)

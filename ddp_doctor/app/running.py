@@ -8,12 +8,12 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_doctor.app.baselines import with_baseline
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of, with_node_facts
+from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode
 from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Status
@@ -34,7 +34,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     Where the head is not lost, its outcome is every node's. Raises UsageError; Ctrl-C and SIGTERM give a
     partial outcome.
     """
-    plan = plan_of(request.options, checks, request.nnodes)
+    plan = make_plan(request.options, checks, request.nnodes)
     _require_model(request)
     held = None
     if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
@@ -83,6 +83,8 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) ->
     recording = node_run.finish()
     outcome = judge(recording, checks)
     if request.baseline is not None:
+        from ddp_doctor.app.baselines import with_baseline  # few runs need it
+
         outcome = with_baseline(outcome, *request.baseline)
     node_run.dismiss(outcome.recording, outcome.report)
     return outcome

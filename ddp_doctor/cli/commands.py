@@ -52,22 +52,28 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
     """``ddp-doctor replay``: the same findings from the file alone. Raises UsageError."""
     if last is (path is not None):
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
-    outcome = app.replay(folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore)
+    from ddp_doctor.app import recordings
+
+    outcome = recordings.replay(folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore)
     if outcome.recording.command is Command.ENV:
-        recording = app.redacted(outcome.recording) if outputs.redact else outcome.recording
+        from ddp_doctor.app.redaction import redacted
+
+        recording = redacted(outcome.recording) if outputs.redact else outcome.recording
         return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
 
 
 def list_runs() -> None:
     """``ddp-doctor runs``: each judged by today's rules."""
+    from ddp_doctor.app import recordings
+
     out = screen.console(sys.stdout)
     kept = folders.kept_runs(os.environ)
     if not kept:
         out.print(folders.NOTHING_KEPT)
     for path in kept:
         try:
-            outcome = app.replay(folders.recording_at(path))
+            outcome = recordings.replay(folders.recording_at(path))
             show_kept_run(path, outcome.report, outcome.recording.options.command, out)
         except UsageError as error:
             out.print(str(error), style="yellow")

@@ -37,7 +37,9 @@ def _node_rank(outcome: Outcome, here: Place | None, host: str) -> int:
 def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> int:
     """Write the outputs and show the report; the exit code."""
     if outputs.redact and outcome.spoken_by is None:
-        outcome = app.judge(app.redacted(outcome.recording))
+        from ddp_doctor.app.redaction import redacted
+
+        outcome = app.judge(redacted(outcome.recording))
     elif outputs.redact:
         outputs = outputs.without_files()  # the head's report is here without what its names stand for
     problems = outputs.write(Results(outcome.report, outcome.recording))

@@ -11,13 +11,13 @@ from functools import partial
 from pydantic import ValidationError
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError, baselines, folders, running
+from ddp_doctor.app import Outcome, UsageError, folders, running
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
-from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Backend, ExitCode
 from ddp_doctor.model.recording import Options, Recording
@@ -124,7 +124,7 @@ def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
 
 
 def _planned(options: Options, nnodes: int) -> list[str]:
-    return [check.id for check in plan_of(options, CHECKS, nnodes).checks]
+    return [check.id for check in make_plan(options, CHECKS, nnodes).checks]
 
 
 def _test_for_starter(options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe) -> int:
@@ -167,7 +167,9 @@ def _start_agents_and_report(
         print_to_stderr(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
     if outcome is not None:
         if launch.baseline is not None:
-            outcome = baselines.with_baseline(outcome, *launch.baseline)
+            from ddp_doctor.app.baselines import with_baseline  # few runs need it
+
+            outcome = with_baseline(outcome, *launch.baseline)
         return save_and_report(outcome, outputs, env)
     if ended.timed_out:
         print_to_stderr(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")

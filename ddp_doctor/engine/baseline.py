@@ -20,7 +20,7 @@ from ddp_doctor.model.check import BASELINE, ENV_VARS
 from ddp_doctor.model.choices import CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
-from ddp_doctor.model.report import JobFacts, LogsReport, Measurement, Report, Tool
+from ddp_doctor.model.report import LogsReport, Measurement, Report, Tool
 from ddp_doctor.views.node_traits import HARDWARE, VERSIONS, is_setting
 from ddp_doctor.wording.nodes import name_list
 
@@ -138,7 +138,16 @@ def measured_run(report: Report) -> MeasuredRun:
     nodes = [node.traits for node in report.nodes]
     on, known = hardware(report.world, nodes), _traits(nodes)
     if isinstance(report, LogsReport):
-        on, known = _hardware_of_job(report.facts), _traits_of_job(report.facts)
+        job = report.facts  # what others measured, they measured over NCCL
+        of_job = {"backend": "nccl" if job.measured_by else job.backend, "GPUs": job.gpus}
+        on = {name: value for name, value in of_job.items() if value}
+        known = {
+            "torch": job.torch,
+            "NCCL": job.nccl and job.nccl.partition("+")[0],
+            "network": ", ".join(job.network),
+            "transports": ", ".join(job.transports),
+            "measured by": job.measured_by,
+        }
     return MeasuredRun(
         report.verdict,
         report.tool,
@@ -149,22 +158,6 @@ def measured_run(report: Report) -> MeasuredRun:
         {name: value for name, value in {**on, **known}.items() if value},
         any(check.id == ENV_VARS and check.status in _SEEN for check in report.checks),
     )
-
-
-def _hardware_of_job(facts: JobFacts) -> dict[str, str]:
-    """What others measured, they measured over NCCL."""
-    known = {"backend": "nccl" if facts.measured_by else facts.backend, "GPUs": facts.gpus}
-    return {name: value for name, value in known.items() if value}
-
-
-def _traits_of_job(facts: JobFacts) -> dict[str, str | None]:
-    return {
-        "torch": facts.torch,
-        "NCCL": facts.nccl and facts.nccl.partition("+")[0],
-        "network": ", ".join(facts.network),
-        "transports": ", ".join(facts.transports),
-        "measured by": facts.measured_by,
-    }
 
 
 def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
@@ -197,13 +190,18 @@ def _baseline(alike: Sequence[MeasuredRun], fewest: int) -> Baseline | None:
     values = [_value(*key, each) for key, each in found.items() if len({run for run, _ in each}) >= fewest]
     if not values:
         return None
+    traits = grouped((name, run.traits[name]) for run in alike for name in sorted(run.traits))
     return Baseline(
         schema_version=BASELINE_SCHEMA_VERSION,
         tool=alike[-1].tool,
         made_at=max(run.finished_at for run in alike),
         runs=len(alike),
         hosts=tuple(sorted({host for run in alike for host in run.hosts})),
-        traits=_in_all(alike),
+        # None where they are not alike
+        traits={
+            name: values[0] if len(values) == len(alike) and len({*values}) == 1 else None
+            for name, values in sorted(traits.items())
+        },
         settings_known=all(run.settings_known for run in alike),
         hardware=dict(alike[0].hardware),
         baseline=tuple(sorted(values, key=lambda each: (each.name, sorted(each.labels.items(), key=str)))),
@@ -223,30 +221,6 @@ def _in_words(measured: Iterable[tuple[str, Labels]]) -> str:
     return name_list([f"{name} ({size} MiB)" if size else name for name, size in sorted(said.items())])
 
 
-def _in_all(runs: Sequence[MeasuredRun]) -> dict[str, str | None]:
-    """What is known of them; None where they are not alike."""
-    names = sorted({name for run in runs for name in run.traits})
-    values = {name: {run.traits.get(name) for run in runs} for name in names}
-    return {name: value.pop() if len(value) == 1 else None for name, value in values.items()}
-
-
-class Before(NamedTuple):
-    """What a run is held against: a baseline, or one run; ``baseline`` is None where that measured nothing."""
-
-    file: str
-    baseline: Baseline | None
-    hardware: Mapping[str, str]
-    traits: Mapping[str, str | None]
-    settings_known: bool
-
-
-def before(file: str, known: Baseline | MeasuredRun) -> Before:
-    """A baseline, or the run of a report, whatever its verdict, as that which another run is held against."""
-    baseline = known if isinstance(known, Baseline) else _baseline([known], 1)
-    traits = {**known.hardware, **known.traits}
-    return Before(file, baseline, known.hardware, traits, known.settings_known)
-
-
 def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, float]]) -> BaselineValue:
     values = [value for _, value in of_runs]
     middle = median(values)
@@ -264,31 +238,31 @@ def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, fl
 
 def held_against(recording: Recording, report: Report, baseline: Baseline, file: str) -> Recording:
     """The recording with readings of the check ``baseline``: what its report measured beside the healthy runs."""
-    readings = (*recording.readings, *compared(measured_run(report), before(file, baseline)))
+    readings = (*recording.readings, *compared(measured_run(report), baseline, file))
     left_out = tuple(each for each in recording.not_run if each.check != BASELINE)
     options = recording.options.model_copy(update={"baseline": file})
     return recording.model_copy(update={"options": options, "readings": readings, "not_run": left_out})
 
 
-def compared(run: MeasuredRun, earlier: Before) -> tuple[Reading, ...]:
-    """Each of its measurements that is known from before, of the same hardware; and what else differs."""
-    beside = tuple(_held_against(run, earlier.baseline)) if earlier.baseline else ()
-    differences = _differences(run, earlier)
+def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tuple[Reading, ...]:
+    """Each of its measurements that a baseline, or the run in ``file``, has of the same hardware; and what differs."""
+    baseline = earlier if isinstance(earlier, Baseline) else _baseline([earlier], 1)
+    beside = tuple(_held_against(run, baseline)) if baseline else ()
+    differences = _differences(run, earlier, baseline, file)
     if other := [
         f"{name} {run.hardware[name]} here, {said} there"
         for name, said in earlier.hardware.items()
         if name in run.hardware and run.hardware[name] != said
     ]:
-        why = f"{earlier.file} is of other hardware: {'; '.join(other)}"
+        why = f"{file} is of other hardware: {'; '.join(other)}"
         speed = Reading(check=BASELINE, status=Status.FAILED, reason=why, misused=True)
     elif not beside:
-        why = f"nothing that was measured here is in {earlier.file}"
-        if earlier.baseline is None:
-            why = f"{earlier.file} has no measurement that another run can be compared with"
+        why = f"nothing that was measured here is in {file}"
+        if baseline is None:
+            why = f"{file} has no measurement that another run can be compared with"
         speed = Reading(check=BASELINE, status=Status.SKIPPED, reason=why)
     else:
-        runs = earlier.baseline.runs if earlier.baseline else 1
-        fact = BaselineFact(file=earlier.file, runs=runs, compared=beside)
+        fact = BaselineFact(file=file, runs=baseline.runs if baseline else 1, compared=beside)
         speed = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
     if not differences.differ and not differences.left_out:
         return (speed,)
@@ -314,32 +288,35 @@ def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]
             )
 
 
-def _differences(run: MeasuredRun, earlier: Before) -> RunDifferencesFact:
+def _differences(
+    run: MeasuredRun, earlier: Baseline | MeasuredRun, baseline: Baseline | None, file: str
+) -> RunDifferencesFact:
     """What is known of both, and not the same; what one alone tells or measured is left out, and said."""
+    traits = {**earlier.hardware, **earlier.traits}
     names = [*VERSIONS]
-    names += sorted({*run.traits, *earlier.traits}.difference(names))
+    names += sorted({*run.traits, *traits}.difference(names))
     differ = list[TraitDiffers]()
     only_now, only_before = list[str](), list[str]()
     for name in names:
-        now, then = run.traits.get(name), earlier.traits.get(name)
-        both = name in run.traits and name in earlier.traits
+        now, then = run.traits.get(name), traits.get(name)
+        both = name in run.traits and name in traits
         if now == then or (both and then is None):
             continue
         if both or (is_setting(name) and run.settings_known and earlier.settings_known):
             differ.append(TraitDiffers(name=name, before=then, now=now))
         else:
             (only_before if now is None else only_now).append(name)
-    values = earlier.baseline.baseline if earlier.baseline else ()
+    values = baseline.baseline if baseline else ()
     mine = {(figure.name, figure.labels) for figure in run.figures}
     theirs = {(value.name, frozenset(value.labels.items())) for value in values}
     left_out = [
         f"{what}: {said}"
         for what, said in (
-            (f"measured only in {earlier.file}", _in_words(theirs - mine)),
+            (f"measured only in {file}", _in_words(theirs - mine)),
             ("measured only here", _in_words(mine - theirs)),
-            (f"known only of {earlier.file}", name_list(only_before)),
+            (f"known only of {file}", name_list(only_before)),
             ("known only here", name_list(only_now)),
         )
         if said
     ]
-    return RunDifferencesFact(file=earlier.file, differ=tuple(differ), left_out=tuple(left_out))
+    return RunDifferencesFact(file=file, differ=tuple(differ), left_out=tuple(left_out))

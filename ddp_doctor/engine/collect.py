@@ -7,16 +7,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ddp_doctor.engine.plan import Plan, make_plan
+from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, Status, UsageError, Where
+from ddp_doctor.model.choices import Backend, Status, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading, read
-from ddp_doctor.model.recording import INTERRUPTED_AFTER, Node, Options, Recording, World
+from ddp_doctor.model.recording import INTERRUPTED_AFTER, Node, Recording, World
 from ddp_doctor.parse.visible_devices import visible_gpus
-from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.request import RunRequest
 
 #: Makes the Context of one probe; the argument is its deadline on the monotonic clock.
@@ -92,56 +91,29 @@ def _unread(probing: _Probing, status: Status, reason: str, duration_s: float) -
 CPU_RANKS = 2
 
 
-def choose_world(
-    *,
-    gpus: int,
-    cuda_torch: bool,
-    asked_ranks: int | None,
-    backend: Backend,
-    outer: OuterWorld | None,
-    addresses: dict[str, tuple[str, ...]],
-    nnodes: int = 1,
-) -> World:
-    """One node's world. ``gpus`` is how many a job may use, ``cuda_torch`` whether torch can.
+def choose_world(recording: Recording, request: RunRequest, addresses: dict[str, tuple[str, ...]]) -> World:
+    """One node's world, by what was read of it.
 
-    The number of ranks is the one asked for, else the outer launcher's, else one per GPU. ``nnodes``
-    is how many such nodes the run has: without GPUs one rank of each is a world.
+    The number of ranks is the one asked for, else the outer launcher's, else one per GPU. Without GPUs one rank of each
+    of several nodes is a world.
     """
-    chosen = _backend(backend, gpus if cuda_torch else 0)
-    ranks = asked_ranks or (outer.local_size if outer and outer.local_size > 1 else None)
-    ranks = ranks or (gpus if chosen == "nccl" and gpus else CPU_RANKS if nnodes == 1 else 1)
+    fact, software, outer = recording.first(GpusFact), recording.first(Software), request.outer
+    gpus = len(visible_gpus(fact, request.env)) if fact else 0
+    can_use_gpus = gpus and software is not None and software.torch_cuda is not None
+    chosen = str(request.options.backend.value)
+    if request.options.backend is Backend.AUTO:
+        chosen = "nccl" if can_use_gpus else "gloo"
+    ranks = request.nproc_per_node or (outer.local_size if outer and outer.local_size > 1 else None)
+    ranks = ranks or (gpus if chosen == "nccl" and gpus else CPU_RANKS if request.nnodes == 1 else 1)
     return World(
         nnodes=1,
         nproc_per_node=ranks,
         world_size=ranks,
         backend=chosen,
         launcher=outer.launcher if outer else "plain",
-        foreign_nodes=outer.nnodes if outer and nnodes == 1 else 1,
+        foreign_nodes=outer.nnodes if outer and request.nnodes == 1 else 1,
         nodes=(Node(node_rank=0, hostname=socket.gethostname(), addresses=addresses),),
     )
-
-
-def _backend(asked: Backend, usable_gpus: int) -> str:
-    if asked is not Backend.AUTO:
-        return str(asked.value)
-    return "nccl" if usable_gpus else "gloo"
-
-
-def plan_of(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
-    """Which checks run. Raises UsageError."""
-    try:
-        return make_plan(
-            checks,
-            options.level,
-            options.only,
-            options.skip,
-            options.budget_s,
-            nnodes,
-            options.model,
-            asks_for_gpus=bool(options.require_gpus) or options.backend is Backend.NCCL,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def with_node_facts(
@@ -153,7 +125,7 @@ def with_node_facts(
     """
     readings = read_node(plan.at(Where.NODE), World(), request, kept)
     recording = recording.model_copy(update={"readings": tuple(readings)})
-    return recording.model_copy(update={"world": _world(recording, request)})
+    return recording.model_copy(update={"world": choose_world(recording, request, _addresses())})
 
 
 def read_node(
@@ -166,19 +138,6 @@ def read_node(
         return LiveContext(request.env, deadline, world=world, level=request.options.level)
 
     return collect(checks, context, request.progress, kept)
-
-
-def _world(recording: Recording, request: RunRequest) -> World:
-    gpus, software = recording.first(GpusFact), recording.first(Software)
-    return choose_world(
-        gpus=len(visible_gpus(gpus, request.env)) if gpus else 0,
-        cuda_torch=software is not None and software.torch_cuda is not None,
-        asked_ranks=request.nproc_per_node,
-        backend=request.options.backend,
-        outer=request.outer,
-        addresses=_addresses(),
-        nnodes=request.nnodes,
-    )
 
 
 def _addresses() -> dict[str, tuple[str, ...]]:

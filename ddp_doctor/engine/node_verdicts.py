@@ -38,7 +38,9 @@ def node_verdicts(
             sick |= set().union(*(each for each in nodes if len(each) == 1))
             suspected |= set().union(*nodes)
             anybody |= not finding.culprits
-    seen, stuck = _read(recording)
+    seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
+    bad = (Status.FAILED, Status.TIMED_OUT)
+    stuck = {reading.node for reading in recording.readings if reading.status in bad}
 
     def verdict_of(rank: int) -> Verdict:
         if len(ranks) == 1:
@@ -61,13 +63,6 @@ def node_verdicts(
         )
         for rank in ranks
     )
-
-
-def _read(recording: Recording) -> tuple[set[int], set[int]]:
-    """The nodes of which something was seen, and those of which something could not be evaluated."""
-    seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
-    bad = (Status.FAILED, Status.TIMED_OUT)
-    return seen, {reading.node for reading in recording.readings if reading.status in bad}
 
 
 class _Named:

@@ -2,22 +2,18 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
-from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun
+from ddp_doctor.model.choices import Backend, UsageError, Where
+from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
 #: Names that are offered in the place of one that is not known.
 _MOST_MEANT = 3
 #: How the reason begins of what a budget left out.
 TOO_DEAR = "does not fit the budget"
-
-
-class UnknownCheck(ValueError):
-    """``--only`` or ``--skip`` names a check that does not exist, or both name the same one."""
 
 
 @dataclass(frozen=True)
@@ -32,58 +28,46 @@ class Plan:
         return tuple(check for check in self.checks if check.where in where)
 
 
-def make_plan(
-    checks: Sequence[Check],
-    level: Level,
-    only: Sequence[str],
-    skip: Sequence[str],
-    budget_s: float,
-    nnodes: int = 1,
-    model: str = "",
-    *,
-    asks_for_gpus: bool = False,
-) -> Plan:
-    """Select by name, level, number of nodes, the user's model and time. Raises UnknownCheck.
+def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Plan:
+    """Select by name, level, number of nodes, the user's model and time. Raises UsageError.
 
-    What decides whether ranks use GPUs is looked at wherever ranks start, and where an option ``asks_for_gpus``.
+    What decides whether ranks use GPUs is looked at wherever ranks start, and where an option asks for GPUs.
     """
-    _require_known(checks, only, skip)
+    _require_known(options, checks)
     chosen, not_run = [], []
     for check in checks:
-        reason = _reason_against(check, (level, check.from_level(model)), only, skip)
-        if check.where is Where.NODES and nnodes == 1:
-            reason = reason or "needs two nodes: --nnodes"
-        if check.needs_baseline:
-            reason = reason or "needs healthy runs to compare with: --baseline"
-        if check.needs_model and not model:
-            reason = reason or "needs a model of yours: --model"
+        reason = _reason_against(check, options, nnodes)
         if reason is None:
             chosen.append(check)
         else:
             not_run.append(NotRun(check=check.id, reason=reason))
-    _require_run(checks, chosen, only, skip, model)
+    _require_run(options, checks, chosen)
     if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
         chosen = [check for check in chosen if check not in idle]
-    kept = _within(chosen, budget_s)
-    if asks_for_gpus or any(check.where in (Where.LAUNCHER, Where.RANK) for check in kept):
-        kept = [check for check in checks if check in kept or check.decides_world]
-    too_dear = f"{TOO_DEAR} of {budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
+    kept = list[Check]()  # first those that a verdict rests on, the cheapest of them and of the rest first
+    for check in sorted(chosen, key=lambda check: (not check.is_essential, check.cost_s)):
+        if _needs_s([*kept, check]) <= options.budget_s:
+            kept.append(check)
+    asks_for_gpus = options.require_gpus or options.backend is Backend.NCCL
+    decides = asks_for_gpus or any(check.where in (Where.LAUNCHER, Where.RANK) for check in kept)
+    kept = [check for check in checks if check in kept or (decides and check.decides_world)]
+    too_dear = f"{TOO_DEAR} of {options.budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
     not_run += [NotRun(check=check.id, reason=too_dear) for check in chosen if check not in kept]
     return Plan(tuple(kept), tuple(not_run))
 
 
-def _require_known(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> None:
-    """Raises UnknownCheck for names that select nothing."""
+def _require_known(options: Options, checks: Sequence[Check]) -> None:
+    """Raises UsageError for names that select nothing."""
     known = {check.id for check in checks}
-    for name in (*only, *skip):
+    for name in (*options.only, *options.skip):
         if name not in known:
-            raise UnknownCheck(no_such_check(name, checks))
-    if both := [name for name in only if name in skip]:
-        raise UnknownCheck(f"--only and --skip both name {both[0]}: leave it out of one of them")
-    if alone := [check.id for check in checks if check.needs_baseline and check.id in only]:
-        raise UnknownCheck(f"{alone[0]} measures nothing itself: give --baseline FILE, and no --only for it")
+            raise UsageError(no_such_check(name, checks))
+    if both := [name for name in options.only if name in options.skip]:
+        raise UsageError(f"--only and --skip both name {both[0]}: leave it out of one of them")
+    if alone := [check.id for check in checks if check.needs_baseline and check.id in options.only]:
+        raise UsageError(f"{alone[0]} measures nothing itself: give --baseline FILE, and no --only for it")
 
 
 def no_such_check(name: str, checks: Sequence[Check]) -> str:
@@ -106,36 +90,31 @@ def no_such_check(name: str, checks: Sequence[Check]) -> str:
     )
 
 
-def _require_run(
-    checks: Sequence[Check], chosen: Sequence[Check], only: Sequence[str], skip: Sequence[str], model: str
-) -> None:
-    """Raises UnknownCheck where --model names a model, and --only or --skip leaves out all that would run it."""
-    own = next((check.id for check in checks if check.needs_model), None)
+def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Check]) -> None:
+    """Raises UsageError where --model names a model, and --only or --skip leaves out all that would run it."""
+    own, model = next((check.id for check in checks if check.needs_model), None), options.model
     if own is None or not model or any(check.runs_model(model) for check in chosen):
         return
-    if own in skip or (only and own not in only):
-        way = f"name {own} in --only, too" if only else f"take {own} out of --skip"
-        raise UnknownCheck(f"--model {model} would not be run: {way}, or leave --model out")
+    if own in options.skip or (options.only and own not in options.only):
+        way = f"name {own} in --only, too" if options.only else f"take {own} out of --skip"
+        raise UsageError(f"--model {model} would not be run: {way}, or leave --model out")
 
 
-def _reason_against(check: Check, levels: tuple[Level, Level], only: Sequence[str], skip: Sequence[str]) -> str | None:
-    level, needed = levels
-    if check.id in skip:
-        return SKIPPED_BY_NAME
-    if only:
-        return None if check.id in only else NOT_SELECTED
-    if not level.includes(needed):
-        return f"needs --level {needed.value}"
-    return None
-
-
-def _within(chosen: Iterable[Check], budget_s: float) -> list[Check]:
-    """As many as there is time for: first those that a verdict rests on, the cheapest of them and of the rest first."""
-    wanted, kept = list(chosen), list[Check]()
-    for check in sorted(wanted, key=lambda check: (not check.is_essential, check.cost_s)):
-        if _needs_s([*kept, check]) <= budget_s:
-            kept.append(check)
-    return [check for check in wanted if check in kept]
+def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
+    needed, reason = check.from_level(options.model), None
+    if check.id in options.skip:
+        reason = SKIPPED_BY_NAME
+    elif options.only and check.id not in options.only:
+        reason = NOT_SELECTED
+    elif not options.only and not options.level.includes(needed):
+        reason = f"needs --level {needed.value}"
+    elif check.where is Where.NODES and nnodes == 1:
+        reason = "needs two nodes: --nnodes"
+    elif check.needs_baseline:
+        reason = "needs healthy runs to compare with: --baseline"
+    elif check.needs_model and not options.model:
+        reason = "needs a model of yours: --model"
+    return reason
 
 
 def _needs_s(checks: Sequence[Check]) -> float:

@@ -85,13 +85,9 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket on one address of this host, or on ALL_ADDRESSES. Raises OSError."""
-    if host == ALL_ADDRESSES:
-        return _listen_on_all_addresses(port)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=1024)
-
-
-def _listen_on_all_addresses(port: int) -> socket.socket:
+    if host != ALL_ADDRESSES:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
     try:
         server = socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     except OSError as error:
@@ -107,10 +103,16 @@ def _serve(argument: str) -> NoReturn:
     set_name("ddp-doctor:ctl")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     given = json.loads(argument)
+    host = given["host"] or "127.0.0.1"
     try:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
-        _host_store(given["host"] or "127.0.0.1", port, listener.detach())
+        fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
+        try:
+            store = imported_c10d().TCPStore(host, port, **fields)
+        except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
+            store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
+        _STORES.append(store)
     except Exception as error:  # noqa: BLE001 - the agent must learn of any error
         _write_answer(given["answer"], error=f"{type(error).__name__}: {error}")
         os._exit(1)
@@ -121,15 +123,6 @@ def _serve(argument: str) -> NoReturn:
 
 #: Holds the store while this process lives: TCPStore stops serving when it is collected.
 _STORES: list[object] = []
-
-
-def _host_store(host: str, port: int, listening_fd: int) -> None:
-    fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening_fd}
-    try:
-        store = imported_c10d().TCPStore(host, port, **fields)
-    except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
-        store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
-    _STORES.append(store)
 
 
 def _write_answer(path: str, **fields: object) -> None:

@@ -95,21 +95,11 @@ def rank_environment(
     # The recorder tells which rank called something else; off by default for gloo before torch 2.13.
     for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
         mine.setdefault(name, "2000")
+    # NCCL's choice of transports is evidence, so its log goes to a file of the run. INIT prints all "via" lines, ENV
+    # the settings that are in force, NET the devices, GRAPH what NCCL says of GPUDirect (the subsystems in INFO calls
+    # of src/transport/*.cc and src/graph/*.cc). The file is named even where the user named none: what NCCL_DEBUG_FILE
+    # is set to, here or in an nccl.conf, is the user's own file, which NCCL would empty.
     if world.backend == "nccl":
-        mine.update(_nccl_log_settings(nccl_log))
+        subsystems, file = "INIT,ENV,NET,GRAPH,BOOTSTRAP", nccl_log.replace("%", "%%")
+        mine.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=subsystems, NCCL_DEBUG_FILE=file)
     return mine
-
-
-def _nccl_log_settings(path: str) -> dict[str, str]:
-    """NCCL's choice of transports is evidence, so its log goes to a file of the run.
-
-    INIT prints all "via" lines, ENV the settings that are in force, NET the devices, GRAPH what NCCL says of
-    GPUDirect (the subsystems in INFO calls of src/transport/*.cc and src/graph/*.cc). The file is named even
-    where the user named none: what NCCL_DEBUG_FILE is set to, here or in an nccl.conf, is the user's own
-    file, which NCCL would empty.
-    """
-    return {
-        "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET,GRAPH,BOOTSTRAP",
-        "NCCL_DEBUG_FILE": path.replace("%", "%%"),
-    }

@@ -141,13 +141,8 @@ def _remove(notes: list[Path]) -> None:
     for note in notes:
         with suppress(OSError, ValueError):
             folder = Path(note.read_text())
-            if _is_ours(folder):
+            named = folder.is_absolute() and folder.name.startswith(_JOB_PREFIX)  # as only make_job_folder does
+            if named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode):  # and no link to one
                 shutil.rmtree(folder, ignore_errors=True)
             if not os.path.lexists(folder):
                 note.unlink()
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether it is a folder, and no link to one, with a name that only ``make_job_folder`` gives."""
-    named = folder.is_absolute() and folder.name.startswith(_JOB_PREFIX)
-    return named and os.path.lexists(folder) and stat.S_ISDIR(folder.lstat().st_mode)

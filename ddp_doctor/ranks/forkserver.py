@@ -143,16 +143,14 @@ class ForkServer:
                 error = preload.get("error")
                 return Preload(float(str(preload["import_s"])), str(error) if error else None)
             time.sleep(0.01)
-        moving = self._makes_progress(used, time.monotonic() - read_at)
+        # It computed or read something meanwhile, or waits for a processor that others have.
+        elapsed_s = time.monotonic() - read_at
+        (cpu_before, bytes_before), (cpu, read) = used, self._cpu_time_and_bytes()
+        moving = False
+        if cpu_before is not None and cpu is not None:
+            busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
+            moving = busy or read != bytes_before
         return Preload(timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
-
-    def _makes_progress(self, before: tuple[float | None, int | None], elapsed_s: float) -> bool:
-        """Whether the import computed or read something meanwhile, or waits for a processor that others have."""
-        (cpu_before, bytes_before), (cpu, read) = before, self._cpu_time_and_bytes()
-        if cpu_before is None or cpu is None:
-            return False
-        busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
-        return busy or read != bytes_before
 
     def _cpu_time_and_bytes(self) -> tuple[float | None, int | None]:
         return (None, None) if self._pid is None else (cpu_seconds(self._pid), io_bytes(self._pid))
@@ -197,17 +195,13 @@ class ForkServer:
         """Kill the forkserver and, with it, all it forked that is still alive."""
         if self._pid is not None and self.is_alive():
             os.kill(self._pid, signal.SIGKILL)
-        self._let_the_tracker_end()
-        deadline = time.monotonic() + _DEATH_S
-        while self.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
-
-    @staticmethod
-    def _let_the_tracker_end() -> None:
-        """multiprocessing's resource tracker ends when this process does, but not while it is stopped."""
+        # multiprocessing's resource tracker ends when this process does, but not while it is stopped.
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
         if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
             os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
+        deadline = time.monotonic() + _DEATH_S
+        while self.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
 
     def _stack_of(self, pid: str) -> str:
         if not pid:

@@ -32,10 +32,6 @@ _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
 
 
-def _no_progress(_text: str) -> None:
-    """The many short trials of a remedy: the caller shows the progress."""
-
-
 @dataclass
 class NodeRanks:
     """Runs this node's part of a trial. ``store`` is where the control store is reached from here."""
@@ -103,10 +99,9 @@ class NodeRanks:
         ]
         start_s = deadlines.IMPORT_S if record.launcher == "torchrun" else deadlines.WORKER_START_S
         allowed = self._deadlines(record, checks)
-        progress = self.run.progress if record.limit_s is None else _no_progress
         idle_limits = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
         start_s *= self.crowd()
-        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper)
+        trial = Trial(record, states, allowed, self.run.progress, start_s, remote, idle_limits, lost_helper)
         try:
             result = trial.run()
             lost = lost_helper() if result.record.outcome != "finished" else None

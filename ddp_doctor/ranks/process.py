@@ -93,15 +93,12 @@ def nccl_segments(pid: int, since: float) -> list[str]:
     A rank that is killed before its peers attached leaves them behind; older ones are not ours.
     """
     lines = (proc.read(f"/proc/{pid}/maps") or "").splitlines()
-    paths = {line.split(None, 5)[5] for line in lines if "/dev/shm/nccl-" in line}
-    return sorted(path for path in paths if _made_since(path, since))
-
-
-def _made_since(path: str, since: float) -> bool:
-    try:
-        return os.stat(path).st_ctime >= since
-    except OSError:  # unlinked already, which /proc marks "(deleted)"
-        return False
+    found = []
+    for path in sorted({line.split(None, 5)[5] for line in lines if "/dev/shm/nccl-" in line}):
+        with suppress(OSError):  # unlinked already, which /proc marks "(deleted)"
+            if os.stat(path).st_ctime >= since:
+                found.append(path)
+    return found
 
 
 #: The forkserver's own pid; the workers forked from it compare their parent with it.
@@ -128,9 +125,6 @@ def _count(*, of_host: bool) -> int:
             files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
         elif not controllers:
             files.append(f"/sys/fs/cgroup{path}/memory.events")
-    return max(map(_oom_kills, (*files, "/proc/vmstat") if of_host else files), default=0)
-
-
-def _oom_kills(path: str) -> int:
-    found = re.search(r"^oom_kill (\d+)$", proc.read(path) or "", re.MULTILINE)
-    return int(found[1]) if found else 0
+    files += ["/proc/vmstat"] if of_host else []
+    counts = [re.search(r"^oom_kill (\d+)$", proc.read(file) or "", re.MULTILINE) for file in files]
+    return max((int(found[1]) for found in counts if found), default=0)

@@ -2,11 +2,11 @@
 
 import json
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from statistics import median
 from typing import Protocol
 
@@ -109,7 +109,11 @@ class RankState:
         elif kind == "enter":
             self._enter(event, at)
         elif kind == "leave":
-            self._leave(event, at)
+            for index in reversed(range(len(self.steps))):
+                step = self.steps[index]
+                if (step.check, step.seq) == (event["check"], event["seq"]):
+                    self.steps[index] = step.model_copy(update={"left_at": at - self.began_at})
+                    return
         elif kind == "reading":
             self.readings.append(Reading.model_validate(event["reading"]))
         elif kind == "raised":
@@ -131,13 +135,6 @@ class RankState:
         if event["deadline_s"] is not None:
             self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
         self.steps.append(step)
-
-    def _leave(self, event: dict[str, Json], at: float) -> None:
-        for index in range(len(self.steps) - 1, -1, -1):
-            step = self.steps[index]
-            if (step.check, step.seq) == (event["check"], event["seq"]):
-                self.steps[index] = step.model_copy(update={"left_at": at - self.began_at})
-                return
 
     def overdue_step(self, now: float) -> bool:
         """Whether the open step has passed its own deadline."""
@@ -171,6 +168,7 @@ class RankState:
         """What goes into the recording."""
         answer = self._stack_dump() or self.first_answer or {}
         died = self.exited_at is not None
+        fatal = fatal_stack(_tail(self.spec.path("out"), _OUTPUT_READ)) if died else ()
         return RankEvidence(
             rank=self.spec.rank,
             node=self.spec.node,
@@ -185,7 +183,7 @@ class RankState:
             state=self.state,
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
-            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack() or self._fatal_stack(),
+            stack=tuple(answer.get("stack", ())) or self._faulthandler_stack() or fatal,
             source=_source(answer.get("stack", ()), answer.get("source", ())),
             flight=self._flight_entries(answer),
             recorder=answer.get("recorder"),
@@ -237,14 +235,12 @@ class RankState:
             return answer
         return {}
 
-    def _fatal_stack(self) -> tuple[str, ...]:
-        return fatal_stack(_tail(self.spec.path("out"), _OUTPUT_READ)) if self.exited_at is not None else ()
-
     def _faulthandler_stack(self) -> tuple[str, ...]:
         # The thread that got the signal, the main thread, is printed last, innermost line first.
         lines = _tail(self.spec.path("stacks")).rpartition("(most recent call first):")[2].splitlines()
-        frames = [line.strip().removeprefix("File ") for line in lines if line.strip().startswith("File ")]
-        return tuple(_frame(frame) for frame in reversed(frames))
+        # ``"train.py", line 88 in step``
+        frames = re.findall(r'^\s*File "?(.*?)"?, line (.*?) in (.*?)\s*$', "\n".join(lines), re.MULTILINE)
+        return tuple(f"{path}:{number} in {name}" for path, number, name in reversed(frames))
 
 
 def _size(path: str) -> int:
@@ -264,13 +260,6 @@ def _source(stack: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:
     return texts if any(texts) else ()
 
 
-def _frame(text: str) -> str:
-    """``"train.py", line 88 in step`` to ``train.py:88 in step``."""
-    path, _, place = text.partition(", line ")
-    number, _, name = place.partition(" in ")
-    return f"{path.strip(chr(34))}:{number} in {name}"
-
-
 def _head(path: str, most: int) -> str:
     with suppress(OSError), open(path, "rb") as file:
         return file.read(most).decode(errors="replace")
@@ -284,27 +273,17 @@ def _tail(path: str, most: int = _OUTPUT_KEPT) -> str:
     return ""
 
 
-Key = tuple[str, int]
-
-
 def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
     """Drop all steps but those that some rank entered LATE_ENTRY_S after the median rank, and the one before.
 
     A slow link in the step before makes a rank late through no fault of its own.
     """
-    entered = grouped((_key(step), step.entered_at) for rank in evidence for step in rank.steps)
+    entered = grouped(((step.check, step.seq), step.entered_at) for rank in evidence for step in rank.steps)
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
-    return [_only(rank, late) for rank in evidence]
-
-
-def _only(rank: RankEvidence, keys: set[Key]) -> RankEvidence:
-    steps = tuple(
-        step
-        for step, after in zip_longest(rank.steps, rank.steps[1:])
-        if _key(step) in keys or (after is not None and _key(after) in keys)
-    )
-    return rank.model_copy(update={"steps": steps})
-
-
-def _key(step: Step) -> Key:
-    return step.check, step.seq
+    kept = []
+    for rank in evidence:
+        is_late = [(step.check, step.seq) in late for step in rank.steps]
+        followed = zip(rank.steps, is_late, [*is_late[1:], False], strict=True)
+        steps = tuple(step for step, is_one, is_before_one in followed if is_one or is_before_one)
+        kept.append(rank.model_copy(update={"steps": steps}))
+    return kept

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
 from ddp_doctor.ranks.process import OomCounter
@@ -110,15 +110,21 @@ class Trial:
     def _run(self) -> TrialResult:
         outcome = self._watch()
         if outcome == "finished":
-            self._dismiss()
+            segments = self._segments()
+            for rank in self._ranks:
+                rank.signal(signal.SIGTERM)
+            self._await_exit(deadlines.DISMISS_S)
+            self._kill(segments)
             return self._result(outcome, None, 0.0)
         check, waited = self._judged()
         if outcome == "interrupted":  # the doctor's own doing: no rank is judged by it
             pass
         elif self._record.limit_s is None:
             self._gather_evidence()
-        elif outcome == "broken":
-            self._read_once_more()
+        elif outcome == "broken":  # the peers of a rank that was killed report first; its own end shows a moment later
+            time.sleep(_ENDS_SHOW_S)
+            for rank in self._ranks:
+                rank.absorb(time.monotonic())
         result = self._result(outcome, check, waited)
         self._kill()
         return result
@@ -142,8 +148,10 @@ class Trial:
             if all(rank.done for rank in self._ranks):
                 time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
                 continue
-            if self._has_lost_a_helper(now):
-                return self._end("interrupted")
+            if now >= self._look_at:
+                self._look_at = now + _LOOK_AT_HELPERS_S
+                if self._lost_helper() is not None:
+                    return self._end("interrupted")
             if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
                 broken_at = now
             if broken_at is not None and self._echoes_are_in(now - broken_at):
@@ -152,12 +160,6 @@ class Trial:
             if overdue is not None:
                 return self._end(overdue)
             time.sleep(0.002 if any(moved) else 0.01)
-
-    def _has_lost_a_helper(self, now: float) -> bool:
-        if now < self._look_at:
-            return False
-        self._look_at = now + _LOOK_AT_HELPERS_S
-        return self._lost_helper() is not None
 
     def _ended_for_all(self) -> str | None:
         """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
@@ -192,6 +194,8 @@ class Trial:
             rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
 
     def _show_progress(self) -> None:
+        if self._record.limit_s is not None:  # of the many short trials of a remedy the caller shows the progress
+            return
         order = self._record.checks[self._record.launcher == "torchrun" :]
         reached = max((order.index(r.check) for r in self._ranks if r.check in order), default=-1)
         if reached > self._shown:
@@ -214,7 +218,11 @@ class Trial:
         has_moved = self._has_moved(waiting, now)
         if step_is_overdue or not has_moved:
             return "stuck"
-        return self._slow(check) if now > deadline else None
+        if now > deadline and check in self._extended:
+            return "slow"
+        if now > deadline:  # a check whose ranks move gets half of its time once more
+            self._extended.add(check)
+        return None
 
     def _has_watched_a_second(self, now: float, judged_at: float) -> bool:
         """Whether it is time to judge, and a sample of the ranks is a second old; takes the sample in time."""
@@ -222,29 +230,23 @@ class Trial:
             self._sampled = None
             return False
         if self._sampled is None:
-            self._sampled = self._sample(now)
+            for rank in self._ranks:
+                rank.note_output_size()
+            self._sampled = now, self._cpu()
         sampled_at, _ = self._sampled
         return now >= judged_at and now - sampled_at >= 1.0
 
     def _has_moved(self, waiting: Sequence[RankState], now: float) -> bool:
         """Whether a rank that is waited for, on any node, did anything since the sample, which is used up."""
         assert self._sampled is not None
-        (since, cpu_s), self._sampled = self._sampled, None
-        self._note_cpu(cpu_s, now - since)
+        (since, before), self._sampled = self._sampled, None
+        after = self._cpu()
+        for rank in self._ranks:
+            pid = rank.worker.pid
+            if pid in before and pid in after:
+                rank.cpu_s_per_s = round((after[pid] - before[pid]) / (now - since), 2)
         here = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
         return here or (self._remote is not None and self._remote.moved_since(since))
-
-    def _slow(self, check: str) -> str | None:
-        """A check whose ranks move at its deadline gets half of its time once more."""
-        if check in self._extended:
-            return "slow"
-        self._extended.add(check)
-        return None
-
-    def _sample(self, now: float) -> tuple[float, dict[int, float]]:
-        for rank in self._ranks:
-            rank.note_output_size()
-        return now, self._cpu()
 
     def _slowest_check(self, waiting: Sequence[RankState]) -> str:
         order = {check: index for index, check in enumerate(self._record.checks)}
@@ -279,20 +281,7 @@ class Trial:
         pids = [rank.worker.pid for rank in self._ranks if rank.worker.pid]
         return {pid: seconds for pid in pids if (seconds := process.cpu_seconds(pid)) is not None}
 
-    def _note_cpu(self, before: dict[int, float], elapsed_s: float) -> None:
-        after = self._cpu()
-        for rank in self._ranks:
-            pid = rank.worker.pid
-            if pid in before and pid in after:
-                rank.cpu_s_per_s = round((after[pid] - before[pid]) / elapsed_s, 2)
-
     # --- evidence and the end -------------------------------------------------------------------
-
-    def _read_once_more(self) -> None:
-        """The peers of a rank that was killed report first; its own end is noticed a moment later."""
-        time.sleep(_ENDS_SHOW_S)
-        for rank in self._ranks:
-            rank.absorb(time.monotonic())
 
     def _gather_evidence(self) -> None:
         alive = [rank for rank in self._ranks if rank.exited_at is None]
@@ -322,13 +311,6 @@ class Trial:
         while time.monotonic() < deadline and not all(rank.has_stack_dump() for rank in ranks):
             time.sleep(0.01)
 
-    def _dismiss(self) -> None:
-        segments = self._segments()
-        for rank in self._ranks:
-            rank.signal(signal.SIGTERM)
-        self._await_exit(deadlines.DISMISS_S)
-        self._kill(segments)
-
     def _kill(self, segments: frozenset[str] = frozenset()) -> None:
         segments |= self._segments()
         for rank in self._ranks:
@@ -353,6 +335,11 @@ class Trial:
         evidence = [rank.evidence(ooms) for rank in self._ranks]
         if outcome == "finished" and self._remote is None:
             evidence = late_steps(evidence)
+        abandoned = [
+            f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned"
+            for rank in evidence
+            if rank.state == "D"
+        ]
         record = self._record.model_copy(
             update={
                 "outcome": outcome,
@@ -361,15 +348,8 @@ class Trial:
                 "duration_s": round(time.monotonic() - self._started, 3),
                 "evidence": tuple(evidence),
                 "lost_nodes": self._remote.lost if self._remote is not None else (),
-                "notes": (*self._abandoned(evidence), *([PAUSED] if self._paused else ())),
+                "notes": (*abandoned, *([PAUSED] if self._paused else ())),
             }
         )
         readings = tuple(reading for rank in self._ranks for reading in rank.readings)
         return TrialResult(record, readings)
-
-    @staticmethod
-    def _abandoned(evidence: Sequence[RankEvidence]) -> tuple[str, ...]:
-        stuck = [rank for rank in evidence if rank.state == "D"]
-        return tuple(
-            f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned" for rank in stuck
-        )

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
-from ddp_doctor.render import checks, findings, job_story, live_story, tables
+from ddp_doctor.render import checks, findings, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -59,8 +59,12 @@ def show(
 
 def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
     if isinstance(report, AttachReport):
+        from ddp_doctor.render import live_story  # no run needs its views, nor those of job_story
+
         live_story.show(report, recording, out, each=each)
     elif isinstance(report, LogsReport):
+        from ddp_doctor.render import job_story
+
         job_story.show(report, recording, out, each=each)
     elif each or not _is_of_one_check(recording):
         checks.show(report, recording, out, each=each)

@@ -86,7 +86,9 @@ def _ask(answer: dict[str, Any]) -> None:
     nvml, count = begun
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
-    answer["excluded_bus_ids"] = _excluded_bus_ids(nvml)
+    count_of_excluded, _ = nvml.call("nvmlGetExcludedDeviceCount")  # by the operator, with NVreg_ExcludedGpus
+    excluded = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", at)[0] for at in range(count_of_excluded or 0)]
+    answer["excluded_bus_ids"] = [CALLS["bus_id"](info.pci) for info in excluded if info is not None]
     HEALTH["ask_system"](nvml, answer)
     asked = []
     for index in range(count):
@@ -101,13 +103,6 @@ def _ask(answer: dict[str, Any]) -> None:
 def _cuda_version(number: int) -> str:
     """12040 -> "12.4"."""
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _excluded_bus_ids(nvml: Nvml) -> list[str]:
-    """Bus ids of the GPUs that the operator took out with NVreg_ExcludedGpus."""
-    count, _ = nvml.call("nvmlGetExcludedDeviceCount")
-    infos = [nvml.call("nvmlGetExcludedDeviceInfoByIndex", index)[0] for index in range(count or 0)]
-    return [CALLS["bus_id"](info.pci) for info in infos if info is not None]
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
@@ -134,22 +129,14 @@ def _identity(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
     nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
-    gpu["mig_uuids"] = _mig_uuids(nvml, handle) if gpu["mig_enabled"] else []
+    count = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)[0] if gpu["mig_enabled"] else 0
+    slices = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count or 0)]
+    uuids = [nvml.call("nvmlDeviceGetUUID", part)[0] for part, reason in slices if not reason]
+    gpu["mig_uuids"] = [uuid for uuid in uuids if uuid]
 
 
 def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
-
-
-def _mig_uuids(nvml: Nvml, gpu_handle: Any) -> list[str]:
-    count, _ = nvml.call("nvmlDeviceGetMaxMigDeviceCount", gpu_handle)
-    uuids = []
-    for index in range(count or 0):
-        handle, reason = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", gpu_handle, index)
-        uuid = None if reason else nvml.call("nvmlDeviceGetUUID", handle)[0]
-        if uuid:
-            uuids.append(uuid)
-    return uuids
 
 
 def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:

@@ -75,13 +75,9 @@ def _ask(answer: dict[str, Any]) -> None:
 
 def _field_values(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
     values, reason = nvml.call("nvmlDeviceGetFieldValues", handle, [(field, link) for field in ids])
-    found = {} if reason else {value.fieldId: value for value in values if value.nvmlReturn == 0}
-    return {field: _number(value) for field, value in found.items()}
-
-
-def _number(field: Any) -> int:
-    """The value of a field in the type that NVML names; 1 is a 32-bit number (nvmlValueType_t)."""
-    return int(field.value.uiVal if field.valueType == 1 else field.value.ullVal)
+    found = [] if reason else [value for value in values if value.nvmlReturn == 0]
+    # In the type that NVML names; 1 is a 32-bit number (nvmlValueType_t).
+    return {of.fieldId: int(of.value.uiVal if of.valueType == 1 else of.value.ullVal) for of in found}
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
@@ -119,7 +115,9 @@ def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
             break
         link: dict[str, Any] = {"index": number, "active": state == 1, "errors": {}, "errors_per_s": {}}
         if link["active"]:
-            link.update(_remote(nvml, handle, number))
+            kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+            pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+            link.update(remote=REMOTES.get(kind), remote_bus_id=None if pci is None else CALLS["bus_id"](pci))
             link["gb_per_s"] = _speed(nvml, handle, number)
             link["errors"] = _error_counts(nvml, handle, number)
         links.append(link)
@@ -132,12 +130,6 @@ def _state(nvml: Nvml, handle: Any, link: int) -> int | None:
     if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
         state = _field_values(nvml, handle, {STATE: "state"}, link).get(STATE)
     return None if state is None else int(state)
-
-
-def _remote(nvml: Nvml, handle: Any, link: int) -> dict[str, Any]:
-    kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
-    pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
-    return {"remote": REMOTES.get(kind), "remote_bus_id": None if pci is None else CALLS["bus_id"](pci)}
 
 
 def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:

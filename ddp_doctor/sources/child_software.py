@@ -29,6 +29,7 @@ import importlib.util
 import json
 import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 
 #: torch/version.py's names and the names they are reported under.
@@ -69,27 +70,15 @@ def wheel_facts() -> dict[str, object]:
     sizes: dict[str, int] = {}
     there: int | None = None
     for name in NCCL_PACKAGES:
-        for file in recorded_files(name):
+        files: list[importlib.metadata.PackagePath] = []
+        with suppress(importlib.metadata.PackageNotFoundError, OSError, ValueError):  # no RECORD, or one that is broken
+            files = importlib.metadata.files(name) or []
+        for file in files:
             if file.name == NCCL_FILE and file.size is not None:
-                sizes[name] = file.size
-                there = size_of(Path(str(file.locate())))
+                sizes[name], there = file.size, None
+                with suppress(OSError):
+                    there = Path(str(file.locate())).stat().st_size
     return {"nccl_sizes": sizes, "nccl_file_bytes": there}
-
-
-def recorded_files(package: str) -> list[importlib.metadata.PackagePath]:
-    """The files of a package by its RECORD; none where it has no RECORD, or one that is not understood."""
-    try:
-        return importlib.metadata.files(package) or []
-    except (importlib.metadata.PackageNotFoundError, OSError, ValueError):
-        return []
-
-
-def size_of(file: Path) -> int | None:
-    """The size of a file in bytes, or None where there is none."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return None
 
 
 def torch_facts() -> dict[str, object]:
@@ -152,25 +141,14 @@ def version_facts(file: Path) -> dict[str, object]:
     except (OSError, SyntaxError, ValueError) as error:
         return {"torch_problem": f"{file} cannot be read: {error}"}
     found: dict[str, object] = {}
-    for statement in tree.body:
-        name, value = assignment(statement)
-        if name in VERSION_NAMES and isinstance(value, ast.Constant):
-            found[VERSION_NAMES[name]] = value.value
+    for statement in tree.body:  # name = value, name: type = value
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            if isinstance(target, ast.Name) and target.id in VERSION_NAMES:
+                found[VERSION_NAMES[target.id]] = statement.value.value
     if not found.get("torch_version"):
         return {"torch_problem": f"{file} names no version"}
     return found
-
-
-def assignment(statement: ast.stmt) -> tuple[str, ast.expr | None]:
-    """Name and value of ``name = value`` and ``name: type = value``; the name is "" for all else."""
-    target: ast.expr | None = None
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign):
-        target = statement.target
-    if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
-        return target.id, statement.value
-    return "", None
 
 
 def nccl_files(torch_folder: Path) -> list[str]:

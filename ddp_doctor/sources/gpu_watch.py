@@ -87,18 +87,12 @@ def _find(nvml: Any, uuid: str) -> Any:
     """The GPU that has this UUID, or a slice with it. CUDA and NVML begin a slice's UUID differently."""
     for index in range(_ask(nvml, "nvmlDeviceGetCount") or 0):
         gpu = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
-        if gpu is not None and _bare(uuid) in map(_bare, (_ask(nvml, "nvmlDeviceGetUUID", gpu), *_slices(nvml, gpu))):
+        slices = _ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu) if _mig_enabled(nvml, gpu) else 0
+        parts = [_ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", gpu, part) for part in range(slices or 0)]
+        uuids = [_ask(nvml, "nvmlDeviceGetUUID", part) for part in (gpu, *parts) if part is not None]
+        if _bare(uuid) in map(_bare, uuids):
             return gpu
     return None
-
-
-def _slices(nvml: Any, gpu: Any) -> Iterator[str | None]:
-    if not _mig_enabled(nvml, gpu):
-        return
-    for index in range(_ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
-        part = _ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", gpu, index)
-        if part is not None:
-            yield _ask(nvml, "nvmlDeviceGetUUID", part)
 
 
 def _bare(uuid: str | None) -> str:

@@ -72,52 +72,47 @@ def _read(part: Callable[[int], bytes], end: float) -> bytes:
 def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]:
     """The servers of these ranks that answer until the moment ``end`` of time.monotonic(), by pid."""
     likely: dict[int, Address] = {}
-    for one in ranks:
-        path = one.env.get("TORCH_WORKER_SERVER_SOCKET", "")
+    for rank in ranks:
+        path = rank.env.get("TORCH_WORKER_SERVER_SOCKET", "")
         if path.startswith("/"):
-            likely[one.pid] = proc.path_of(one.pid, path)
-        elif network_of(one.pid) == network_of(os.getpid()):
-            ports = listening(one.pid, any_address=True) - {number(one.env, "MASTER_PORT")}
+            likely[rank.pid] = proc.path_of(rank.pid, path)
+        elif network_of(rank.pid) == network_of(os.getpid()):
+            ports = listening(rank.pid, any_address=True) - {number(rank.env, "MASTER_PORT")}
             if len(ports) == 1:
-                likely[one.pid] = ports.pop()
-    if not likely:
-        return {}
-    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(lambda address: _asked(address, "GET", "/handler/", end), likely.values())
-        return {
-            pid: likely[pid] for pid, answer in zip(likely, answers, strict=True) if b"fr_trace_json" in (answer or b"")
-        }
+                likely[rank.pid] = ports.pop()
+    answers = _from_all(likely, "GET", "/handler/", end)
+    return {pid: likely[pid] for pid, answer in answers.items() if b"fr_trace_json" in answer}
 
 
 def flight_dumps(servers: Mapping[int, Address], end: float) -> dict[int, bytes]:
     """Each rank's flight recorder as JSON, by pid; without those that do not answer in time."""
-    return _from_all(servers, "fr_trace_json", end)
+    return _from_all(servers, "POST", "/handler/fr_trace_json", end)
 
 
 def tracebacks(servers: Mapping[int, Address], end: float) -> dict[int, tuple[str, ...]]:
     """Each rank's main thread, outermost first. faulthandler prints it last, its innermost frame first."""
     found = {}
-    for pid, text in _from_all(servers, "dump_traceback", end).items():
+    for pid, text in _from_all(servers, "POST", "/handler/dump_traceback", end).items():
         last = text.decode("utf-8", "replace").rstrip().rpartition("\n\n")[2]
         found[pid] = tuple(f"{file}:{line} in {name}" for file, line, name in reversed(_FRAME.findall(last)))
     return found
 
 
-def _from_all(servers: Mapping[int, Address], handler: str, end: float) -> dict[int, bytes]:
+def _from_all(servers: Mapping[int, Address], method: str, path: str, end: float) -> dict[int, bytes]:
     if not servers:
         return {}
     with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
-        answers = pool.map(lambda address: _asked(address, "POST", f"/handler/{handler}", end), servers.values())
+        answers = pool.map(lambda address: _asked(address, method, path, end), servers.values())
         return {pid: answer for pid, answer in zip(servers, answers, strict=True) if answer}
 
 
 def ras_port(ranks: Iterable[Candidate]) -> int | None:
     """The port of NCCL's RAS, where one of these ranks listens on it: those of several users' jobs collide."""
-    for one in ranks:
-        port = one.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
+    for rank in ranks:
+        port = rank.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        ports = listening(one.pid) - {number(one.env, "MASTER_PORT")}
-        if wanted in ports and network_of(one.pid) == network_of(os.getpid()):
+        ports = listening(rank.pid) - {number(rank.env, "MASTER_PORT")}
+        if wanted in ports and network_of(rank.pid) == network_of(os.getpid()):
             return wanted
     return None
 

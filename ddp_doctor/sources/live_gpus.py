@@ -47,10 +47,16 @@ def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
     for gpu in answer["gpus"]:
         for pid, held in gpu["bytes_of"].items():
             by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (int(held), int(gpu["index"])))
+    refused = None
+    if answer["error"]:
+        gpu = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
+        hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
+        words = str(answer["text"] or answer["error"])
+        refused = Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{gpu}{hint}")
     return GpuUse(
         {int(gpu["index"]): int(gpu["busy_percent"]) for gpu in answer["gpus"] if gpu["busy_percent"] is not None},
         {pid: index for pid, (_, index) in by_pid.items()},
-        _why(answer) if answer["error"] else None,
+        refused,
     )
 
 
@@ -59,20 +65,11 @@ def gpu_of(rank: Candidate, uses: Sequence[GpuUse], ranks: Sequence[int]) -> int
     of = {pid: gpu for use in uses for pid, gpu in use.of.items()}
     if not of.keys().isdisjoint(ranks):
         return of.get(rank.pid)
-    return _likely_gpu(rank.env, rank.local_rank) if rank.backend == "nccl" else None
-
-
-def _likely_gpu(env: Mapping[str, str], local_rank: int | None) -> int | None:
-    """CUDA's number of the GPU of a local rank, as is usual, among those that it may see."""
-    visible = [number.strip() for number in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if rank.backend != "nccl":
+        return None
+    # CUDA's number of the GPU of a local rank, as is usual, among those that it may see.
+    visible = [number.strip() for number in rank.env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     if visible == [""]:
-        return local_rank
-    chosen = visible[0 if len(visible) == 1 or local_rank is None else local_rank % len(visible)]
+        return rank.local_rank
+    chosen = visible[0 if len(visible) == 1 or rank.local_rank is None else rank.local_rank % len(visible)]
     return int(chosen) if chosen.isdigit() else None
-
-
-def _why(answer: Mapping[str, object]) -> Refused:
-    gpu = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
-    hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
-    words = str(answer["text"] or answer["error"])
-    return Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{gpu}{hint}")

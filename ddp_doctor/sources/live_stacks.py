@@ -114,7 +114,7 @@ def _without_group(call: str, args: str, kwargs: str) -> bool:
     flat, before = re.sub(r'"(?:[^"\\]|\\.)*"', "-", args[1:-1]), ""
     while flat != before:
         before, flat = flat, re.sub(r"[\[({<][^\[\](){}<>]*[\])}>]", "-", flat)
-    given = [one.strip() for one in flat.split(",") if one.strip()]
+    given = [argument.strip() for argument in flat.split(",") if argument.strip()]
     at = GROUP_AT.get(call)
     if at is None or not args or "..." in given[: at + 1]:
         return False
@@ -127,7 +127,7 @@ def why_refused(pid: int, said: str) -> Refused:
     capabilities = int(own.get("CapEff", "0"), 16)
     may_trace = bool(capabilities & _SYS_PTRACE)
     others = {int(uid) for uid in other.get("Uid", "").split()} - {os.getuid()}
-    user = _user(max(others, default=0))
+    user = user_name(max(others, default=0))
     denied = re.search("denied|not permitted", said, re.IGNORECASE)
     words = [line.strip() for line in said.splitlines() if line.strip()] or ["py-spy gave no answer in time"]
     scope = (proc.read("/proc/sys/kernel/yama/ptrace_scope") or "0").strip()
@@ -173,7 +173,8 @@ def why_refused(pid: int, said: str) -> Refused:
     return Refused(door="stacks", why=why, grant=grant)
 
 
-def _user(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """The name of a user, or ``user 4711``."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

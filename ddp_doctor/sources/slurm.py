@@ -67,7 +67,10 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
     found = [*folder.glob(f"slurm-{job_id}.*"), *folder.glob(f"slurm-{job_id}_*.*")]
     shown = run_command(("scontrol", "show", "job", job_id), env, _PATIENCE_S)
     fields = dict(_FIELD.findall(shown.stdout))
-    work_dir = Path(fields.get("WorkDir") or _accounted_folder(job_id, env) or folder)
+    if "WorkDir" not in fields:
+        accounted = run_command(("sacct", "-j", job_id, "-X", "-n", "-P", "-o", "WorkDir"), env, _PATIENCE_S)
+        fields["WorkDir"] = accounted.stdout.partition("\n")[0].strip()
+    work_dir = Path(fields["WorkDir"] or folder)
     found += [Path(fields[name]) for name in ("StdOut", "StdErr") if name in fields]
     if work_dir != folder:
         found += [*work_dir.glob(f"slurm-{job_id}.*"), *work_dir.glob(f"slurm-{job_id}_*.*")]
@@ -76,11 +79,6 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
         script = run_command(("sacct", "-j", job_id, "--batch-script"), env, _PATIENCE_S).stdout
     found += _named_in(script, job_id, work_dir, env)
     return list(dict.fromkeys(path for path in found if path.exists()))
-
-
-def _accounted_folder(job_id: str, env: Mapping[str, str]) -> str:
-    done = run_command(("sacct", "-j", job_id, "-X", "-n", "-P", "-o", "WorkDir"), env, _PATIENCE_S)
-    return done.stdout.partition("\n")[0].strip()
 
 
 def _named_in(script: str, job_id: str, work_dir: Path, env: Mapping[str, str]) -> Iterator[Path]:

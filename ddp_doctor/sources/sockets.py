@@ -107,7 +107,14 @@ class Listener:
         try:
             with contextlib.suppress(OSError):
                 caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._recognise(_Stream(caller, HELLO_S))
+                hello = _Stream(caller, HELLO_S)
+                kind, length = hello.header()
+                shown = hello.content(length)
+                if not self._admitted.wait(hello.left()):
+                    return
+                if kind != b"H" or not hmac.compare_digest(shown, self._token or b""):
+                    return  # no caller of this run
+                hello.write(b"H")
                 self._converse(_Stream(caller, CONNECTION_S))
         finally:
             self._forget(caller)
@@ -116,15 +123,6 @@ class Listener:
         with self._lock:
             self._open.discard(caller)
         caller.close()
-
-    def _recognise(self, stream: "_Stream") -> None:
-        kind, length = stream.header()
-        shown = stream.content(length)
-        if not self._admitted.wait(stream.left()):
-            raise _late()
-        if kind != b"H" or not hmac.compare_digest(shown, self._token or b""):
-            raise _foreign("no caller of this run")
-        stream.write(b"H")
 
     def _converse(self, stream: "_Stream") -> None:
         while True:
@@ -137,7 +135,12 @@ class Listener:
             elif kind == b"T":
                 self._take_turn(stream, length)
             elif kind == b"Q":
-                stream.write(b"Q", self._reply(stream.content(length)))
+                question = _object(stream.content(length))
+                try:
+                    reply = _packed(self._answer(question))
+                except Exception as error:  # the agent's own failure must not end the thread with a trace
+                    raise _foreign(f"no answer: {error}") from error
+                stream.write(b"Q", reply)
             else:
                 raise _foreign("a second hello")
 
@@ -151,13 +154,6 @@ class Listener:
             transfer.write(b"S")
         finally:
             self._turn.release()
-
-    def _reply(self, question: bytes) -> bytes:
-        asked = _object(question)
-        try:
-            return _packed(self._answer(asked))
-        except Exception as error:  # the agent's own failure must not end the thread with a trace
-            raise _foreign(f"no answer: {error}") from error
 
 
 class TcpLine:
@@ -181,7 +177,12 @@ class TcpLine:
         Raises OSError with EBUSY when the turn did not come within ``timeout_s``.
         """
         if size > FREE_TRANSFER:
-            self._await_turn(size, timeout_s)
+            turn = _Stream(self._socket, timeout_s)
+            try:
+                turn.announce(b"T", size)
+                turn.expect(b"T")
+            except TimeoutError as error:
+                raise OSError(errno.EBUSY, "the peer was busy with the transfers of others") from error
         started = time.monotonic()
         stream = _Stream(self._socket, timeout_s)
         if size <= FREE_TRANSFER:
@@ -213,14 +214,6 @@ class TcpLine:
         stream.write(kind, content)
         return stream.expect(kind)
 
-    def _await_turn(self, size: int, timeout_s: float) -> None:
-        stream = _Stream(self._socket, timeout_s)
-        try:
-            stream.announce(b"T", size)
-            stream.expect(b"T")
-        except TimeoutError as error:
-            raise OSError(errno.EBUSY, "the peer was busy with the transfers of others") from error
-
 
 def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
     """Connect to a listener and be recognised by it.
@@ -235,28 +228,21 @@ def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
-        _connect(connection, target)
+        try:
+            connection.connect(target)
+        except TimeoutError as error:
+            raise _late() from error
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _introduce(_Stream(connection, ends_at - time.monotonic()), token)
+        stream = _Stream(connection, ends_at - time.monotonic())
+        try:
+            stream.write(b"H", token.encode())
+            stream.expect(b"H")
+        except TimeoutError as error:
+            raise OSError(errno.ETIME, "connected, but nothing answered") from error
     except BaseException:
         connection.close()
         raise
     return TcpLine(connection)
-
-
-def _connect(connection: socket.socket, target: tuple[object, ...]) -> None:
-    try:
-        connection.connect(target)
-    except TimeoutError as error:
-        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from error
-
-
-def _introduce(stream: "_Stream", token: str) -> None:
-    try:
-        stream.write(b"H", token.encode())
-        stream.expect(b"H")
-    except TimeoutError as error:
-        raise OSError(errno.ETIME, "connected, but nothing answered") from error
 
 
 class _Stream:

@@ -58,27 +58,24 @@ def number(env: Mapping[str, str], name: str, otherwise: int) -> int:
 
 
 def _torchrun(env: Mapping[str, str], parent_pid: int) -> OuterWorld:
-    return OuterWorld(
-        launcher="torchrun",
-        local_rank=number(env, "LOCAL_RANK", 0),
-        local_size=number(env, "LOCAL_WORLD_SIZE", 1),
-        nnodes=number(env, "GROUP_WORLD_SIZE", 1),
-        key=f"torchrun-{_torchrun_launch(env, parent_pid)}",
-    )
-
-
-def _torchrun_launch(env: Mapping[str, str], parent_pid: int) -> str:
-    """One start of one node's workers: the folder that torchrun makes for their errors, else their parent.
+    """One start of one node's workers has the folder that torchrun makes for their errors, else their parent.
 
     Its form is ``…/RUN_ID_random/attempt_0/LOCAL_RANK/error.json`` (torch 2.13,
     torch/distributed/elastic/multiprocessing/api.py, DefaultLogsSpecs). Where a script wraps the ranks,
     each of them has another parent.
     """
     attempt = Path(env.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
-    if re.fullmatch(r"attempt_\d{1,9}", attempt.name, re.ASCII):
-        return f"{attempt.parent.name}-{attempt.name}"
-    count = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return f"{env['TORCHELASTIC_RUN_ID']}-{_pid_and_start(parent_pid)}-{count}"
+    launch = f"{attempt.parent.name}-{attempt.name}"
+    if not re.fullmatch(r"attempt_\d{1,9}", attempt.name, re.ASCII):
+        count = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        launch = f"{env['TORCHELASTIC_RUN_ID']}-{_pid_and_start(parent_pid)}-{count}"
+    return OuterWorld(
+        launcher="torchrun",
+        local_rank=number(env, "LOCAL_RANK", 0),
+        local_size=number(env, "LOCAL_WORLD_SIZE", 1),
+        nnodes=number(env, "GROUP_WORLD_SIZE", 1),
+        key=f"torchrun-{launch}",
+    )
 
 
 def _slurm(env: Mapping[str, str]) -> OuterWorld:

@@ -16,6 +16,11 @@ from ddp_doctor.knowledge.deadlines import CONNECT_S, UNREACHABLE_S, UNRESOLVED_
 from ddp_doctor.sources import network
 
 _NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETDOWN}
+_NOT_YET = {
+    "refused": "nobody listens yet on",
+    "unresolved": "the name does not resolve of",
+    "timed_out": "no answer yet from",
+}
 _PAUSE_S = 0.25
 #: Not in the socket module: linux/in.h, linux/in6.h (IP_RECVERR in ip(7)), and ee_origin of linux/errqueue.h.
 _IP_RECVERR, _IPV6_RECVERR = 11, 25
@@ -94,20 +99,12 @@ def approach(host: str, port: int, until: float, tell: Callable[[str], None], ti
         patience = {"unresolved": UNRESOLVED_S, "no way": UNREACHABLE_S}.get(_kind(last), float("inf"))
         if time.monotonic() > min(until, alike[0][0] + patience):
             return next((earlier for _, earlier in reversed(alike) if earlier.outcome == "unreachable"), last)
-        tell(f"{_words(last.outcome)} {host}:{port}")
+        tell(f"{_NOT_YET.get(last.outcome, 'no way yet to')} {host}:{port}")
         time.sleep(_PAUSE_S)
 
 
 def _kind(way: Approach) -> str:
     return "no way" if way.outcome in ("timed_out", "unreachable") else way.outcome
-
-
-def _words(outcome: str) -> str:
-    return {
-        "refused": "nobody listens yet on",
-        "unresolved": "the name does not resolve of",
-        "timed_out": "no answer yet from",
-    }.get(outcome, "no way yet to")
 
 
 def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Approach:
@@ -132,7 +129,10 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
         family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         line = socket.socket(family, kind, protocol)
         line.settimeout(timeout_s)
-        _keep_icmp_errors(line)
+        with suppress(OSError):  # keeps what ICMP answers
+            is_6 = family == socket.AF_INET6
+            option = (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1) if is_6 else (socket.IPPROTO_IP, _IP_RECVERR, 1)
+            line.setsockopt(*option)
         line.connect(where)
         return Attempt(address, "connected"), str(line.getsockname()[0])
     except TimeoutError:
@@ -148,14 +148,6 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
     finally:
         if line is not None:
             line.close()
-
-
-def _keep_icmp_errors(line: socket.socket) -> None:
-    with suppress(OSError):
-        if line.family == socket.AF_INET6:
-            line.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVERR, 1)
-        else:
-            line.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
 
 
 def _rejected_by(line: socket.socket, address: str) -> str:

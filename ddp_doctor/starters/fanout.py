@@ -114,12 +114,22 @@ class FanOut:
         with _collecting_signals(self._signals):
             try:
                 for start in self._starts:
-                    self._open(start)
+                    channel = Channel(start)
+                    if channel.process is not None:
+                        self._files.as_before(channel.process)
+                    self._channels.append(channel)
+                    self._open_channels.append(channel)
+                    for pipe in channel.pipes[1:]:
+                        self._selector.register(pipe, selectors.EVENT_READ, channel)
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
                     self._dismiss()
-                    self._handle_signals()
+                    while self._signals:
+                        number = self._signals.pop(0)
+                        self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
+                        self.ended.interrupted = True
+                        self._send_all({"signal": number})
             finally:
                 for channel in self._channels:
                     channel.let_go()
@@ -132,14 +142,9 @@ class FanOut:
 
     # --- the loop -------------------------------------------------------------------------------
 
-    def _open(self, start: Start) -> None:
-        channel = Channel(start)
-        if channel.process is not None:
-            self._files.as_before(channel.process)
-        self._channels.append(channel)
-        self._open_channels.append(channel)
-        for pipe in channel.pipes[1:]:
-            self._selector.register(pipe, selectors.EVENT_READ, channel)
+    def _send_all(self, message: dict[str, object]) -> None:
+        for channel in self._channels:
+            channel.send(message)
 
     def _listen(self, timeout_s: float) -> bool:
         ready = self._selector.select(timeout_s)
@@ -184,7 +189,10 @@ class FanOut:
             self._note_how_it_ended(channel, channel.reason)
         for rank, (since, how) in self._said_to_end.items():
             if time.monotonic() > since + _LAST_WORD_S:
-                self._note_gone(rank, how if self.ended.agents[rank].has_answered else self._with_words(rank, how))
+                # A program that cannot start prints why; srun does not say which task printed it.
+                words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
+                is_reason = words and not self.ended.agents[rank].has_answered
+                self._note_gone(rank, f"{how}; the last on stderr: {words}" if is_reason else how)
         for rank, agent in self.ended.agents.items():
             if agent.code is not None and rank != 0 and not self.ended.have_met:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
@@ -192,12 +200,14 @@ class FanOut:
 
     def _dismiss(self) -> None:
         """Let the agents go once the last message of each is here, or cannot come any more."""
-        lost = self.ended.not_started | self.ended.broken_off
-        left = (rank for rank, agent in self.ended.agents.items() if agent.code is None and rank not in lost)
-        if not self._all_are_heard and next(left, None) is None:
+        if not self._all_are_heard and not self._is_any_left():
             self._all_are_heard = True
-            for channel in self._channels:
-                channel.send({"heard": True})
+            self._send_all({"heard": True})
+
+    def _is_any_left(self) -> bool:
+        """Whether an agent has neither ended nor been lost."""
+        lost = self.ended.not_started | self.ended.broken_off
+        return any(agent.code is None and rank not in lost for rank, agent in self.ended.agents.items())
 
     def _note_how_it_ended(self, channel: Channel, why: str) -> None:
         for rank in channel.start.node_ranks:
@@ -215,18 +225,12 @@ class FanOut:
             self.ended.broken_off[rank] = why
             self._report_to_head(rank, _too_soon(why))
 
-    def _with_words(self, rank: int, how: str) -> str:
-        """A program that cannot start prints why; srun does not say which task printed it."""
-        words = next(channel.words for channel in self._channels if rank in channel.start.node_ranks)
-        return f"{how}; the last on stderr: {words}" if words else how
-
     def _note_not_started(self, rank: int, why: str) -> None:
         if rank in self.ended.not_started or self.ended.agents[rank].has_answered:
             return
         self.ended.not_started[rank] = why
         self._tell(f"{self._hosts[rank]} could not be started: {why}")
-        for channel in self._channels:
-            channel.send({"host": self._hosts[rank], "failed": why})
+        self._send_all({"host": self._hosts[rank], "failed": why})
 
     def _report_to_head(self, rank: int, why: str) -> None:
         """The head uses this at the roll call; later it notices itself which node falls silent."""
@@ -248,8 +252,7 @@ class FanOut:
         has_head = 0 not in self.ended.not_started | self.ended.broken_off
         if not has_head and not self._headless and self._all_have_answered():
             self._headless = True
-            for channel in self._channels:
-                channel.send({"headless": True})
+            self._send_all({"headless": True})
         hopeless = self._headless and 0 in self.ended.not_started  # no node can have met it
         if hopeless or self.ended.timed_out:
             for channel in self._channels:
@@ -291,14 +294,6 @@ class FanOut:
         self._ending = True
         self._until = time.monotonic() + seconds
 
-    def _handle_signals(self) -> None:
-        while self._signals:
-            number = self._signals.pop(0)
-            self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
-            self.ended.interrupted = True
-            for channel in self._channels:
-                channel.send({"signal": number})
-
 
 class Readers(FanOut):
     """Agents that look around and do not meet: none waits for another, and one that is lost costs only its own part."""
@@ -309,9 +304,7 @@ class Readers(FanOut):
         self.ended.timed_out = time.monotonic() > self._until
         if time.monotonic() > self._began + self._join_timeout_s:
             self._give_up_the_silent()
-        lost = self.ended.not_started | self.ended.broken_off
-        left = (rank for rank, agent in self.ended.agents.items() if agent.code is None and rank not in lost)
-        return self.ended.timed_out or next(left, None) is None
+        return self.ended.timed_out or not self._is_any_left()
 
 
 def _too_soon(how: str) -> str:

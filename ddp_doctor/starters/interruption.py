@@ -45,7 +45,9 @@ class Interruption:
             return
         now = time.monotonic()
         self._since = self._since or now
-        if _is_library(frame) and now - self._since < _COURTESY_S:
+        name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+        is_library = name.partition(".")[0] not in ("ddp_doctor", "__main__")
+        if is_library and now - self._since < _COURTESY_S:
             signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
             return
         self._armed = False
@@ -71,8 +73,3 @@ def interruptible() -> Iterator[Interruption]:
         yield interruption
     finally:
         interruption.disarm()
-
-
-def _is_library(frame: FrameType | None) -> bool:
-    name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
-    return name.partition(".")[0] not in ("ddp_doctor", "__main__")

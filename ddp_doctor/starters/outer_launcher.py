@@ -47,7 +47,10 @@ class AgentLock:
     """
 
     def __init__(self, world: OuterWorld, folder: Path) -> None:
-        _remove_forgotten(folder)
+        for path in itertools.chain.from_iterable(map(folder.glob, _KINDS)):
+            with suppress(OSError):
+                if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
+                    path.unlink()
         self._fd: int | None = None
         with suppress(OSError):
             self._fd = _locked(_path(world, folder))
@@ -102,13 +105,6 @@ def _locked(path: str) -> int | None:
     return None
 
 
-def _remove_forgotten(folder: Path) -> None:
-    for path in itertools.chain.from_iterable(map(folder.glob, _KINDS)):
-        with suppress(OSError):
-            if path.lstat().st_mtime < time.time() - _FORGOTTEN_S:
-                path.unlink()
-
-
 def _words_in(path: str, oldest: float) -> list[str]:
     """The words in the file, none if it was last written before ``oldest`` (seconds since the epoch)."""
     try:
@@ -142,7 +138,7 @@ _LONGEST = 1 << 20
 @contextmanager
 def settings_shared(world: OuterWorld, folder: Path, env: Mapping[str, str]) -> Iterator[None]:
     """Hold this rank's settings in a file while it waits for its agent; without the file it waits as well."""
-    path, lock = _settings_path(world, folder, world.local_rank), None
+    path, lock = folder / f"{file_stem(world)}.{world.local_rank}.rank", None
     with suppress(OSError):
         lock = _write_locked(path, settings_of(env).model_dump_json())
     try:
@@ -159,7 +155,10 @@ def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> 
     ranks = {world.local_rank: settings_of(env)}
     until = time.monotonic() + _PATIENCE_S
     while folder is not None:
-        ranks |= dict(_read_others(world, folder))
+        for local_rank, path in _files_by_local_rank(world, folder).items():
+            if local_rank < world.local_size and local_rank != world.local_rank:
+                with suppress(OSError, ValueError):
+                    ranks[local_rank] = Settings.model_validate_json(_settings_of_living_rank(path))
         if len(ranks) >= world.local_size or time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -172,10 +171,6 @@ def forget(world: OuterWorld, folder: Path) -> None:
     for path in _files_by_local_rank(world, folder).values():
         with suppress(OSError):
             path.unlink()
-
-
-def _settings_path(world: OuterWorld, folder: Path, local_rank: int) -> Path:
-    return folder / f"{file_stem(world)}.{local_rank}.rank"
 
 
 def _files_by_local_rank(world: OuterWorld, folder: Path) -> dict[int, Path]:
@@ -201,13 +196,6 @@ def _write_locked(path: Path, text: str) -> int:
             new.unlink()
         raise
     return fd
-
-
-def _read_others(world: OuterWorld, folder: Path) -> Iterator[tuple[int, Settings]]:
-    for local_rank, path in _files_by_local_rank(world, folder).items():
-        if local_rank < world.local_size and local_rank != world.local_rank:
-            with suppress(OSError, ValueError):
-                yield local_rank, Settings.model_validate_json(_settings_of_living_rank(path))
 
 
 def _settings_of_living_rank(path: Path) -> bytes:

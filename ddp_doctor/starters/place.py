@@ -44,8 +44,9 @@ def mpi_nnodes(env: Mapping[str, str]) -> int:
 
 def mpi_head(env: Mapping[str, str]) -> str:
     """The address or name of the host with rank 0, as every process finds it. Raises ValueError."""
-    if "OMPI_MCA_orte_hnp_uri" not in env:
-        return _head_of_5(env)
+    if "OMPI_MCA_orte_hnp_uri" not in env:  # of Open MPI 5
+        found = _NAMESPACE.fullmatch(env.get("PMIX_NAMESPACE", ""))
+        return _checked(env, "PMIX_SERVER_URI2", 0, found[1] if found else None)
     daemons, nodes = number(env, "OMPI_MCA_ess_base_num_procs", 0), mpi_nnodes(env)
     if daemons > nodes:
         hosts = expand_open_mpi(env.get("OMPI_MCA_orte_node_regex", ""))
@@ -62,11 +63,6 @@ def _host_of_mpirun(env: Mapping[str, str]) -> str | None:
     if "OMPI_MCA_orte_node_regex" in env:
         return expand_open_mpi(env["OMPI_MCA_orte_node_regex"])[0]
     return env.get("PMIX_HOSTNAME")
-
-
-def _head_of_5(env: Mapping[str, str]) -> str:
-    found = _NAMESPACE.fullmatch(env.get("PMIX_NAMESPACE", ""))
-    return _checked(env, "PMIX_SERVER_URI2", 0, found[1] if found else None)
 
 
 def _checked(env: Mapping[str, str], variable: str, expected: int, host: str | None) -> str:

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.detect import OuterWorld
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.starter_channel import StarterPipe
+
+if TYPE_CHECKING:
+    from ddp_doctor.model.baseline import Baseline
 
 
 def _ignore(_text: str) -> None:
@@ -29,7 +32,7 @@ class RunRequest:
     progress: Callable[[str], None] = _ignore  # called with what the run does now
     announce: Callable[[str], None] = _ignore  # on the head, called with what to type on the other hosts
     of_ranks: Callable[[], Sequence[Reading]] = tuple  # the settings that the launcher's other ranks here report
-    baseline: tuple[str, Baseline] | None = None  # a file of healthy runs, to hold this one against
+    baseline: "tuple[str, Baseline] | None" = None  # a file of healthy runs, to hold this one against
     starter: StarterPipe = field(default_factory=StarterPipe)  # where another ddp-doctor started this one
 
     @property

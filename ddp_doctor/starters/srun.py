@@ -44,7 +44,9 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         *("--nodes", str(len(hosts)), "--ntasks", str(len(hosts)), "--ntasks-per-node", "1"),
         *("--nodelist", ",".join(hosts), "--export", "ALL", "--cpu-bind", "none", "--mpi", "none"),
         *("--kill-on-bad-exit=0", "--wait", "0", "--job-name", "ddp-doctor"),
-        *(_step_beside(job_id) if job_id else _gpus(len(hosts), env)),
+        # A step beside those of a job, whose resources they have: it takes none, else it would wait for their end.
+        *(("--jobid", job_id, "--overlap", "--gres", "none", "--mem", "0", "--chdir", "/") if job_id else ()),
+        *(_gpus(len(hosts), env) if not job_id else ()),
     )
     shown = {name: value for name, value in env.items() if not _NOT_SHOWN.fullmatch(name)}
     return Start(
@@ -55,11 +57,6 @@ def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str]
         explain=_failed_host,
         ends_by_host=ends_by_host,
     )
-
-
-def _step_beside(job_id: str) -> tuple[str, ...]:
-    """A step beside those of a job, whose resources they have: it takes none, else it would wait for their end."""
-    return "--jobid", job_id, "--overlap", "--gres", "none", "--mem", "0", "--chdir", "/"
 
 
 def _gpus(nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:

@@ -46,6 +46,12 @@ def over_ssh(
     ssh = shutil.which("ssh", path=env.get("PATH"))
     ours = {starter_channel.VARIABLE: "1", HOSTS_VARIABLE: ",".join(names(hosts))}
     own = {name: value for name, value in env.items() if not name.startswith("PET_")}
+    taken = {
+        name: value
+        for name, value in env.items()
+        if _TAKEN.fullmatch(name) and not _SECRET.search(name) and "\n" not in value
+    }
+    settings = [f"{name}={value}" for name, value in sorted({**taken, **ours}.items())]
     with ThreadPoolExecutor(_LOOK_UPS) as pool:
         here = list(pool.map(is_here, hosts))
     starts = []
@@ -55,7 +61,8 @@ def over_ssh(
         elif ssh is None:
             raise FileNotFoundError("ssh")
         else:
-            remote = _remote(command, {**_taken(env), **ours}, folder)
+            script = f"cd {shlex.quote(folder)} 2>/dev/null || :; exec {shlex.join(['env', *settings, *command])}"
+            remote = f"exec sh -c {shlex.quote(script)}"
             starts.append(Start(f"ssh {host}", (ssh, *_OPTIONS, host, remote), env, (rank,)))
     return starts
 
@@ -85,17 +92,3 @@ def address_of(host: str, env: Mapping[str, str]) -> str:
         ).stdout
     found = re.search(r"^hostname (\S+)$", words, re.MULTILINE)
     return found[1] if found else name
-
-
-def _taken(env: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in env.items()
-        if _TAKEN.fullmatch(name) and not _SECRET.search(name) and "\n" not in value
-    }
-
-
-def _remote(command: Sequence[str], env: Mapping[str, str], folder: str) -> str:
-    settings = [f"{name}={value}" for name, value in sorted(env.items())]
-    script = f"cd {shlex.quote(folder)} 2>/dev/null || :; exec {shlex.join(['env', *settings, *command])}"
-    return f"exec sh -c {shlex.quote(script)}"

@@ -44,7 +44,7 @@ def start_all_nodes(
 def _over_ssh(asked: Asked, env: Mapping[str, str], arguments: Sequence[str]) -> StartedNodes | Asked:
     hosts = chosen(asked)
     if len(hosts) == 1 and is_here(hosts[0]):
-        return _alone(asked)
+        return replace(asked, nnodes="1", hosts=())
     where = asked.endpoint or (address_of(hosts[0], env), RENDEZVOUS_PORT)
     at = ("--rdzv-endpoint", written(*where), "--nnodes", str(len(hosts)))
     commands = [(*doctor(), "run", *arguments, *at, "--node-rank", str(rank)) for rank in range(len(hosts))]
@@ -86,7 +86,7 @@ def _in_allocation(
         )
     hosts = allocated.hosts[:most]
     if len(hosts) == 1 and allocated.is_inside:
-        return _alone(asked)
+        return replace(asked, nnodes="1", hosts=())
     where = asked.endpoint or (hosts[0], 0)
     at = ("--rdzv-endpoint", written(*where)) if where[1] else ()
     try:
@@ -114,7 +114,3 @@ def single_file() -> str | None:
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     archive = os.path.abspath(os.path.dirname(main)) if os.path.basename(main) == "__main__.py" else ""
     return archive if os.path.isfile(archive) else None
-
-
-def _alone(asked: Asked) -> Asked:
-    return replace(asked, nnodes="1", hosts=())

@@ -136,17 +136,12 @@ class AgentState:
         self._pieces.append(found[2])
         self._left = left
         if left == 0:
-            self.recording = _unpacked("".join(self._pieces))
+            unpack, self.recording = zlib.decompressobj(), None
+            with suppress(ValueError, zlib.error):
+                packed = base64.b64decode("".join(self._pieces), validate=True)
+                text = unpack.decompress(packed, _MOST_BYTES).decode()
+                self.recording = text if unpack.eof else None  # broken, or too large
             self._pieces.clear()
-
-
-def _unpacked(packed: str) -> str | None:
-    """The recording, None where it is broken or too large."""
-    unpack = zlib.decompressobj()
-    with suppress(ValueError, zlib.error):
-        text = unpack.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES).decode()
-        return text if unpack.eof else None
-    return None
 
 
 #: Set to 1 for an agent that was started by another ddp-doctor.

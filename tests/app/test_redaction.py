@@ -6,6 +6,7 @@ import re
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.app.redaction import redacted
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -51,11 +52,11 @@ def recording() -> Recording:
 
 
 def redacted_lines() -> list[str]:
-    return (app.redacted(recording()).readings[0].reason or "").split("\n")
+    return (redacted(recording()).readings[0].reason or "").split("\n")
 
 
 def test_no_name_of_a_site_is_left_and_what_everybody_has_stays():
-    text = app.redacted(recording()).model_dump_json()
+    text = redacted(recording()).model_dump_json()
     assert [name for name in PRIVATE if name in text.lower()] == []
     for stays in (LINES[-1], "/usr/lib/libc.so.6", "eth0", "%ib0"):
         assert stays in text
@@ -84,23 +85,23 @@ def ipv4_mapped(line: str) -> str:
 def test_the_hosts_of_a_slurm_list_are_those_of_the_world():
     variables = {"SLURM_JOB_NODELIST": "gpu[017-019]", "SLURM_JOB_USER": "carol"}
     reading = Reading(check="env_vars", status=Status.COLLECTED, fact={"kind": EnvVars.KIND, "variables": variables})
-    [_, made] = app.redacted(recording().model_copy(update={"readings": (*recording().readings, reading)})).readings
+    [_, made] = redacted(recording().model_copy(update={"readings": (*recording().readings, reading)})).readings
     assert made.fact is not None
     assert made.fact["variables"] == {"SLURM_JOB_NODELIST": "host1,host2,host3", "SLURM_JOB_USER": "user3"}
 
 
 def test_what_is_redacted_stays_as_it_is():
-    once = app.redacted(recording())
-    assert app.redacted(once) == once
+    once = redacted(recording())
+    assert redacted(once) == once
 
 
 @pytest.mark.parametrize("at", range(8))
 def test_redacted_recordings_have_the_findings_they_had(at: int):
     for situation in SITUATIONS[at::64]:
-        once = app.redacted(load(situation))
+        once = redacted(load(situation))
         report = app.judge(once).report
         assert sorted(finding.code for finding in report.findings) == codes(situation), situation
         assert report.verdict == judged(situation).report.verdict
-        assert app.redacted(once) == once, situation
+        assert redacted(once) == once, situation
         hosts = {node.hostname for node in (load(situation).world or World()).nodes} - {"localhost"}
         assert not hosts & set(re.findall(r"[\w.-]+", json.dumps(once.model_dump(mode="json")))), situation

@@ -9,7 +9,8 @@ import pytest
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.running import _require_gpu, _require_torch
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of, with_node_facts
+from ddp_doctor.engine.collect import with_node_facts
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.fact import Absent, Failed
@@ -29,7 +30,7 @@ def _ask(answer: GpusFact | Exception) -> None:
     gpus, allreduce = (next(check for check in CHECKS if check.id == name) for name in ("gpus", "allreduce"))
     options = Options(backend=Backend.NCCL, only=("allreduce",))
     request = RunRequest(options, {})
-    plan = plan_of(options, [replace(gpus, probe=probe), allreduce])
+    plan = make_plan(options, [replace(gpus, probe=probe), allreduce])
     _require_gpu(with_node_facts(Recording(options=options), plan, request), request)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.app import redaction
 from ddp_doctor.checks.node.host import CHECK, probe
 from ddp_doctor.facts.node.host import BusyProcess, Host
 from ddp_doctor.model.choices import Severity, Status, Verdict
@@ -399,7 +400,7 @@ def test_a_busy_host_is_told_with_its_load_and_the_two_busiest_processes_by_name
     (finding,) = findings(recording(BUSY))
     assert finding.title == "Measurements on node0 may come out too slow: load 300 on 128 CPUs"
     assert finding.evidence[0].text == "busiest: stress (pid 4711, 64 CPUs) and cc1plus (pid 99, 0.9 CPUs)"
-    (redacted,) = findings(app.redacted(recording(BUSY)))
+    (redacted,) = findings(redaction.redacted(recording(BUSY)))
     assert redacted.evidence[0].text == "in the last minute"
     assert "stress" not in redacted.model_dump_json()
 

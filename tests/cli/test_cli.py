@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.model.choices import Detail
+from ddp_doctor.model.choices import Detail, UsageError
 from ddp_doctor.model.recording import Recording
 from tests.once import free_port
 from tests.recorded import judged, load, path_of
@@ -200,12 +200,12 @@ def test_modules_of_the_users_with_names_of_pythons_own_do_not_end_the_doctor(tm
 
 
 def test_a_recording_that_gzip_packed_is_replayed(tmp_path):
-    from ddp_doctor import app
+    from ddp_doctor.app import recordings
 
     path = tmp_path / "recording.json.gz"
     path.write_bytes(gzip.compress(path_of("gpus/one-lost").read_bytes()))
 
-    assert app.replay(path).report == judged("gpus/one-lost").report
+    assert recordings.replay(path).report == judged("gpus/one-lost").report
 
 
 STRANGE = ("1e308", "-1e308", "1e20", "0", "-1", "9" * 30, "-7")
@@ -213,7 +213,7 @@ STRANGE = ("1e308", "-1e308", "1e20", "0", "-1", "9" * 30, "-7")
 
 def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     """Every number in the recordings of two fabrics, one at a time: a report or one sentence, no crash."""
-    from ddp_doctor import app
+    from ddp_doctor.app import recordings
     from ddp_doctor.remedies.settings_to_apply import settings_to_apply
     from ddp_doctor.render import screen, terminal
     from ddp_doctor.render.pasted_scripts import env_file
@@ -224,8 +224,8 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
         places = list(re.finditer(r"(?<=: )-?\d[\d.e+-]*(?=[,}\]])", text))[:90]
         for found, number in zip(places, cycle(STRANGE), strict=False):
             path.write_text(text[: found.start()] + number + text[found.end() :])
-            with suppress(app.UsageError):
-                outcome = app.replay(path)
+            with suppress(UsageError):
+                outcome = recordings.replay(path)
                 report = outcome.report
                 terminal.show(report, outcome.recording, screen.console(io.StringIO()), detail=Detail.ALL)
                 assert report.as_json()
@@ -308,7 +308,7 @@ def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
 
 
 def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch, capsys):
-    from ddp_doctor import app
+    from ddp_doctor.app import recordings
     from ddp_doctor.cli import commands
     from ddp_doctor.cli.error_handler import error_handler
     from ddp_doctor.cli.outputs import Outputs
@@ -316,7 +316,7 @@ def test_a_crash_of_the_doctor_is_unsure_and_its_trace_is_in_a_file(monkeypatch,
     def broken(_path: Path, _ignore: tuple[str, ...]) -> None:
         raise ZeroDivisionError("the doctor is ill")
 
-    monkeypatch.setattr(app, "replay", broken)
+    monkeypatch.setattr(recordings, "replay", broken)
     with pytest.raises(SystemExit) as left, error_handler():
         commands.replay(Path("x"), Outputs())
 
@@ -358,11 +358,10 @@ def test_a_panic_that_is_no_exception_is_unsure(monkeypatch, tmp_path):
 
 
 def test_an_error_message_does_not_steer_the_terminal(capsys):
-    from ddp_doctor import app
     from ddp_doctor.cli.error_handler import error_handler
 
     with pytest.raises(SystemExit) as left, error_handler():
-        raise app.UsageError("cannot read \x1b]52;c;ZXZpbA==\x07")
+        raise UsageError("cannot read \x1b]52;c;ZXZpbA==\x07")
 
     assert left.value.code == 2
     assert capsys.readouterr().err == "ddp-doctor: cannot read ?]52;c;ZXZpbA==?\n"

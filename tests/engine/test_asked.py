@@ -7,7 +7,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
@@ -133,12 +133,12 @@ def test_a_model_that_the_other_options_leave_out_is_refused_before_anything_sta
     options: dict[str, Any], words: str
 ):
     with pytest.raises(UsageError, match=f"--model net:make would not be run: {words}, or leave --model out"):
-        plan_of(Options(model="net:make", **options), CHECKS)
+        make_plan(Options(model="net:make", **options), CHECKS)
 
 
 @pytest.mark.parametrize("options", [{"only": ("allreduce",)}, {"skip": ("gpus", "software")}, {"budget_s": 1.0}])
 def test_whether_ranks_use_gpus_is_looked_at_wherever_ranks_start(options: dict[str, Any]):
-    planned = [check.id for check in plan_of(Options(**options), CHECKS).checks]
+    planned = [check.id for check in make_plan(Options(**options), CHECKS).checks]
 
     assert {"gpus", "software"} <= {*planned}
     assert planned == [check.id for check in CHECKS if check.id in planned]
@@ -146,7 +146,7 @@ def test_whether_ranks_use_gpus_is_looked_at_wherever_ranks_start(options: dict[
 
 def test_without_ranks_gpus_are_looked_at_where_they_are_selected_or_required():
     def planned(**options: Any) -> list[str]:
-        return [check.id for check in plan_of(Options(only=("host",), **options), CHECKS).checks]
+        return [check.id for check in make_plan(Options(only=("host",), **options), CHECKS).checks]
 
     assert planned() == ["host"]
     assert "gpus" in planned(require_gpus=1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app import redaction
 from ddp_doctor.app.outcome import blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.live_job import ChildSeen, Launched, LiveJobFact, LiveRankFact, Look, Refused, Unacknowledged
@@ -367,7 +367,7 @@ def test_of_several_jobs_each_is_judged_and_the_worst_decides():
 def test_a_redacted_recording_gives_the_same_verdict_without_names():
     before = judge(recording(*SITUATIONS["a data loader whose worker sleeps"][0]))
 
-    after = judge(app.redacted(before.recording))
+    after = judge(redaction.redacted(before.recording))
 
     assert [finding.name for finding in after.report.findings] == ["data-loader-stuck"]
     text = after.recording.model_dump_json()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.collect import plan_of
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.node import OneNode
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -23,7 +23,7 @@ def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why
     fact = Host(cpus=2, loopback_problem="lo is down")
     reading = Reading(check="host", status=Status.COLLECTED, fact=fact.recorded())
     session: Any = SimpleNamespace(request=SimpleNamespace(options=Options()), partial=PartialRecording())
-    plan = plan_of(Options(), CHECKS)
+    plan = make_plan(Options(), CHECKS)
     recording = Recording(world=World(nnodes=1, world_size=2), readings=(reading,))
     node = OneNode(session, plan, recording, {})
 

@@ -8,6 +8,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Fact
+from ddp_doctor.model.recording import Options
 
 
 def _nothing(_ctx: Context) -> Fact:
@@ -22,7 +23,7 @@ BEFORE, RANKS, AFTER = (
 
 
 def _plan(only: tuple[str, ...] = ()):
-    return make_plan((BEFORE, RANKS, AFTER), Level.STANDARD, only, (), 60.0)
+    return make_plan(Options(only=only), (BEFORE, RANKS, AFTER))
 
 
 def test_what_looks_after_the_ranks_runs_with_them():
@@ -40,7 +41,7 @@ def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_
     check = Check("steps", "Steps", Where.RANK, _nothing, (), level=Level.THOROUGH, level_with_model=Level.STANDARD)
 
     def chosen(level: Level, model: str) -> tuple[Check, ...]:
-        return make_plan((check,), level, (), (), 60.0, model=model).checks
+        return make_plan(Options(level=level, model=model), (check,)).checks
 
     assert chosen(Level.STANDARD, "net:make") == (check,)
     assert chosen(Level.STANDARD, "") == ()
@@ -51,7 +52,7 @@ def test_what_measures_the_users_model_too_runs_from_a_lower_level_on_where_one_
 @pytest.mark.parametrize("level", Level)
 def test_a_short_budget_leaves_out_last_what_a_verdict_rests_on(level: Level):
     heart = {"software", "gpus", "process_group", "allreduce", "gradient_sync", "p2p"}
-    plan = make_plan(CHECKS, level, (), (), 3.0)
+    plan = make_plan(Options(level=level, budget_s=3.0), CHECKS)
     left_out = {left.check for left in plan.not_run if left.reason.startswith(TOO_DEAR)}
 
     assert heart <= {check.id for check in plan.checks}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Backend, CheckStatus, Command, Level, Status, Verdict, Where
+from ddp_doctor.model.choices import Backend, CheckStatus, Command, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
@@ -156,7 +156,7 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
 
 def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
     dear = replace(CHECKS[1], cost_s=3.0)
-    plan = make_plan((CHECKS[0], dear), Level.STANDARD, (), (), budget_s=1.0)
+    plan = make_plan(Options(budget_s=1.0), (CHECKS[0], dear))
 
     assert [one.check for one in plan.not_run] == ["ring"]
     assert plan.not_run[0].reason.startswith(TOO_DEAR)
@@ -171,7 +171,7 @@ def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judge
     file = tmp_path / "newer.json"
     file.write_text(json.dumps(newer))
 
-    outcome = app.replay(file)
+    outcome = recordings.replay(file)
 
     assert outcome.recording.command is Command.OTHER
     assert json.loads(outcome.recording.model_dump_json())["options"]["command"] == "rehearse"

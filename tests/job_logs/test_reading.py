@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
-from ddp_doctor.app import job_reading
+from ddp_doctor.app import job_reading, recordings
 from ddp_doctor.app.logs import logs
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
@@ -498,12 +497,12 @@ def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_sta
     assert outcome.report.findings[0].name == "gpu-out-of-memory"
     assert [finding.code for finding in outcome.report.findings[1:]] == ["DD616", "DD304"]
     assert outcome.report.findings[1:] == tuple(
-        finding for path in (stalled, lost) for finding in app.replay(Path(path)).report.findings
+        finding for path in (stalled, lost) for finding in recordings.replay(Path(path)).report.findings
     )
     assert outcome.report.summary.startswith("Failed: GPU of a rank has no memory left")
     (tmp_path / "logs.json").write_text(outcome.recording.model_dump_json())
-    assert app.replay(tmp_path / "logs.json").report.findings == outcome.report.findings
-    assert app.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]
+    assert recordings.replay(tmp_path / "logs.json").report.findings == outcome.report.findings
+    assert recordings.replay(tmp_path / "logs.json", ("DD6", "DD304")).report.findings == outcome.report.findings[:1]
 
 
 def test_what_a_recording_shows_of_a_job_that_did_not_fail_is_no_failure_of_it():

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.processes import comm, pids_with, state
@@ -142,7 +142,7 @@ class Run:
 
     def ranks_of(self, pid: int | None) -> set[int]:
         """Which rank this process was. Its name does not tell: a fresh rank is still called as the forkserver."""
-        trials = app.load_recording(self.recording_path).trials
+        trials = recordings.load_recording(self.recording_path).trials
         return {rank.rank for trial in trials for rank in trial.evidence if rank.pid == pid}
 
 

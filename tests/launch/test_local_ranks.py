@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.facts.cluster import RankSettings
 from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld
@@ -209,7 +209,7 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
     assert (code, found["code"], found["severity"]) == (1, "DD555", "error")
     assert [(one["kind"], one["rank"]) for one in found["culprits"]] == [("rank", 2)]
     assert "local rank 2 has TORCH_DISTRIBUTED_DEBUG=DETAIL" in found["title"]
-    again = app.replay(tmp_path / "node0.rec").report
+    again = recordings.replay(tmp_path / "node0.rec").report
     assert json.loads(again.model_dump_json())["findings"] == report["findings"]
     assert meeting_files(tmp_path) == []
 
@@ -223,7 +223,7 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
 
     report, code = ended(started(tmp_path, script, "--only", "env_vars"), tmp_path)
 
-    recording = app.load_recording(tmp_path / "node0.rec")
+    recording = recordings.load_recording(tmp_path / "node0.rec")
     (seen,) = recording.facts(RankSettings)
     assert (code, report["verdict"], report["findings"]) == (0, "healthy", [])
     assert sorted(seen.fact.ranks) == [0, 1, 2, 3]

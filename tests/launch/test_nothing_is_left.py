@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor import app
+from ddp_doctor.app import recordings
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.attack import Round, Run
@@ -43,7 +43,7 @@ def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_
     for _ in range(5):
         os.killpg(run.process.pid, signal.SIGINT)
     assert run.end(60.0) is not None
-    report, replayed = run.report(), app.replay(run.recording_path)
+    report, replayed = run.report(), recordings.replay(run.recording_path)
 
     assert run.left() == []
     assert "Traceback" not in run.said()

@@ -11,16 +11,14 @@ from ddp_doctor.agents.messages import NodeReport, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import choose_world, collect
 from ddp_doctor.facts.cluster import ConsistencyFact
-from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Backend, Status, Where
+from ddp_doctor.model.choices import Status, Where
 from ddp_doctor.model.context import CommandResult, Disk, Interface
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.parse.visible_devices import visible_gpus
 from ddp_doctor.sources.machine import LiveContext
+from ddp_doctor.starters.request import RunRequest
 from tests.machines.board import Board
 from tests.nvml_stand_in import answer
 from tests.simulated import trial
@@ -193,16 +191,8 @@ def judge(machines: Sequence[Whole], command: str = "run") -> Report:
 
 def _world(machine: Whole, readings: Sequence[Reading]) -> World:
     recording = Recording(readings=tuple(readings))
-    gpus, software = recording.first(GpusFact), recording.first(Software)
     addresses = {one.name: tuple(a.partition("/")[0] for a in one.addresses) for one in machine.network}
-    world = choose_world(
-        gpus=len(visible_gpus(gpus, machine.env)) if gpus else 0,
-        cuda_torch=software is not None and software.torch_cuda is not None,
-        asked_ranks=None,
-        backend=Backend.AUTO,
-        outer=None,
-        addresses=addresses,
-    )
+    world = choose_world(recording, RunRequest(Options(), machine.env), addresses)
     node = world.nodes[0].model_copy(update={"hostname": machine.host})
     return world.model_copy(update={"nodes": (node,)})
 

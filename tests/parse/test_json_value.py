@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.app import UsageError
+from ddp_doctor.app import UsageError, recordings
 from ddp_doctor.app.baselines import compare, load_baseline
 from ddp_doctor.app.fleet import fleet_outcome, read_fleet
 from ddp_doctor.app.job_reading import read_job
@@ -173,7 +173,7 @@ def _good() -> str:
 
 USE_CASES: dict[str, Callable[[Path], object]] = {
     "fleet": _in_folder,
-    "replay": app.replay,
+    "replay": recordings.replay,
     "compare, the earlier": lambda path: compare(str(path), str(path)),
     "run --baseline": lambda path: load_baseline(str(path)),
     "logs": lambda path: read_job([str(path)]),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.app import recordings, redaction
 from ddp_doctor.cli.outputs import LintResults, Outputs, Results
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.lint.report import lint_report
@@ -166,7 +167,7 @@ def test_what_looks_like_a_credential_is_left_out():
 
 
 def test_a_redacted_page_has_other_names(tmp_path: Path):
-    outcome = app.judge(app.redacted(load("roll_call/node-killed-whole")))
+    outcome = app.judge(redaction.redacted(load("roll_call/node-killed-whole")))
     outputs = Outputs({"html": str(tmp_path / "page.html")}, redact=True)
     outputs.require_redactable()
     assert outputs.write(Results(outcome.report, outcome.recording)) == []
@@ -206,7 +207,7 @@ def test_512_ranks_that_did_the_same_are_one_row_and_their_hosts_one_picture():
 def test_a_job_that_has_failed_and_one_that_runs_show_what_their_ranks_did():
     failed = Page(page.render(app.judge(FAILED).report, FAILED)).text
     assert re.search(r"!! rank 5\s*node1", failed)
-    running = app.replay(Path("tests/attach/hung-loader.json"))
+    running = recordings.replay(Path("tests/attach/hung-loader.json"))
     table = Page(page.render(running.report, running.recording)).text
     assert re.search(r"!! rank \d.*waits for", table)
 

@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ddp_doctor.agents import validation
-from ddp_doctor.agents.agent_group import AgentGroup
-from ddp_doctor.agents.remote_ranks import StoreRemoteRanks, merged
 from ddp_doctor.engine.hang import judge
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
@@ -29,6 +27,10 @@ from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
 
+if TYPE_CHECKING:  # a run of one node does without
+    from ddp_doctor.agents.agent_group import AgentGroup
+    from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+
 #: After this many trials the rest of the plan is not run.
 MOST_TRIALS = 8
 
@@ -39,7 +41,7 @@ class Agent:
 
     node_ranks: NodeRanks
     partial: PartialRecording  # the session's, filled in place
-    group: AgentGroup | None = None
+    group: "AgentGroup | None" = None
     first_trial: int = 0  # numbers distinguish the trials of one store
     attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
@@ -113,9 +115,11 @@ class Agent:
 
     # --- the other nodes ------------------------------------------------------------------------
 
-    def _order_trial(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> StoreRemoteRanks | None:
+    def _order_trial(self, what: str, record: TrialRecord, checks: Sequence[Check]) -> "StoreRemoteRanks | None":
         if self.group is None:
             return None
+        from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+
         order: dict[str, Json] = {
             "do": what,
             "record": record.model_dump(mode="json"),
@@ -128,6 +132,9 @@ class Agent:
     def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
         if self.group is None:
             return mine
+        from ddp_doctor.agents import validation
+        from ddp_doctor.agents.remote_ranks import merged
+
         trial = mine.record.trial
 
         def read(value: Json, node: int, world: World) -> TrialResult:
@@ -159,10 +166,12 @@ class Agent:
 
     def _checks_that_fit(self, checks: list[Check]) -> list[Check]:
         fitting = []
+        # A slow import of torch must not leave a node healthy and untested.
+        has_met = any(trial.launcher == "forkserver" for trial in self.partial.trials)
         for check in checks:
             if len(self.partial.trials) >= MOST_TRIALS:
                 self.partial.leave_out((check,), f"not run after {MOST_TRIALS} trials")
-            elif time.monotonic() > self.node_ranks.run.until and self._has_tried:
+            elif time.monotonic() > self.node_ranks.run.until and has_met:
                 self.partial.leave_out((check,), "the time budget was used up")
             elif len(self._ranks) < self._needed(check):
                 have = "is left" if len(self._ranks) < self.world.world_size else "is all this run has"
@@ -170,11 +179,6 @@ class Agent:
             else:
                 fitting.append(check)
         return fitting
-
-    @property
-    def _has_tried(self) -> bool:
-        """Whether ranks met here at all: a slow import of torch must not leave a node healthy and untested."""
-        return any(trial.launcher == "forkserver" for trial in self.partial.trials)
 
     def _needed(self, check: Check) -> int:
         """How many ranks a check needs. One rank alone proves nothing about the others.
@@ -189,7 +193,10 @@ class Agent:
         if record.outcome == "finished":
             return []
         if record.lost_nodes:
-            self._note_late(record, checks)
+            assert self.group is not None
+            silent = {*self.group.lost, *self.group.silent()}
+            late = [node for node in record.lost_nodes if node not in silent]  # their beats came, and no reading
+            self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
             names = ", ".join(self.world.hostname(node) for node in record.lost_nodes)
             return self._leave_out(checks, f"no word of {names}")
         judgement = judge.judge(record)
@@ -201,10 +208,17 @@ class Agent:
             self._note_unread(record, judged, judgement.suspects)
             return checks[position:]
         if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
+            # A collective over a pair that does not answer would hang again; the other pairs are still tested.
             self._skip_pairs |= set(judgement.pairs)
-            return self._without_collectives(checks[position:])
+            pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
+            others = [check for check in checks[position:] if check.id != P2P]
+            self._leave_out(others, f"the link between ranks {pairs} hangs")
+            return [check for check in checks[position:] if check.id == P2P]
         self._note_unread(record, judged, record.ranks)
-        if record.judged_check == FIRST and not _have_met(record):
+        steps = [step for evidence in record.evidence for step in evidence.steps]
+        if record.judged_check == FIRST and not any(
+            step.name == "init_process_group" and step.left_at is not None for step in steps
+        ):
             return self._leave_out(checks, "the process group could not be set up")
         left = self._without_model(judged, checks[position + 1 :])
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
@@ -218,13 +232,6 @@ class Agent:
         again = [check for check in checks if check.runs_model(model)]
         self._leave_out(again, f"not tested: {model} did not come through {judged[0].id}")
         return [check for check in checks if check not in again]
-
-    def _without_collectives(self, checks: list[Check]) -> list[Check]:
-        """A collective over a pair that does not answer would hang again; the other pairs are still tested."""
-        pairs = ", ".join(f"{rank} and {peer}" for rank, peer in sorted(self._skip_pairs))
-        others = [check for check in checks if check.id != P2P]
-        self._leave_out(others, f"the link between ranks {pairs} hangs")
-        return [check for check in checks if check.id == P2P]
 
     def _leave_out(self, checks: Sequence[Check], reason: str) -> list[Check]:
         read = {reading.check for reading in self.partial.readings}
@@ -250,13 +257,6 @@ class Agent:
             if (check.id, rank) not in read
         )
 
-    def _note_late(self, record: TrialRecord, checks: Sequence[Check]) -> None:
-        """The ranks of nodes whose beats came and that handed nothing in have no reading."""
-        assert self.group is not None
-        silent = {*self.group.lost, *self.group.silent()}
-        late = [node for node in record.lost_nodes if node not in silent]
-        self._note_unread(record, checks, [rank for node in late for rank in self.world.ranks_of(node)])
-
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
         new = {(reading.check, reading.rank) for reading in result.readings}
@@ -276,12 +276,6 @@ class Agent:
                 "checks": (FIRST, *(check.id for check in checks if check.id != FIRST)),
             }
         )
-
-
-def _have_met(record: TrialRecord) -> bool:
-    """Whether some rank came out of init_process_group."""
-    steps = [step for evidence in record.evidence for step in evidence.steps]
-    return any(step.name == "init_process_group" and step.left_at is not None for step in steps)
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

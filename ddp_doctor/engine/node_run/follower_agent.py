@@ -16,9 +16,6 @@ from ddp_doctor.ranks.environment import Refused
 from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.trial import TrialResult
 
-#: Runs checks between nodes on this one.
-ProbeBetween = Callable[[Sequence[Check]], list[Reading]]
-
 
 @dataclass
 class FollowerAgent:
@@ -27,7 +24,7 @@ class FollowerAgent:
     group: AgentGroup
     node_ranks: NodeRanks
     known: Mapping[str, Check]
-    probe_between: ProbeBetween
+    probe_between: Callable[[Sequence[Check]], list[Reading]]
     partial: PartialRecording
 
     def run(self) -> dict[str, Json]:
@@ -41,23 +38,16 @@ class FollowerAgent:
                 self.group.hand_in("bye", value=True)
                 self.group.client.flush()
                 return order
-            checks = self._checks_of_ids(order["checks"])
+            unknown = [name for name in order["checks"] if name not in self.known]
+            if unknown:
+                raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
+            checks = [self.known[name] for name in order["checks"]]
             if order["do"] == "probe":
-                self._probe(order["when"], checks)
+                readings = self.probe_between(checks)
+                self.partial.readings.extend(readings)
+                self.group.hand_in(order["when"], [reading.model_dump(mode="json") for reading in readings])
             else:
                 self._trial(order, checks)
-
-    def _checks_of_ids(self, names: Sequence[str]) -> list[Check]:
-        """The checks of these ids. Raises ValueError where the head's release has one more than this one."""
-        unknown = [name for name in names if name not in self.known]
-        if unknown:
-            raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
-        return [self.known[name] for name in names]
-
-    def _probe(self, when: str, checks: Sequence[Check]) -> None:
-        readings = self.probe_between(checks)
-        self.partial.readings.extend(readings)
-        self.group.hand_in(when, [reading.model_dump(mode="json") for reading in readings])
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
         record: TrialRecord = order["record"]

@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddp_doctor.agents import validation
 from ddp_doctor.agents.agent_group import AgentGroup
@@ -12,7 +13,6 @@ from ddp_doctor.agents.messages import Begin, at_node, world_of
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
-from ddp_doctor.engine.node_run.group_member import GroupMember
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
@@ -23,6 +23,9 @@ from ddp_doctor.ranks.run import Run
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.wording.nodes import name_list
 
+if TYPE_CHECKING:
+    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
+
 #: What ranks would do beside an error of the rules that look before they start, by code.
 _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
 
@@ -31,7 +34,7 @@ _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for 
 class HeadAgent:
     """Decides what all nodes do. The readings of all go into its own node's recording."""
 
-    node: GroupMember
+    node: "ManyNodes"
     group: AgentGroup
 
     def run(self) -> None:
@@ -45,7 +48,12 @@ class HeadAgent:
         run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
         self._probe("between", [check for check in node.between() if check.id != ROLL_CALL])
         self._run_ranks(run)
-        self._probe("afterwards", self._afterwards())
+        afterwards = list(node.afterwards())
+        if not node.partial.trials:
+            afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
+        if group.silent():
+            afterwards = _leave_out(node, afterwards, "a node fell silent")
+        self._probe("afterwards", afterwards)
         self._prove(run)
         if group.unreadable:
             who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
@@ -73,15 +81,6 @@ class HeadAgent:
             not_run=node.plan.not_run,
         )
 
-    def _afterwards(self) -> list[Check]:
-        """The checks for when the ranks have ended; none where no ranks ran, or a node is gone."""
-        node, checks = self.node, list(self.node.afterwards())
-        if not node.partial.trials:
-            return _leave_out(node, checks, "no ranks ran, after which it looks")
-        if self.group.silent():
-            return _leave_out(node, checks, "a node fell silent")
-        return checks
-
     def _probe(self, when: str, checks: Sequence[Check]) -> None:
         """Run checks of the agents on all nodes; ``when`` is the key under which the others hand in readings."""
         node, group = self.node, self.group
@@ -98,13 +97,10 @@ class HeadAgent:
             if rank in handed_in:
                 node.partial.readings.extend(handed_in[rank])
             elif rank not in group.silent():  # silence is a finding of its own
-                self._note_absent(checks, rank)
-
-    def _note_absent(self, checks: Sequence[Check], rank: int) -> None:
-        self.node.partial.readings.extend(
-            Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
-            for check in checks
-        )
+                node.partial.readings.extend(
+                    Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
+                    for check in checks
+                )
 
     def _run_ranks(self, run: Run) -> None:
         node, group = self.node, self.group

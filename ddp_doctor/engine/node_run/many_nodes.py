@@ -6,41 +6,75 @@ head, or never found it, ends with what it read itself.
 
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from ddp_doctor.agents import roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
 from ddp_doctor.agents.framing import Unreadable
-from ddp_doctor.agents.messages import NodeReport, at_node, ranked, world_of
-from ddp_doctor.agents.roll_call import NotMet
-from ddp_doctor.agents.store_client import StoreLost
-from ddp_doctor.engine.node_run.cut_short import interrupted_after
+from ddp_doctor.agents.messages import Begin, Contact, NodeReport, at_node, ranked, world_of
+from ddp_doctor.agents.roll_call import NotMet, RollCall
+from ddp_doctor.agents.store_client import HEAD, StoreLost
+from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
-from ddp_doctor.engine.node_run.group_member import GroupMember
 from ddp_doctor.engine.node_run.head_agent import HeadAgent
+from ddp_doctor.engine.node_run.node import NodeRun
+from ddp_doctor.engine.node_run.partial_recording import interrupted_after
+from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import ROLL_CALL
+from ddp_doctor.model.check import ROLL_CALL, Check
 from ddp_doctor.model.choices import Status
+from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
+from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
+#: A head whose beats arrive, and that does not end the run for this long after the budget, is lost.
+_LONGEST_BEYOND_BUDGET_S = 240.0
+#: The head gives up nodes whose beats arrive and that hand nothing in this much earlier.
+_HEAD_DECIDES_S = 60.0
+
 
 @dataclass
-class ManyNodes(GroupMember):
+class ManyNodes(NodeRun):
     """One node's part of a run, from the roll call to the report that all nodes print."""
+
+    roll_call: RollCall = field(init=False)
+    listener: Listener | None = None
+    group: AgentGroup | None = None
+    watch: silence_watch.Watch | None = None
+    _contacts: dict[int, Contact] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        session = self.session
+        self.roll_call = RollCall(self.request, self.place, session.server, session.run_folder, self.recording.run_id)
+
+    @property
+    def place(self) -> Place:
+        """The place of this node among the others."""
+        assert self.request.place is not None
+        return self.request.place
+
+    def needs_torch(self) -> bool:
+        """The control store is torch's."""
+        return True
 
     def run(self) -> None:
         """Run to the end, whatever happens to the other nodes."""
         self.listener = Listener(self._answer)
-        self.roll_call.command = self._command()
+        self.roll_call.command = _join_command(self.place, self.recording.first(InterfacesFact))
+        if self.place.endpoint is None:
+            self.request.announce(self.roll_call.command)
         try:
             self._meet_and_work()
         except NotMet as failed:
@@ -53,13 +87,6 @@ class ManyNodes(GroupMember):
             self.leave(str(junk))
         except (Lost, Left) as gone:
             self._note_gone(gone)
-
-    def _command(self) -> str:
-        """The command that starts the other agents; where no endpoint was given, this host shows it."""
-        command = _join_command(self.place, self.recording.first(InterfacesFact))
-        if self.place.endpoint is None:
-            self.request.announce(command)
-        return command
 
     def close(self) -> None:
         """End what this node still holds open, whenever it was interrupted."""
@@ -107,7 +134,9 @@ class ManyNodes(GroupMember):
         self.group = failed.group
         node_reports = self.roll_call.node_reports
         here = {rank: node_reports[agent] for rank, agent in ranked(node_reports).items()}
-        own = 0 if here else self._likely_rank()
+        own = 0
+        if not here:  # it is not the head, so it is not node rank 0
+            own = 1 if self.place.node_rank is None else self.place.node_rank
         here = here or {own: self._node_report()}
         world = world_of(here, self.place.nnodes, self.place.expected_hosts, self.place.launcher)
         readings = at_node(self.recording.readings, own)
@@ -118,10 +147,6 @@ class ManyNodes(GroupMember):
         kept = [reading for reading in self.partial.readings if reading.check not in names]  # not torch's import
         self.partial.readings[:] = at_node(kept, own)
         self.note_roll_call(failed.fact, own)
-
-    def _likely_rank(self) -> int:
-        """Of a node that met nobody and was given no rank: it is not the head, so it is not node rank 0."""
-        return 1 if self.place.node_rank is None else self.place.node_rank
 
     # --- the head -------------------------------------------------------------------------------
 
@@ -168,6 +193,64 @@ class ManyNodes(GroupMember):
 
     # --- on every node --------------------------------------------------------------------------
 
+    def begin(self, group: AgentGroup, begin: Begin) -> None:
+        """The roll call is over: note who takes part, and until when."""
+        self.request.starter.met()
+        group.began_at = time.monotonic()
+        beyond_s = _LONGEST_BEYOND_BUDGET_S - (_HEAD_DECIDES_S if group.is_head else 0.0)
+        group.until = group.began_at + begin.options.budget_s + beyond_s
+        assert self.listener is not None
+        self.listener.admit(begin.secret)
+        self._contacts = {contact.node: contact for contact in begin.contacts}
+        if self.roll_call.way is not None:  # the address at which this node found the head is one that works
+            met = {"met_at": self.roll_call.way[0]}
+            self._contacts[0] = self._contacts[0].model_copy(update=met)
+        self.watch = silence_watch.Watch(group, self._contacts, begin.secret)
+
+    def probe_between(self, checks: Sequence[Check]) -> list[Reading]:
+        """Run checks between nodes from here; what was read on this node."""
+        group = self.group
+        assert group is not None
+        begin = group.begin
+        assert begin is not None
+        contacts = [self._contacts[node] for node in neighbours(group.my_rank, len(self._contacts))]
+        peers = tuple(
+            Peer(
+                contact.node,
+                contact.hostname,
+                contact.port,
+                contact.advertised or contact.met_at,
+                contact.met_at,
+                other_networks.between(self._contacts[group.my_rank], contact),
+            )
+            for contact in contacts
+        )
+
+        def context(deadline: float) -> LiveNodesContext:
+            return LiveNodesContext(
+                self.request.env,
+                deadline,
+                node=group.my_rank,
+                world=begin.world,
+                level=begin.options.level,
+                peers=peers,
+                secret=begin.secret,
+                clock_offset_s=0.0 if group.is_head else group.client.clock_offset_s(HEAD),
+            )
+
+        return collect(checks, context, self.request.progress, self.partial.readings)
+
+    def note_roll_call(self, fact: RollCallFact, node: int) -> None:
+        """Note how the roll call went here."""
+        reading = Reading(check=ROLL_CALL, status=Status.COLLECTED, node=node, fact=fact.recorded())
+        self.partial.readings.append(reading)
+
+    def unfinished(self, why: str) -> None:
+        """The verdict is to be unsure for this reason, unless what was found makes it sick."""
+        own = 0 if self.group is None else max(self.group.my_rank, 0)
+        reading = Reading(check=ROLL_CALL, status=Status.FAILED, node=own, reason=why)
+        self.partial.readings.append(reading)
+
     def _broken_off(self, why: str) -> None:
         """A run that this node did not see to the end is never healthy, whatever was read before."""
         self.partial.fail_unread(self.rank_checks(), why)
@@ -187,15 +270,13 @@ class ManyNodes(GroupMember):
             silent = [host(self.recording, node) for node in gone.nodes]
             self.unfinished(f"no word of {name_list(silent)} to the end")
         else:
-            self._set_own_part_aside(gone.nodes)
+            # A trial of which this node saw only its own ranks is no ground to judge anybody.
+            aside = {"outcome": "interrupted", "lost_nodes": gone.nodes}
+            self.partial.trials[:] = [
+                trial if trial.outcome == "finished" else trial.model_copy(update=aside)
+                for trial in self.partial.trials
+            ]
             self._broken_off("the head was lost before it had reported")
-
-    def _set_own_part_aside(self, lost: tuple[int, ...]) -> None:
-        """A trial of which this node saw only its own ranks is no ground to judge anybody."""
-        aside = {"outcome": "interrupted", "lost_nodes": lost}
-        self.partial.trials[:] = [
-            trial if trial.outcome == "finished" else trial.model_copy(update=aside) for trial in self.partial.trials
-        ]
 
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
@@ -222,13 +303,10 @@ def _join_command(place: Place, fact: InterfacesFact | None) -> str:
 
     A name that means the loopback address here may mean nothing on other hosts: then the address is given.
     """
-    host, port = place.endpoint or (_leads_here(fact), roll_call.DEFAULT_PORT)
+    host, port = place.endpoint or (socket.gethostname(), roll_call.DEFAULT_PORT)
+    if place.endpoint is None:
+        addresses, _ = resolve(host, 2.0)
+        if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+            host = (advertised(fact, "nccl") if fact else None) or host
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
-
-
-def _leads_here(fact: InterfacesFact | None) -> str:
-    name = socket.gethostname()
-    addresses, _ = resolve(name, 2.0)
-    outside = [address for address in addresses if not ip_address(address.partition("%")[0]).is_loopback]
-    return name if outside else (advertised(fact, "nccl") if fact else None) or name

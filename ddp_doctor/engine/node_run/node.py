@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ddp_doctor.engine.collect import read_node
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.node_run.cut_short import note_interruption
-from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording, note_interruption
 from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
@@ -54,11 +53,9 @@ class NodeRun:
     def interrupted(self) -> None:
         """This node's user, or its scheduler, ended it."""
         self.recording = self.recording.model_copy(update={"interrupted": True})
-        note_interruption(self.partial, self._unread_checks(), self.recording.not_run)
-
-    def _unread_checks(self) -> list[Check]:
         read = {reading.check for reading in self.recording.readings}
-        return [check for check in self.plan.checks if check.id not in read]
+        unread = [check for check in self.plan.checks if check.id not in read]
+        note_interruption(self.partial, unread, self.recording.not_run)
 
     def failed(self, why: str, trace: str) -> None:
         """The doctor failed itself here: the checks without a reading have failed."""
@@ -113,7 +110,9 @@ class OneNode(NodeRun):
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
         self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
-        self._prove(replace(run, until=self.started + budget_s))
+        agent = self.session.agent_alone(run) if self.session.can_fork else None
+        recording, run = self.so_far(), replace(run, until=self.started + budget_s)
+        prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
 
     def _run_ranks(self, run: Run) -> None:
         launcher, ranks = self.plan.at(Where.LAUNCHER), self.plan.at(Where.RANK)
@@ -127,11 +126,6 @@ class OneNode(NodeRun):
             self.session.agent_alone(run).run_under_torchrun(launcher, meanwhile=run_forked)
         else:
             run_forked()
-
-    def _prove(self, run: Run) -> None:
-        agent = self.session.agent_alone(run) if self.session.can_fork else None
-        recording = self.so_far()
-        prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
 
     def finish(self) -> Recording:
         """The whole recording; ranks that start slowly are asked as late as possible."""

@@ -12,9 +12,9 @@ from ddp_doctor.model.context import Interface, OtherWay
 def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
     """Where each node can be dialled, by node rank."""
     try:
-        others = _other_addresses(node_reports)
+        networks = _other_networks(node_reports)
     except ValueError:  # a node reported an address that cannot exist
-        others = {}
+        networks = {}
     return tuple(
         Contact(
             node=node,
@@ -22,7 +22,10 @@ def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
             port=node_report.port,
             advertised=node_report.advertised,
             met_at=node_report.met_at,
-            other_addresses=others.get(node, ()),
+            other_addresses=tuple(
+                OtherAddress(network=str(network), interface=held[node].interface.name, address=held[node].address)
+                for network, held in networks.items()
+            ),
         )
         for node, node_report in node_reports.items()
     )
@@ -38,17 +41,6 @@ def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
         for there in peer.other_addresses
         if there.network in own
     )
-
-
-def _other_addresses(node_reports: Mapping[int, NodeReport]) -> dict[int, tuple[OtherAddress, ...]]:
-    networks = _other_networks(node_reports)
-    return {
-        node: tuple(
-            OtherAddress(network=str(network), interface=held[node].interface.name, address=held[node].address)
-            for network, held in networks.items()
-        )
-        for node in node_reports
-    }
 
 
 def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:

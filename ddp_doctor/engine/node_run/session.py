@@ -5,11 +5,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.node_run.cut_short import interrupted_after
-from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import PROCESS_GROUP, Check
@@ -23,6 +22,9 @@ from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.run import Run
 from ddp_doctor.ranks.torchrun.launch import end_all
 from ddp_doctor.starters.request import RunRequest
+
+if TYPE_CHECKING:  # a run of one node does without
+    from ddp_doctor.agents.agent_group import AgentGroup
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Session:
         """The agent of a run of one node."""
         return self.agent(run, self._control)
 
-    def agent(self, run: Run, control: Control | None, group: AgentGroup | None = None) -> Agent:
+    def agent(self, run: Run, control: Control | None, group: "AgentGroup | None" = None) -> Agent:
         """The agent that decides."""
         store = (control.host, control.port) if control is not None else None
         node_ranks = NodeRanks(run, self.run_folder, self.server, store, control)

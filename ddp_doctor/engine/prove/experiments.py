@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from ddp_doctor.agents.agent_group import RUN_IS_OVER
+from ddp_doctor.agents.framing import RunIsOver
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.proofs import proof_of
 from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status
-from ddp_doctor.model.finding import Finding, Remedy, Reproducer, Setting
+from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
 from ddp_doctor.ranks.run import Run
@@ -143,19 +143,18 @@ def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[s
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            yield [_candidate(finding, remedy, finding.reproduced_by, world.backend, known) for remedy in made]
+            reasons = [_why_not(remedy.settings, world.backend, known) for remedy in made]
+            yield [
+                Candidate(finding.code, remedy.settings, finding.reproduced_by, reason)
+                for remedy, reason in zip(made, reasons, strict=True)
+            ]
 
 
-def _candidate(
-    finding: Finding, remedy: Remedy, reproducer: Reproducer, backend: str, env: Collection[str]
-) -> Candidate:
-    unset = {setting.name for setting in remedy.settings if setting.action == "unset"}
-    reason = trials.why_not((setting.name for setting in remedy.settings), backend, unset)
-    return Candidate(finding.code, remedy.settings, reproducer, reason or _from_a_file(remedy.settings, env))
-
-
-def _from_a_file(settings: Sequence[Setting], env: Collection[str]) -> str | None:
-    """What a file sets can be overruled by the environment, but not taken away."""
+def _why_not(settings: Sequence[Setting], backend: str, env: Collection[str]) -> str | None:
+    unset = {setting.name for setting in settings if setting.action == "unset"}
+    if reason := trials.why_not((setting.name for setting in settings), backend, unset):
+        return reason
+    # What a file sets can be overruled by the environment, but not taken away.
     for setting in settings:
         if setting.action == "unset" and setting.node_rank is None and setting.name not in env:
             return f"{setting.name} does not come from the environment of the ranks, and a trial changes no file"
@@ -241,7 +240,7 @@ class _Turns:
                 break
             if self._take("treatment").outcome != "passed":
                 break  # once is enough: nobody should set what may fail
-            if turn and self._controls_failed():
+            if turn and all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
             self._take("control")
         return _experiment(self._candidate, self._done)
@@ -249,9 +248,6 @@ class _Turns:
     def so_far(self, reason: str) -> Experiment:
         """What was done of it, and why no more: nothing is concluded from a part."""
         return _experiment(self._candidate, self._done, reason)
-
-    def _controls_failed(self) -> bool:
-        return all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control")
 
     def _take(self, arm: Arm) -> Attempt:
         try:
@@ -287,7 +283,7 @@ def prove(
         assert agent is not None
         try:
             result = agent.attempt(reproducer, settings, limit_s)
-        except RUN_IS_OVER:
+        except RunIsOver:
             raise
         except Exception as error:
             raise Spoiled(f"the trial failed itself: {type(error).__name__}: {error}") from error

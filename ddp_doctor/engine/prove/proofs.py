@@ -49,18 +49,15 @@ def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | N
     proved = [pair for pair in both if pair[0].proof.status == "proved"]
     best = proved[0] if proved else None
     for pair in proved[1:]:
-        if best is not None and best[1] is not None and pair[1] is not None and _is_faster(pair[1], best[1]):
-            best = pair
+        if best is not None and best[1] is not None and pair[1] is not None:
+            mine, others = _rates(pair[1].attempts, "treatment"), _rates(best[1].attempts, "treatment")
+            if mine and others and _gains(mine, others):
+                best = pair
     order = sorted(both, key=lambda pair: (pair is not best, _RANK[pair[0].proof.status]))
     return tuple(remedy for remedy, _ in order)
 
 
 _RANK = {"proved": 0, "not_tried": 1, "disproved": 2}
-
-
-def _is_faster(experiment: Experiment, other: Experiment) -> bool:
-    ones, others = _rates(experiment.attempts, "treatment"), _rates(other.attempts, "treatment")
-    return bool(ones and others) and _gains(ones, others)
 
 
 def proof_of(experiment: Experiment) -> Proof:
@@ -77,8 +74,9 @@ def proof_of(experiment: Experiment) -> Proof:
     before, after = proofs.outcome(controls), proofs.outcome(treated)
     if any(attempt.outcome != "passed" for attempt in treated):
         return Proof(status="disproved", before=before or proofs.AS_FOUND, after=after)
-    unread = _settings_read_by_nobody(experiment, treated)
-    if unread:
+    names = {setting.name for setting in experiment.settings if setting.action == "set"}
+    unread = {name for attempt in treated for name in attempt.unread}
+    if names and names <= unread:  # not one of them was read: what changed then was something else
         return Proof(before=before, after=after, reason=proofs.not_read(unread))
     if not controls:
         return Proof(before=before, after=after, reason=proofs.NOTHING_DONE)
@@ -122,10 +120,3 @@ def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
 
 def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
     return median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)
-
-
-def _settings_read_by_nobody(experiment: Experiment, treated: Sequence[Attempt]) -> set[str]:
-    """The settings where not one of those that were set was read: what changed then was something else."""
-    names = {setting.name for setting in experiment.settings if setting.action == "set"}
-    unread = {name for attempt in treated for name in attempt.unread}
-    return unread if names and names <= unread else set()

@@ -75,7 +75,9 @@ def run(spec: WorkerSpec) -> bool:
         _join(spec, context)
         for task in spec.tasks:
             context.begin(task.check, task.deadline_s)
-            reading = read(task.check, _probe(task.probe), context, spec.node, spec.rank)
+            module, _, name = task.probe.partition(":")
+            probe: Callable[[RankContext], Fact] = getattr(importlib.import_module(module), name)
+            reading = read(task.check, probe, context, spec.node, spec.rank)
             events.write("reading", reading=reading.model_dump(mode="json"))
     except BaseException as error:  # noqa: BLE001 - even SystemExit of a probe is evidence
         events.write("raised", **_raised(error).model_dump())
@@ -117,12 +119,6 @@ def _take_gpu(device: str) -> int:
     allowed = allowance(free)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return allowed
-
-
-def _probe(reference: str) -> Callable[[RankContext], Fact]:
-    module, _, name = reference.partition(":")
-    probe: Callable[[RankContext], Fact] = getattr(importlib.import_module(module), name)
-    return probe
 
 
 def _raised(error: BaseException) -> Raised:
@@ -182,17 +178,15 @@ def whole_stack(frames: Mapping[int, FrameType], main: int) -> list[traceback.Fr
 
 
 def _answer_each(path: str, backend: str) -> None:
-    from ddp_doctor.ranks.worker.torch_private import flight_entries, retires_late
-
     main = threading.main_thread().ident
     while True:
         signal.sigwait({signal.SIGUSR2})
         frames = whole_stack(sys._current_frames(), main or 0)  # noqa: SLF001 - there is no public way
         stack = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
         source = [frame.line or "" for frame in frames]
-        recorder, entries = flight_entries(backend)
+        recorder, entries = torch_private.flight_entries(backend)
         flight = [entry.model_dump() for entry in entries]
-        late = retires_late(recorder)
+        late = torch_private.retires_late(recorder)
         with open(path + ".tmp", "w", encoding="utf-8") as file:
             answer = {"stack": stack, "source": source, "recorder": recorder, "flight": flight}
             json.dump({**answer, "retires_late": late}, file)
