@@ -4,17 +4,13 @@ nodes    node1 and node2: 16 ranks, nccl
 torch    2.15.0+cu130 on node1; 2.13.0+cu130 on node2
 """
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Iterator
 
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.views.node_traits import VERSIONS
 from ddp_doctor.wording.nodes import host, name_list
-
-F = TypeVar("F", bound=Fact)
 
 
 def lines(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
@@ -28,16 +24,12 @@ def lines(report: Report, recording: Recording) -> Iterator[tuple[str, str]]:
         ranks = f": {size} rank{'s' if size > 1 else ''}, {report.world.backend}" if size else ""
         yield "nodes", f"{names}{ranks}"
     for name, (kind, value) in VERSIONS.items():
-        if told := _values_with_nodes(recording, kind, value):
-            yield name, told
-
-
-def _values_with_nodes(recording: Recording, kind: type[F], value: Callable[[F], str | None]) -> str:
-    by_value = grouped(
-        (said, host(recording, found.node))
-        for found in recording.facts(kind)
-        if (said := value(found.fact)) is not None
-    )
-    if len(by_value) < 2:
-        return "".join(by_value)
-    return "; ".join(f"{said} on {name_list(nodes)}" for said, nodes in by_value.items())
+        by_value = grouped(
+            (version, host(recording, found.node))
+            for found in recording.facts(kind)
+            if (version := value(found.fact)) is not None
+        )
+        if len(by_value) > 1:
+            yield name, "; ".join(f"{version} on {name_list(nodes)}" for version, nodes in by_value.items())
+        elif version := "".join(by_value):
+            yield name, version

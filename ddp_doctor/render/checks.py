@@ -36,9 +36,12 @@ _MARKS = {
     CheckStatus.TIMED_OUT: "??",
     CheckStatus.FAILED: "??",
 }
+_WITH_RESULT = (CheckStatus.PASSED, CheckStatus.FOUND)
 _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
 _LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
 _OTHERS = "others"
+#: What all who looked say where this machine has no such thing.
+_ABSENT = {Status.ABSENT}
 _NOT_HERE, _ON_REQUEST = "not here", "on request"
 #: Longer names do not widen the column.
 _LONGEST_NAME = 15
@@ -53,10 +56,13 @@ class _Line(NamedTuple):
 
 def show(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
     """Print all checks, ``each`` on a line of its own or in groups, and what the marks mean."""
-    if not each and recording.command.subject and not any(_is_open(c) for c in report.checks):
+    has_more_to_say = any(check.status not in _WITH_RESULT or check.reason for check in report.checks)
+    if not each and recording.command.subject and not has_more_to_say:
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
-    lines = list(_all_lines(report) if each else _grouped(report, recording))
+    lines = list(_grouped(report, recording))
+    if each:
+        lines = [_line(report, same, _words) for same in alike(report.checks)]
     width = width_of(out)
     column = max((len(line.name) for line in lines if len(line.name) <= _LONGEST_NAME), default=0)
     for mark, name, text, style in lines:
@@ -68,10 +74,6 @@ def show(report: Report, recording: Recording, out: "Console", *, each: bool) ->
     if legend:
         why = "" if each or "--" not in {line.mark for line in lines} else " (why: -v)"
         out.print(folded(f"{', '.join(legend)}{why}", width, indent=4), style="dim")
-
-
-def _is_open(check: CheckResult) -> bool:
-    return check.status not in (CheckStatus.PASSED, CheckStatus.FOUND) or bool(check.reason)
 
 
 def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
@@ -86,7 +88,7 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     partly = [check for check in whole if check.reason]
     yield from (_Line("--", one_line(check.id), _reason(check), _STYLES["--"]) for check in partly)
     idle = [check for check in selected if check.status is CheckStatus.SKIPPED]
-    not_here = [check for check in idle if _is_absent(recording, check.id)]
+    not_here = [check for check in idle if {reading.status for reading in recording.of_check(check.id)} == _ABSENT]
     requested = [check for check in idle if check not in not_here and _option(check)]
     in_groups = (*whole, *not_here, *requested)
     for same in alike([check for check in selected if check not in in_groups]):
@@ -99,33 +101,24 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
         yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
 
 
-def _all_lines(report: Report) -> Iterator[_Line]:
-    return (_line(report, same, _words) for same in alike(report.checks))
-
-
 def alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
     """The checks in order; those without a result for the same reason are together at the place of the first."""
 
     def cause(check: CheckResult) -> Hashable:
-        has_result = check.status in (CheckStatus.PASSED, CheckStatus.FOUND)
-        return check.id if has_result else (check.status, check.reason)
+        return check.id if check.status in _WITH_RESULT else (check.status, check.reason)
 
     return list(grouped((cause(check), check) for check in checks).values())
 
 
 def _line(report: Report, same: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
     mark = _MARKS[same[0].status]
-    name, text = _names(same), words(report, same[0])
-    return _Line(mark, name, text, _STYLES.get(mark) or _colour_of_worst(report, same[0]))
+    severities = [severity for _, severity in _codes_and_severities(report, same[0])]
+    worst = Severity.ERROR if Severity.ERROR in severities else Severity.WARNING
+    return _Line(mark, _names(same), words(report, same[0]), _STYLES.get(mark, STYLE[worst]))
 
 
 def _names(checks: Sequence[CheckResult]) -> str:
     return one_line(", ".join(check.id for check in checks))
-
-
-def _colour_of_worst(report: Report, check: CheckResult) -> str:
-    severities = [severity for _, severity in _codes_and_severities(report, check)]
-    return STYLE[Severity.ERROR if Severity.ERROR in severities else Severity.WARNING]
 
 
 def _codes_and_severities(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
@@ -163,12 +156,6 @@ def _not_tested_elsewhere(check: CheckResult) -> str:
 
 def _reason(check: CheckResult) -> str:
     return shorten(one_line(check.reason or ""), _LONGEST_REASON, placeholder=" ...")
-
-
-def _is_absent(recording: Recording, check_id: str) -> bool:
-    """Whether all who looked say that this machine has no such thing."""
-    statuses = {reading.status for reading in recording.of_check(check_id)}
-    return statuses == {Status.ABSENT}
 
 
 def _option(check: CheckResult) -> str:

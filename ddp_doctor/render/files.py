@@ -37,31 +37,21 @@ def write(target: str, text: str, *, mode: int | None = None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target)
-    if path.exists() and not path.is_file():
-        _write_through(path, text)  # /dev/stdout, a pipe: nothing to rename
-        return
-    temporary = ""
+    path, temporary = Path(target), ""
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # /dev/stdout, a pipe: nothing to rename
+            return
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        Path(temporary).chmod(0o666 & ~_umask() if mode is None else mode)
+        if mode is None:
+            umask = os.umask(0o022)
+            os.umask(umask)
+            mode = 0o666 & ~umask
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except OSError as error:
         with suppress(OSError):
             Path(temporary).unlink()
         raise CannotWrite(f"cannot write {target}: {error.strerror}") from error
-
-
-def _write_through(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CannotWrite(f"cannot write {path}: {error.strerror}") from error
-
-
-def _umask() -> int:
-    current = os.umask(0o022)
-    os.umask(current)
-    return current

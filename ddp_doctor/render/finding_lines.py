@@ -43,7 +43,8 @@ def show(report: Report, form: OutputFormat, out: "Console") -> None:
         elif form is OutputFormat.GITHUB:
             sys.stdout.write(f"{_annotation(finding)}\n")
         else:
-            sys.stdout.write(f"{_json(report, finding)}\n")
+            run = {"run_id": report.run_id, "started_at": report.started_at}
+            sys.stdout.write(f"{json.dumps(run | finding.model_dump(mode='json'))}\n")
     sys.stdout.flush()
     out.print(one_line(report.summary), style=VERDICT_STYLE[report.verdict])
 
@@ -84,8 +85,3 @@ def _escaped(text: str, also: str = "") -> str:
     for character in f"%\r\n{also}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
-
-
-def _json(report: Report, finding: Finding) -> str:
-    run = {"run_id": report.run_id, "started_at": report.started_at}
-    return json.dumps(run | finding.model_dump(mode="json"))

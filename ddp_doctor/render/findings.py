@@ -92,25 +92,20 @@ def absent(finding: Finding) -> list[str]:
 def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
     """What was measured; repeated lines once, with their number."""
     shown, left = evidence[:_MOST_EVIDENCE], len(evidence) - _MOST_EVIDENCE
-    expected = None
+    source = ""
     for text, same in groupby(shown, _measured):
         alike = list(same)
         times = f" ({len(alike)} times)" if len(alike) > 1 else ""
-        new = _expected(alike[0])
-        yield f"{text}{times}{new if new != expected else ''}"
-        expected = new
+        value, unit = alike[0].expected, alike[0].unit
+        expected = f"expected {amount(value, unit)}" if value is not None else ""
+        before, source = source, ", ".join(filter(None, (expected, alike[0].expected_from)))
+        yield f"{text}{times}{f' ({source})' if source not in ('', before) else ''}"
     if left > 0:
         yield f"and {left} lines more in the JSON report"
 
 
 def _measured(item: Evidence) -> str:
     return item.text if item.value is None else f"{item.text}: {amount(item.value, item.unit)}"
-
-
-def _expected(item: Evidence) -> str:
-    value = [f"expected {amount(item.expected, item.unit)}"] if item.expected is not None else []
-    source = [item.expected_from] if item.expected_from else []
-    return f" ({', '.join([*value, *source])})" if value or source else ""
 
 
 def remedy_lines(remedy: Remedy) -> Iterator[Line]:

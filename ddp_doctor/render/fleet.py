@@ -8,7 +8,7 @@ node17  sick       12     4  2026-11-23 10:02  sick again and again
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact
+from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Command, Verdict
@@ -108,12 +108,6 @@ def _change(name: str, value: float, median: float) -> str:
     return f"{round(-100 * loss(name, value, median)):+d} %"
 
 
-def _noise(beside: HeldAgainst) -> str:
-    """How much of a change is noise; "all" is too much to tell."""
-    usual = noise(beside.name, beside.median, beside.mad)
-    return "?" if beside.runs < FEWEST_RUNS else "all" if usual >= 1 else f"{100 * usual:.0f} %"
-
-
 def _difference(difference: Difference) -> tuple[str, ...]:
     usual, *others = difference.values
     elsewhere = [f"{other.value or 'not set'} on {name_list(other.nodes)}" for other in others]
@@ -131,32 +125,29 @@ def _since(since: Since | None) -> list[str]:
     ]
 
 
-def _where(recording: Recording, beside: HeldAgainst) -> str:
-    gpu = "" if beside.gpu is None else f", GPU {beside.gpu}"
-    return one_line(f"{hosts(recording, beside.nodes)}{gpu}") if beside.nodes else "all"
-
-
 def beside(recording: Recording) -> Captioned | None:
     """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither."""
     fact, others = recording.first(BaselineFact), recording.first(RunDifferencesFact)
     left_out = tuple(map(one_line, others.left_out)) if others else ()
     if fact is None:
-        return (
-            Captioned(f"Not compared with {one_line(others.file)}:", Table((), []), left_out)
-            if others and left_out
-            else None
+        if others is None or not left_out:
+            return None
+        return Captioned(f"Not compared with {one_line(others.file)}:", Table((), []), left_out)
+    rows = []
+    for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median)):
+        gpu = "" if held.gpu is None else f", GPU {held.gpu}"
+        usual = noise(held.name, held.median, held.mad)
+        much = "all" if usual >= 1 else f"{100 * usual:.0f} %"  # all: too much to tell
+        rows.append(
+            (
+                in_words(held.name, held.labels),
+                f"{hosts(recording, held.nodes)}{gpu}" if held.nodes else "all",
+                amount(held.value, held.unit),
+                amount(held.median, held.unit),
+                _change(held.name, held.value, held.median),
+                "?" if held.runs < FEWEST_RUNS else much,
+            )
         )
-    rows = [
-        (
-            in_words(held.name, held.labels),
-            _where(recording, held),
-            amount(held.value, held.unit),
-            amount(held.median, held.unit),
-            _change(held.name, held.value, held.median),
-            _noise(held),
-        )
-        for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median))
-    ]
     runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
     titles = ("measured", "where", "value", "before", "change", "noise")
     return Captioned(f"Beside {runs} before ({one_line(fact.file)}):", _table(rows, titles), left_out)

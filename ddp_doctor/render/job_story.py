@@ -8,21 +8,17 @@
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING
 
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import JobFacts, LogsReport, Report
-from ddp_doctor.render.layout import Table, folded, width_of
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.job_waits import collective_name, waits
 from ddp_doctor.wording.ranks import rank_list
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Rows of the table, and files that could not be read, on a screen.
 _MOST_ROWS = 12
@@ -31,20 +27,14 @@ _LONGEST_LINE = 100
 _TITLES = ("", "host", "pid", "GPU", "ended", "was in", "last line")
 
 
-def show(report: LogsReport, recording: Recording, out: "Console", *, each: bool) -> None:
-    """Print it; ``each``: a row for each rank, however many they are."""
-    for number, line in enumerate(lines(report, recording, width_of(out), each=each)):
-        out.print(line, style="dim" if number == 0 else None)
-
-
 def lines(report: Report, recording: Recording, width: int | None = None, *, each: bool = False) -> Iterator[str]:
-    """The lines of the story; none where the report is of no job."""
+    """The lines of the story; none where the report is of no job. ``each``: with a row for each rank, however many."""
     for number, text in enumerate(words(report, recording, each=each)):
         yield folded(text, width, hang=2 if number else 0)
     rows = _rows(report, recording, each=each)
     if rows:
         yield ""
-        yield from _table_without_empty_columns(rows[: None if each else _MOST_ROWS]).lines(width)
+        yield from Table(_TITLES, rows[: None if each else _MOST_ROWS]).without_empty_columns().lines(width)
         if not each and (left := len(rows) - _MOST_ROWS) > 0:
             yield f" and {left} rows more: -v shows each rank"
 
@@ -52,7 +42,7 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
 def table(report: Report, recording: Recording) -> Table | None:
     """The ranks, equal ones in one row; None where nothing is known of any."""
     rows = _rows(report, recording, each=False)
-    return _table_without_empty_columns(rows) if rows else None
+    return Table(_TITLES, rows).without_empty_columns() if rows else None
 
 
 def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:
@@ -84,13 +74,6 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
     return one_line("; ".join(part for part in (", ".join(filter(None, parts)), files) if part))
 
 
-def _table_without_empty_columns(rows: Sequence[tuple[str, ...]]) -> Table:
-    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
-    return Table(
-        tuple(_TITLES[column] for column in kept), [tuple(row[column] or "-" for column in kept) for row in rows]
-    )
-
-
 def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str, ...]]:
     """Those to blame first; equal ranks in one row, whose last lines count as equal where only numbers differ."""
     job = recording.first(JobLogFact)
@@ -113,11 +96,11 @@ def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str
 def _alike(
     ranks: Sequence[RankSeen], was_in: dict[int, str], blamed: set[int], *, with_lines: bool
 ) -> list[list[RankSeen]]:
-    groups: dict[tuple[object, ...], list[RankSeen]] = defaultdict(list)
-    for rank in ranks:
+    def story(rank: RankSeen) -> tuple[object, ...]:
         last = re.sub(r"\d+", "0", rank.last.text) if with_lines and rank.last is not None else ""
-        groups[rank.rank in blamed, _ended(rank), was_in.get(rank.rank, ""), last].append(rank)
-    return list(groups.values())
+        return rank.rank in blamed, _ended(rank), was_in.get(rank.rank, ""), last
+
+    return list(grouped((story(rank), rank) for rank in ranks).values())
 
 
 def _row(ranks: Sequence[RankSeen], was_in: dict[int, str], *, is_blamed: bool) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Case:
     @property
     def failing(self) -> list[Finding]:
         """The findings that make it fail."""
-        return [each for each in self.findings if each.severity.at_least(Severity(self.fail_on.value))]
+        return [finding for finding in self.findings if finding.severity.at_least(Severity(self.fail_on.value))]
 
 
 def render(report: Report, recording: Recording) -> str:
@@ -42,7 +42,18 @@ def document(name: str, cases: Sequence[Case], duration_s: float) -> str:
     """One suite of these cases."""
     suite = ET.Element("testsuite", name=name, tests=str(len(cases)))
     for case in cases:
-        _add(suite, case)
+        element = ET.SubElement(suite, "testcase", classname=name.replace(" ", "."), name=plain(case.name))
+        element.set("time", f"{case.duration_s:.3f}")
+        failing = case.failing
+        if failing:
+            message = f"{failing[0].code} {failing[0].title}"
+            ET.SubElement(element, "failure", message=plain(message), type=failing[0].code).text = _text(failing)
+        elif case.error is not None:
+            ET.SubElement(element, "error", message=plain(case.error), type="no result")
+        elif case.skipped is not None:
+            ET.SubElement(element, "skipped", message=plain(case.skipped))
+        if lesser := [finding for finding in case.findings if finding not in failing]:
+            ET.SubElement(element, "system-out").text = _text(lesser)
     for counted, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(counted, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("time", f"{duration_s:.3f}")
@@ -50,21 +61,6 @@ def document(name: str, cases: Sequence[Case], duration_s: float) -> str:
     suites.append(suite)
     ET.indent(suites)
     return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _add(suite: ET.Element, case: Case) -> None:
-    classname = suite.attrib["name"].replace(" ", ".")
-    time = f"{case.duration_s:.3f}"
-    element = ET.SubElement(suite, "testcase", classname=classname, name=plain(case.name), time=time)
-    if failing := case.failing:
-        message = f"{failing[0].code} {failing[0].title}"
-        ET.SubElement(element, "failure", message=plain(message), type=failing[0].code).text = _text(failing)
-    elif case.error is not None:
-        ET.SubElement(element, "error", message=plain(case.error), type="no result")
-    elif case.skipped is not None:
-        ET.SubElement(element, "skipped", message=plain(case.skipped))
-    if lesser := [finding for finding in case.findings if finding not in failing]:
-        ET.SubElement(element, "system-out").text = _text(lesser)
 
 
 def _text(findings: Sequence[Finding]) -> str:

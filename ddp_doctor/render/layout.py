@@ -87,20 +87,22 @@ class Table:
 
     def parts(self, width: int | None) -> tuple[list[str], list[str]]:
         """The lines of the titles, and a text for each row."""
-        titles = self._titles()
+        titles = list(zip_longest(*(title.split("\n") for title in self.titles), fillvalue=""))
         widths = [max(map(len, column)) for column in zip(*titles, *self.rows, strict=True)]
         last = sum(widths[:-1]) + 2 * len(widths[:-1]) + 1
+        lines = [self._line(row, widths) for row in (*titles, *self.rows)]
         if width is not None and last + widths[-1] > width:
             if len(widths) - 1 in self.right or width - last < _LEAST:
                 return [], [folded(self._sentence(row), width, indent=1, hang=3) for row in self.rows]
-            broken = [_broken(self._line(row, widths), width, last) for row in (*titles, *self.rows)]
-            return broken[: len(titles)], broken[len(titles) :]
-        lines = [self._line(row, widths) for row in (*titles, *self.rows)]
+            ends = [folded(line[last:], width - last).replace("\n", "\n" + " " * last) for line in lines]
+            lines = [line[:last] + end for line, end in zip(lines, ends, strict=True)]
         return lines[: len(titles)], lines[len(titles) :]
 
-    def _titles(self) -> list[tuple[str, ...]]:
-        split = [title.split("\n") for title in self.titles]
-        return list(zip_longest(*split, fillvalue=""))
+    def without_empty_columns(self) -> "Table":
+        """The first column, and those in which some row has anything; where another has nothing there is a dash."""
+        kept = [column for column in range(len(self.titles)) if column == 0 or any(row[column] for row in self.rows)]
+        rows = [tuple(row[column] or "-" for column in kept) for row in self.rows]
+        return Table(tuple(self.titles[column] for column in kept), rows)
 
     def _line(self, row: Sequence[str], widths: Sequence[int]) -> str:
         cells = [
@@ -146,9 +148,3 @@ def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     return [
         "  ".join(row[column].ljust(widths[column]) for column in (0, *part)).rstrip() for part in parts for row in rows
     ]
-
-
-def _broken(line: str, width: int, last: int) -> str:
-    """The line with its last column, which begins at ``last``, broken within that column."""
-    text = folded(line[last:], width - last)
-    return line[:last] + text.replace("\n", "\n" + " " * last)

@@ -7,22 +7,17 @@
     ranks 0-2   -     -    running   no       in all-reduce at train.py:91
 """
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.report import AttachReport
-from ddp_doctor.render.layout import Table, folded, width_of
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
-from ddp_doctor.views.live_jobs import LiveJob, live_jobs, unreached
+from ddp_doctor.views.live_jobs import LiveJob
 from ddp_doctor.views.live_ranks import Doing
 from ddp_doctor.wording.live_ranks import gpu_use, says
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _MOST_ROWS = 12
 _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
@@ -30,19 +25,8 @@ _TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
 STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 
 
-def show(report: AttachReport, recording: Recording, out: "Console", *, each: bool) -> None:
-    """Print it; ``each``: a row for each rank, however many they are."""
-    for number, job in enumerate(live_jobs(recording)):
-        if number:
-            out.print()
-        for at, line in enumerate(lines(job, report, width_of(out), each=each)):
-            out.print(line, style="dim" if at == 0 else None)
-    for host, why in unreached(recording).items():
-        out.print(folded(f"{host} could not be read: {one_line(why)}", width_of(out), hang=2))
-
-
-def lines(job: LiveJob, report: AttachReport, width: int | None = None, *, each: bool = False) -> Iterator[str]:
-    """The lines of one job."""
+def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) -> Iterator[str]:
+    """The lines of one job; ``each``: with a row for each rank, however many they are."""
     for number, text in enumerate(words(job)):
         yield folded(text, width, hang=2 if number else 0)
     yield ""
@@ -73,14 +57,14 @@ def words(job: LiveJob) -> Iterator[str]:
 def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
     """What the ranks of one job do, those to blame first, equal ones in one row unless ``each`` is to have its own."""
     blamed = {rank.rank for rank in report.ranks if rank.blamed and rank.job == job.name}
-    groups = [[rank] for rank in job.ranks] if each else _alike(job.ranks, blamed)
+    groups = [[rank] for rank in job.ranks]
+    if not each:
+        stories = [(rank.rank in blamed, rank.fact.host, _state(rank), rank.moves, says(rank)) for rank in job.ranks]
+        groups = list(grouped(zip(stories, job.ranks, strict=True)).values())
     groups.sort(key=lambda group: (group[0].rank not in blamed, group[0].rank))
     on_several = len(job.hosts) > 1
     rows = [_row(group, is_blamed=group[0].rank in blamed, with_host=on_several) for group in groups]
-    kept = [column for column in range(len(_TITLES)) if column == 0 or any(row[column] for row in rows)]
-    return Table(
-        tuple(_TITLES[column] for column in kept), [tuple(row[column] or "-" for column in kept) for row in rows]
-    )
+    return Table(_TITLES, rows).without_empty_columns()
 
 
 def _about(job: LiveJob) -> str:
@@ -97,31 +81,20 @@ def _about(job: LiveJob) -> str:
     return one_line(f"{job.name}: {', '.join(filter(None, parts))}; watched for {job.watched_s:.1f} s")
 
 
-def _alike(ranks: Sequence[Doing], blamed: set[int]) -> list[list[Doing]]:
-    groups: dict[tuple[object, ...], list[Doing]] = defaultdict(list)
-    for rank in ranks:
-        groups[rank.rank in blamed, rank.fact.host, _state(rank), rank.moves, says(rank)].append(rank)
-    return list(groups.values())
-
-
 def _row(ranks: Sequence[Doing], *, is_blamed: bool, with_host: bool) -> tuple[str, ...]:
     rank = ranks[0]
     alone = len(ranks) == 1
+    inside = f" ({rank.fact.pid_inside} inside)" if rank.fact.pid_inside else ""
     return (
         f"{'!! ' if is_blamed else '   '}{rank_list([of.rank for of in ranks])}",
         one_line(rank.fact.host) if with_host else "",
-        _pid_and_inner_pid(rank) if alone else "",
+        f"{rank.fact.pid}{inside}" if alone else "",
         str(rank.fact.gpu) if alone and rank.fact.gpu is not None else "",
         gpu_use(ranks),
         _state(rank),
         {True: "yes", False: "no", None: "?"}[rank.moves],
         one_line(says(rank)),
     )
-
-
-def _pid_and_inner_pid(rank: Doing) -> str:
-    inside = rank.fact.pid_inside
-    return f"{rank.fact.pid} ({inside} inside)" if inside else str(rank.fact.pid)
 
 
 def _state(rank: Doing) -> str:

@@ -7,16 +7,16 @@ cell or code that ends early, and nobody who is told of an @name. What looks lik
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import CheckResult, LogsReport, Report
+from ddp_doctor.model.report import LogsReport, Report
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
 from ddp_doctor.render import about, findings, job_story, tables
-from ddp_doctor.render.findings import Line
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -39,7 +39,9 @@ def render(report: Report, recording: Recording) -> str:
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
     if selected and not isinstance(report, LogsReport):
         rows = [(check.id, check.status.value, check.reason or "") for check in selected]
-        blocks += [_folded(_counted(selected), [_table(("check", "result", "why"), rows)])]
+        counts = Counter(check.status for check in selected)
+        words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status])
+        blocks += [_folded(f"Checks: {words}", [_table(("check", "result", "why"), rows)])]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -48,16 +50,12 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
     lines = [*findings.lines(finding, findings.cause_of(report, finding))]
     if finding.detail:  # is the first of them
         yield _text(lines.pop(0).text)
-    yield _folded("Evidence and remedies", [*_list_with_code(lines)])
-
-
-def _list_with_code(lines: Iterable[Line]) -> Iterator[str]:
+    blocks = []
     for to_paste, alike in groupby(lines, lambda line: line.to_paste):
         texts = [line.text for line in alike]
-        if to_paste:
-            yield _fence("\n".join(texts))
-        else:
-            yield "\n".join(f"- {_text(text.removeprefix('- '))}" for text in texts)
+        items = [f"- {_text(text.removeprefix('- '))}" for text in texts]
+        blocks.append(_fence("\n".join(texts)) if to_paste else "\n".join(items))
+    yield _folded("Evidence and remedies", blocks)
 
 
 def _measurements(report: Report, recording: Recording) -> str:
@@ -68,16 +66,10 @@ def _measurements(report: Report, recording: Recording) -> str:
     parts = [
         "\n".join(["all_reduce float32 sum, slowest rank", *reduces]) if reduces else "",
         used_table(recording),
-        "\n".join(tables.bucket_lines(report.measurements)),
-        "\n".join(tables.step_lines(report.measurements)),
+        "\n".join(tables.lines(tables.bucket_table(report.measurements))),
+        "\n".join(tables.lines(tables.step_table(report.measurements))),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _counted(checks: Sequence[CheckResult]) -> str:
-    """``Checks: 9 passed, 1 found, 3 skipped``."""
-    counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
-    return "Checks: " + ", ".join(f"{count} {status.value}" for status, count in counts.items() if count)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -14,6 +14,7 @@ from ddp_doctor.render.text import amount, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.live import Live
 
 
 def _can_write_over(out: "Console") -> bool:
@@ -22,26 +23,36 @@ def _can_write_over(out: "Console") -> bool:
 
 
 @contextmanager
+def _live(out: "Console", line: Callable[[], str]) -> Iterator["Live"]:
+    """``line``, drawn again and again while the block runs; what is said on stderr meanwhile stands above it."""
+    from rich.live import Live
+    from rich.text import Text
+
+    def drawn() -> Text:
+        return Text(line(), style="dim")
+
+    with Live(get_renderable=drawn, console=out, transient=True, refresh_per_second=4, redirect_stdout=False) as live:
+        yield live
+
+
+@contextmanager
 def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Progress on ``out`` while files are read: bytes of how many, where that is known, how fast, and the time."""
     if quiet or not _can_write_over(out):
         yield lambda _read, _total: None
         return
-    from rich.live import Live
-    from rich.text import Text
-
     started, done, all_of_it = monotonic(), 0, 0
 
-    def line() -> Text:
+    def line() -> str:
         took_s = max(monotonic() - started, 1e-3)
         of = f" of {amount(all_of_it, 'B')}" if all_of_it else ""
-        return Text(f"{amount(done, 'B')}{of} read, {amount(done / took_s, 'B/s')}, {took_s:.0f} s", style="dim")
+        return f"{amount(done, 'B')}{of} read, {amount(done / took_s, 'B/s')}, {took_s:.0f} s"
 
     def tell(read: int, total: int) -> None:
         nonlocal done, all_of_it
         done, all_of_it = read, total
 
-    with Live(get_renderable=line, console=out, transient=True, refresh_per_second=4, redirect_stdout=False):
+    with _live(out, line):
         yield tell
 
 
@@ -51,16 +62,11 @@ def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[
     if quiet or not _can_write_over(out):
         yield lambda _text: None
         return
-    from rich.live import Live
-    from rich.text import Text
-
     started, number, shown = monotonic(), 0, "starting"
 
-    def line() -> Text:
+    def line() -> str:
         of = f"{number} of {len(checks)}  " if checks else ""
-        return Text(f"{of}{shown}, {monotonic() - started:.0f} s", style="dim")
-
-    live = Live(get_renderable=line, console=out, transient=True, refresh_per_second=4, redirect_stdout=False)
+        return f"{of}{shown}, {monotonic() - started:.0f} s"
 
     def tell(text: str) -> None:
         nonlocal number, shown
@@ -68,5 +74,5 @@ def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[
         shown = one_line(text)
         live.refresh()
 
-    with live:  # what is said on stderr meanwhile stands above the line
+    with _live(out, line) as live:
         yield tell

@@ -6,7 +6,7 @@ because the collector refuses two files with the same series: ``prolog`` and ``r
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Verdict
-from ddp_doctor.model.report import Measurement, Report, finished_at
+from ddp_doctor.model.report import Report, finished_at
 from ddp_doctor.render.text import plain
 
 #: Of what a bandwidth was measured; further labels of measurements (peers, parameters) have too many values.
@@ -40,70 +40,69 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """As the client library asks for them; a family without a sample is left out."""
-        report = self._report
-        yield from self._family(
-            "build_info", "Always 1; the release of ddp-doctor.", ("version",), {(report.tool.version,): 1}
-        )
-        yield from self._family(
-            "verdict",
-            "1 for the verdict, 0 for the others.",
-            ("verdict",),
-            {(verdict,): value for verdict, value in _each(Verdict, report.verdict)},
-        )
-        yield from self._family(
-            "node_verdict", "1 for what the run says of a node, 0 for the others.", *_states_of_nodes(report)
-        )
-        yield from self._family(
-            "findings",
-            "Findings, by code and severity; there is no series where there is none.",
-            ("code", "severity"),
-            Counter((finding.code, finding.severity.value) for finding in report.findings),
-        )
-        yield from self._family(
-            "node_findings",
-            "Findings that name a node, by code and severity.",
-            ("node", "code", "severity"),
-            _findings_of_nodes(report),
-        )
-        yield from self._family(
-            "check_status",
-            "1 for what became of a check, 0 for the others; skipped, timed_out and failed were not evaluated.",
-            ("check", "status"),
-            {
-                (check.id, status): value
-                for check in report.checks
-                for status, value in _each(CheckStatus, check.status)
-            },
-        )
-        yield from self._family(
-            "check_duration_seconds",
-            "How long a check took on the slowest node or rank.",
-            ("check",),
-            {(check.id,): check.duration_s for check in report.checks if check.status is not CheckStatus.SKIPPED},
-        )
-        yield from self._family(
-            "bandwidth_bytes_per_second",
-            "What was measured, by its name in the JSON report; the slowest of several with the same labels.",
-            _OF_BANDWIDTH,
-            _bandwidths(report),
-        )
-        yield from self._counts()
-        yield from self._family("last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report))
-        yield from self._family("last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s})
+        for name, words, labels, samples in _families(self._report):
+            family = GaugeMetricFamily(f"ddp_doctor_{name}", words, labels=("command", *labels))
+            for values, value in samples.items():
+                family.add_metric([self._command, *map(plain, values)], value)
+            if samples:
+                yield family
 
-    def _counts(self) -> Iterator[GaugeMetricFamily]:
-        counted = (each for each in self._report.measurements if each.unit in ("nodes", "files"))
-        for name, alike in grouped((each.name, each) for each in counted).items():
-            samples = {tuple(map(str, each.labels.values())): each.value for each in alike}
-            words = f"How many {alike[0].unit} of the fleet are so."
-            yield from self._family(name, words, tuple(alike[0].labels), samples)
 
-    def _family(self, name: str, words: str, labels: Iterable[str], samples: _Samples) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(f"ddp_doctor_{name}", words, labels=("command", *labels))
-        for values, value in samples.items():
-            family.add_metric([self._command, *map(plain, values)], value)
-        if samples:
-            yield family
+def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samples]]:
+    """The name, the help, the labels and the samples of each."""
+    yield "build_info", "Always 1; the release of ddp-doctor.", ("version",), {(report.tool.version,): 1}
+    verdicts: _Samples = {(verdict,): value for verdict, value in _each(Verdict, report.verdict)}
+    yield "verdict", "1 for the verdict, 0 for the others.", ("verdict",), verdicts
+    worst: dict[str, Verdict] = {}  # of nodes that say they have the same name
+    for node in sorted(report.nodes, key=lambda node: -_WORST_FIRST.index(node.verdict)):
+        worst[node.hostname] = node.verdict
+    of_nodes: _Samples = {
+        (host, state): value for host, verdict in worst.items() for state, value in _each(Verdict, verdict)
+    }
+    yield "node_verdict", "1 for what the run says of a node, 0 for the others.", ("node", "verdict"), of_nodes
+    yield (
+        "findings",
+        "Findings, by code and severity; there is no series where there is none.",
+        ("code", "severity"),
+        Counter((finding.code, finding.severity.value) for finding in report.findings),
+    )
+    by_fingerprint = {finding.fingerprint: finding for finding in report.findings}
+    named = (
+        (node.hostname, by_fingerprint[fingerprint])
+        for node in report.nodes
+        for fingerprint in node.findings
+        if fingerprint in by_fingerprint
+    )
+    yield (
+        "node_findings",
+        "Findings that name a node, by code and severity.",
+        ("node", "code", "severity"),
+        Counter((host, finding.code, finding.severity.value) for host, finding in named),
+    )
+    yield (
+        "check_status",
+        "1 for what became of a check, 0 for the others; skipped, timed_out and failed were not evaluated.",
+        ("check", "status"),
+        {(check.id, status): value for check in report.checks for status, value in _each(CheckStatus, check.status)},
+    )
+    yield (
+        "check_duration_seconds",
+        "How long a check took on the slowest node or rank.",
+        ("check",),
+        {(check.id,): check.duration_s for check in report.checks if check.status is not CheckStatus.SKIPPED},
+    )
+    yield (
+        "bandwidth_bytes_per_second",
+        "What was measured, by its name in the JSON report; the slowest of several with the same labels.",
+        _OF_BANDWIDTH,
+        _bandwidths(report),
+    )
+    of_fleet = (measured for measured in report.measurements if measured.unit in ("nodes", "files"))
+    for name, alike in grouped((measured.name, measured) for measured in of_fleet).items():
+        samples = {tuple(map(str, measured.labels.values())): measured.value for measured in alike}
+        yield name, f"How many {alike[0].unit} of the fleet are so.", tuple(alike[0].labels), samples
+    yield "last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report)
+    yield "last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s}
 
 
 def _each(states: type[Enum], state: Enum) -> Iterator[tuple[str, float]]:
@@ -112,45 +111,18 @@ def _each(states: type[Enum], state: Enum) -> Iterator[tuple[str, float]]:
         yield each.value, float(each is state)
 
 
-def _states_of_nodes(report: Report) -> tuple[tuple[str, str], _Samples]:
-    """The worst of nodes that say they have the same name."""
-    worst = {
-        node.hostname: node.verdict
-        for verdict in reversed(_WORST_FIRST)
-        for node in report.nodes
-        if node.verdict is verdict
-    }
-    states = ((host, *state) for host, verdict in worst.items() for state in _each(Verdict, verdict))
-    return ("node", "verdict"), {(host, verdict): value for host, verdict, value in states}
-
-
-def _findings_of_nodes(report: Report) -> _Samples:
-    by_fingerprint = {finding.fingerprint: finding for finding in report.findings}
-    return Counter(
-        (node.hostname, finding.code, finding.severity.value)
-        for node in report.nodes
-        for fingerprint in node.findings
-        if (finding := by_fingerprint.get(fingerprint))
-    )
-
-
 def _bandwidths(report: Report) -> _Samples:
     hosts = {node.node_rank: node.hostname for node in report.nodes}
     backend = report.world.backend if report.world else ""
     slowest: dict[tuple[str, ...], float] = {}
     for measured in report.measurements:
         if measured.unit == "B/s" and math.isfinite(measured.value):
-            key = _labels(measured, hosts, backend)
+            node = measured.labels.get("node", "")
+            host = hosts.get(node, str(node)) if isinstance(node, int) else str(node)
+            size, ranks, gpu = (str(measured.labels.get(name, "")) for name in ("bytes", "ranks", "gpu"))
+            key = (measured.name, size, ranks, backend, host, gpu)
             slowest[key] = min(measured.value, slowest.get(key, math.inf))
     return slowest
-
-
-def _labels(measured: Measurement, hosts: Mapping[int, str], backend: str) -> tuple[str, ...]:
-    """The labels in the order of _OF_BANDWIDTH; empty is the same as none to Prometheus."""
-    node = measured.labels.get("node", "")
-    host = hosts.get(node, str(node)) if isinstance(node, int) else str(node)
-    size, ranks, gpu = (str(measured.labels.get(name, "")) for name in ("bytes", "ranks", "gpu"))
-    return (measured.name, size, ranks, backend, host, gpu)
 
 
 def _ended(report: Report) -> _Samples:

@@ -44,7 +44,13 @@ def show(report: EnvReport, out: "Console") -> None:
         return
     width = width_of(out)
     out.print(folded(f"Defaults and meanings are those of {versions(report)}.", width), style="dim")
-    titles, rows = Table(_TITLES, [_cells(row) for row in report.settings]).parts(width)
+    cells = []
+    for row in report.settings:
+        value = "(kept back)" if row.value is None else _cut(row.value)
+        default = "-" if row.status in _NOBODYS else _cut(row.default or "unset")
+        source = f"{row.source}, {row.since}" if row.since else row.source
+        cells.append((_cut(row.name), value, default, one_line(source)))
+    titles, rows = Table(_TITLES, cells).parts(width)
     for line in titles:
         out.print(line, style="dim")
     for row, text in zip(report.settings, rows, strict=True):
@@ -65,12 +71,6 @@ def versions(report: EnvReport) -> str:
     return f"{RELEASES}, for it is not known which NCCL a job would load"
 
 
-def _cells(row: SettingInForce) -> tuple[str, ...]:
-    source = f"{row.source}, {row.since}" if row.since else row.source
-    default = "-" if row.status in _NOBODYS else _cut(row.default or "unset")
-    return (_cut(row.name), "(kept back)" if row.value is None else _cut(row.value), default, one_line(source))
-
-
 def _cut(text: str) -> str:
     text = one_line(text)
     if len(text) <= _LONGEST:
@@ -79,19 +79,14 @@ def _cut(text: str) -> str:
     return f"{text[: ends[-1] if ends else _LONGEST - 3]}..."
 
 
-def _reader(row: SettingInForce, report: EnvReport) -> str:
-    known = variables().get(row.name)
-    if known is None or known.owner == "nccl":
-        return f"NCCL {report.nccl}" if report.nccl else "the newest NCCL"
-    return f"torch {report.torch}" if report.torch else "the newest torch"
-
-
 def further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
     """What the variable does, whether it is read, and what it overrules."""
     if row.meaning:
         yield one_line(row.meaning)
     if row.status in _STATUS:
-        yield _STATUS[row.status].format(reader=_reader(row, report))
+        known = variables().get(row.name)
+        name, version = ("NCCL", report.nccl) if known is None or known.owner == "nccl" else ("torch", report.torch)
+        yield _STATUS[row.status].format(reader=f"{name} {version}" if version else f"the newest {name}")
     if row.note:
         yield one_line(row.note)
     for overruled in row.overrides:

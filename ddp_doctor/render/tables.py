@@ -11,8 +11,7 @@ A training step of 2 ranks, 4 MiB of gradients
       1  24.8 MiB          91  layers.6.weight to embedding.weight
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.render.layout import Captioned, Table, folded
@@ -86,128 +85,75 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
     return "time was short"
 
 
-class GpuRow(NamedTuple):
-    """One rank's GPU; None is not measured."""
-
-    rank: int
-    gpu: int | None
-    matmul_tflop_per_s: float | None
-    copy_gb_per_s: float | None
-    from_host_gb_per_s: float | None
-    to_host_gb_per_s: float | None
-
-
-def gpu_rows(measurements: Sequence[Measurement]) -> list[GpuRow]:
-    """One row a rank, in order."""
-    by_rank: dict[int, dict[str, Measurement]] = {}
-    for measurement in measurements:
-        if measurement.name in _GPU_RATES:
-            by_rank.setdefault(int(measurement.labels["rank"]), {})[measurement.name] = measurement
-    return [_gpu_row(rank, rates) for rank, rates in sorted(by_rank.items())]
+def lines(table: Captioned | Table | None, width: int | None = None) -> tuple[str, ...]:
+    """One of the tables below on a screen; nothing where nothing was measured."""
+    return tuple(table.lines(width)) if table else ()
 
 
 #: Names of the check gpu_speed, and what makes the table's unit of the report's.
 _GPU_RATES = {"matmul_rate": 1e12, "hbm_copy_bandwidth": 1e9, "pcie_h2d_bandwidth": 1e9, "pcie_d2h_bandwidth": 1e9}
-
-
-def _gpu_row(rank: int, rates: dict[str, Measurement]) -> GpuRow:
-    gpu = next(iter(rates.values())).labels.get("gpu")
-    values = [rates[name].value / unit if name in rates else None for name, unit in _GPU_RATES.items()]
-    return GpuRow(rank, None if gpu is None else int(gpu), *values)
-
-
-def chosen_gpus(all_rows: list[GpuRow]) -> list[GpuRow]:
-    """All GPUs of one node; of many, the eight that multiply most slowly, because all ranks wait for them."""
-    if len(all_rows) <= _ONE_NODE:
-        return all_rows
-    return sorted(all_rows, key=lambda row: row.matmul_tflop_per_s or 0.0)[:_SHOWN]
-
-
 #: The most GPUs of a usual node.
 _ONE_NODE = 16
 
 
-def gpu_table(measurements: Sequence[Measurement], *, all_rows: bool = False) -> Captioned | None:
-    """What each rank's GPU did at work, of many the slowest; None where none was measured."""
-    known = gpu_rows(measurements)
-    if not known:
+def gpu_table(measurements: Sequence[Measurement]) -> Captioned | None:
+    """What each rank's GPU did at work; None where none was measured.
+
+    Of the GPUs of several nodes the eight that multiply most slowly, because all ranks wait for them.
+    """
+    rates: dict[int, dict[str, float]] = {}
+    gpus: dict[int, str] = {}
+    for measurement in measurements:
+        if measurement.name in _GPU_RATES:
+            rank = int(measurement.labels["rank"])
+            rates.setdefault(rank, {})[measurement.name] = measurement.value / _GPU_RATES[measurement.name]
+            gpus.setdefault(rank, str(measurement.labels.get("gpu", "")))
+    if not rates:
         return None
-    shown = known if all_rows else chosen_gpus(known)
-    which = f"The {len(shown)} slowest of {len(known)} GPUs" if len(shown) < len(known) else "Each rank's GPU"
+    shown, which = sorted(rates), "Each rank's GPU"
+    if len(rates) > _ONE_NODE:
+        shown = sorted(shown, key=lambda rank: rates[rank].get("matmul_rate", 0.0))[:_SHOWN]
+        which = f"The {_SHOWN} slowest of {len(rates)} GPUs"
     cells = [
-        (
-            f"{row.rank}",
-            "" if row.gpu is None else f"{row.gpu}",
-            *("-" if rate is None else f"{rate:.1f}" for rate in row[2:]),
-        )
-        for row in shown
+        (f"{rank}", gpus[rank], *(f"{rates[rank][name]:.1f}" if name in rates[rank] else "-" for name in _GPU_RATES))
+        for rank in shown
     ]
     titles = ("rank", "GPU", "matmul\n(TFLOP/s)", "copy\n(GB/s)", "from host\n(GB/s)", "to host\n(GB/s)")
     return Captioned(f"{which} at work:", Table(titles, cells, range(len(titles))))
 
 
-def gpu_lines(measurements: Sequence[Measurement], width: int | None) -> tuple[str, ...]:
-    """The same for a screen."""
-    table = gpu_table(measurements)
-    return table.lines(width) if table else ()
-
-
-_TIMES = (
-    ("computing", "step_compute"),
-    ("step", "step_time"),
-    ("waiting", "step_exposed"),
-    ("communication", "step_communicate"),
-)
-_SHARES = (("overlap", "step_overlap"), ("weak", "step_weak_scaling"), ("strong", "step_strong_scaling"))
+_TIMES = {
+    "computing": "step_compute",
+    "step": "step_time",
+    "waiting": "step_exposed",
+    "communication": "step_communicate",
+}
+_SHARES = {"overlap": "step_overlap", "weak": "step_weak_scaling", "strong": "step_strong_scaling"}
 
 
 def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
     """The times of a training step and how it scales; None where no steps were measured."""
-    by_name = {measurement.name: measurement for measurement in measurements}
-    whole = by_name.get("step_time")
+    values = {measurement.name: measurement.value for measurement in measurements}
+    whole = next((measurement for measurement in reversed(measurements) if measurement.name == "step_time"), None)
     if whole is None:
         return None
-    titles = tuple(title for title, _ in (*_TIMES, *_SHARES))
-    cells = [_time(by_name, name) for _, name in _TIMES] + [_share(by_name, name) for _, name in _SHARES]
-    return Captioned(
-        f"A training step of {_of_what(whole)}:",
-        Table(titles, [tuple(cells)], range(len(titles))),
-        (*_notes(whole), *_buckets(measurements)),
-    )
-
-
-def step_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
-    """The same for a screen."""
-    table = step_table(measurements)
-    return table.lines(width) if table else ()
-
-
-def _time(by_name: Mapping[str, Measurement], name: str) -> str:
-    measurement = by_name.get(name)
-    return "-" if measurement is None else amount(_three_digits(max(measurement.value, 0.0)), "s")
-
-
-def _three_digits(value: float) -> float:
-    """Three of them: more is noise."""
-    return float(f"{value:.3g}")
-
-
-def _share(by_name: Mapping[str, Measurement], name: str) -> str:
-    measurement = by_name.get(name)
-    return "-" if measurement is None else f"{measurement.value:.0%}"
-
-
-def _of_what(whole: Measurement) -> str:
+    cells = [_three_digits(max(values[name], 0.0)) if name in values else "-" for name in _TIMES.values()]
+    cells += [f"{values[name]:.0%}" if name in values else "-" for name in _SHARES.values()]
     mib = float(whole.labels.get("gradient_bytes", 0)) / 2**20
-    return f"{whole.labels.get('ranks', '?')} ranks, {mib:.3g} MiB of gradients"
-
-
-def _notes(whole: Measurement) -> Iterator[str]:
+    caption = f"A training step of {whole.labels.get('ranks', '?')} ranks, {mib:.3g} MiB of gradients:"
+    notes = [*_bucket_sizes(measurements)]
     if whole.labels.get("shared_processors") == "yes":
-        yield "other ranks or other work shared the processors: scaling says nothing here"
+        notes.insert(0, "other ranks or other work shared the processors: scaling says nothing here")
+    table = Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)))
+    return Captioned(caption, table, tuple(notes))
 
 
-def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
+def _three_digits(seconds: float) -> str:
+    """Three of them: more is noise."""
+    return amount(float(f"{seconds:.3g}"), "s")
+
+
+def _bucket_sizes(measurements: Sequence[Measurement]) -> Iterator[str]:
     predicted = {
         measurement.labels["bucket_cap_mib"]: measurement.value
         for measurement in measurements
@@ -216,9 +162,8 @@ def _buckets(measurements: Sequence[Measurement]) -> Iterator[str]:
     for measurement in measurements:
         if measurement.name == "step_measured":
             cap = measurement.labels["bucket_cap_mib"]
-            predicted_s = amount(_three_digits(predicted[cap]), "s")
-            measured = amount(_three_digits(measurement.value), "s")
-            yield f"buckets of {cap:g} MiB: predicted {predicted_s}, measured {measured}"
+            measured = _three_digits(measurement.value)
+            yield f"buckets of {cap:g} MiB: predicted {_three_digits(predicted[cap])}, measured {measured}"
 
 
 #: The rows a person wants on the screen: the first, which is ready first, and the last, which ends the backward.
@@ -233,12 +178,6 @@ def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
     known = any(bucket.labels.get("first") for bucket in buckets)
     how = "in the order in which they are ready" if known else "in the order of construction, last layer first"
     return Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
-
-
-def bucket_lines(measurements: Sequence[Measurement], width: int | None = None) -> tuple[str, ...]:
-    """The same for a screen, the heading first."""
-    table = bucket_table(measurements)
-    return tuple(table.lines(width)) if table else ()
 
 
 _Cells = tuple[str, str, str, str]
@@ -260,8 +199,5 @@ def _shown_buckets(buckets: Sequence[Measurement]) -> Iterator[_Cells]:
 def _bucket_row(bucket: Measurement) -> _Cells:
     names = [str(bucket.labels.get(end, "")) for end in ("first", "last")]
     which = " to ".join(dict.fromkeys(name for name in names if name))
-    return (str(bucket.labels["bucket"]), _size(bucket.value), str(bucket.labels.get("parameters") or "-"), which)
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**20:.3g} MiB" if count >= 2**20 / 100 else f"{count / 2**10:.3g} KiB"
+    size = f"{bucket.value / 2**20:.3g} MiB" if bucket.value >= 2**20 / 100 else f"{bucket.value / 2**10:.3g} KiB"
+    return (str(bucket.labels["bucket"]), size, str(bucket.labels.get("parameters") or "-"), which)

@@ -3,7 +3,7 @@
 The verdict comes last, because that stays on the screen; findings begin with the worst.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -39,14 +39,17 @@ def show(
         _show_story(report, recording, out, each=each)
         _show_table(tables.size_lines(report.measurements, width, all_rows=each), out)
         _show_table(used_table(recording, width).splitlines(), out)
-        _show_table(tables.gpu_lines(report.measurements, width), out)
-        _show_table(tables.bucket_lines(report.measurements, width), out)
-        _show_table(tables.step_lines(report.measurements, width), out)
+        for table in (tables.gpu_table, tables.bucket_table, tables.step_table):
+            _show_table(tables.lines(table(report.measurements), width), out)
         if recording.of_check("baseline"):
             from ddp_doctor.render.fleet import beside_lines
 
             _show_table(beside_lines(recording, width, each=each), out)
-    for number, finding in enumerate(_worth_a_look(report, each=each)):
+    # A busy host is worth a look only where a time was judged, or a check did not end in time.
+    late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
+    all_of_them = each or late or any(map(judges_times, report.findings))
+    shown = [finding for finding in report.findings if all_of_them or not only_a_busy_host(finding)]
+    for number, finding in enumerate(shown):
         if number or detail is not Detail.VERDICT:
             out.print()
         _show_finding(finding, findings.cause_of(report, finding), out)
@@ -58,24 +61,23 @@ def show(
 
 
 def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
+    width = width_of(out)
     if isinstance(report, AttachReport):
         from ddp_doctor.render import live_story  # no run needs its views, nor those of job_story
+        from ddp_doctor.views.live_jobs import live_jobs, unreached
 
-        live_story.show(report, recording, out, each=each)
+        for number, job in enumerate(live_jobs(recording)):
+            if number:
+                out.print()
+            _show_lines(live_story.lines(job, report, width, each=each), out)
+        for host, why in unreached(recording).items():
+            out.print(folded(f"{host} could not be read: {one_line(why)}", width, hang=2))
     elif isinstance(report, LogsReport):
         from ddp_doctor.render import job_story
 
-        job_story.show(report, recording, out, each=each)
+        _show_lines(job_story.lines(report, recording, width, each=each), out)
     elif each or not _is_of_one_check(recording):
         checks.show(report, recording, out, each=each)
-
-
-def _worth_a_look(report: Report, *, each: bool) -> list[Finding]:
-    """The findings; without ``each`` a busy host only where a time was judged, or a check did not end in time."""
-    late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
-    if each or late or any(map(judges_times, report.findings)):
-        return list(report.findings)
-    return [finding for finding in report.findings if not only_a_busy_host(finding)]
 
 
 def _is_of_one_check(recording: Recording) -> bool:
@@ -108,10 +110,14 @@ def show_short(report: Report, out: "Console", head: str, saved_as: str | None =
     _show_verdict(report, out)
 
 
-def _show_table(lines: Iterable[str], out: "Console") -> None:
+def _show_table(lines: Sequence[str], out: "Console") -> None:
+    if lines:
+        out.print()
+    _show_lines(lines, out)
+
+
+def _show_lines(lines: Iterable[str], out: "Console") -> None:
     for number, line in enumerate(lines):
-        if number == 0:
-            out.print()
         out.print(line, style=None if number else "dim")
 
 

@@ -18,7 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Captioned, Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.network import crossings, hca_of, to_network
-from ddp_doctor.views.transports import Expected, Place, Used, log_of, places, used_within
+from ddp_doctor.views.transports import Place, log_of, places, used_within
 from ddp_doctor.wording.nodes import host, name_list
 
 #: Rows of the table, and nodes whose logs are read for it.
@@ -95,19 +95,15 @@ def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
     expected = {pair.gpus: pair for pair in place.expected()}
     for used in used_within(recording, place):
         pair = expected.get(used.gpus)
-        if pair is not None:
-            yield _pair(place, pair, used), "-".join(used.gpus)
-
-
-def _pair(place: Place, expected: Expected, used: Used) -> _Kind:
-    kinds, sure = used.kinds(), expected.choice.sure
-    kind = next(iter(kinds)) if len(kinds) == 1 else ""
-    rate = (
-        place.rate(expected.gpus, expected.code, "P2P" if kind == "P2P" else "SHM") if kind in {"P2P", "SHM"} else None
-    )
-    predicted = expected.choice.kind + ("" if sure else "?")
-    differs = sure and kinds != {expected.choice.kind}
-    return _Kind(expected.code, predicted, " and ".join(sorted(kinds)), rate, differs)
+        if pair is None:
+            continue
+        choice, kinds = pair.choice, used.kinds()
+        rate = None
+        if kinds in ({"P2P"}, {"SHM"}):
+            rate = place.rate(pair.gpus, pair.code, "P2P" if kinds == {"P2P"} else "SHM")
+        predicted = choice.kind + ("" if choice.sure else "?")
+        differs = choice.sure and kinds != {choice.kind}
+        yield _Kind(pair.code, predicted, " and ".join(sorted(kinds)), rate, differs), "-".join(used.gpus)
 
 
 def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:

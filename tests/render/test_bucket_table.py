@@ -8,7 +8,7 @@ from tests.recorded import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:
-    return tables.bucket_lines(judged(situation).report.measurements)
+    return tables.lines(tables.bucket_table(judged(situation).report.measurements))
 
 
 def made(count: int, told: int) -> list[Measurement]:
@@ -40,7 +40,7 @@ def test_the_buckets_are_shown_with_their_sizes_and_the_parameters_at_their_ends
 
 @pytest.mark.parametrize(("count", "told"), [(1, 1), (6, 6), (7, 7), (32, 32), (90, 32)])
 def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
-    _, *rows = tables.bucket_lines(made(count, told))
+    _, *rows = tables.lines(tables.bucket_table(made(count, told)))
     said = sum(int(row.split()[1]) if "more" in row else 1 for row in rows)
 
     assert len(rows) <= 6
@@ -51,11 +51,11 @@ def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
 def test_buckets_whose_parameters_ddp_does_not_tell_are_shown_by_size_alone():
     one = made(2, 1)[0]
     untold = one.model_copy(update={"labels": {**one.labels, "parameters": 0, "first": "", "last": ""}})
-    heading, row = tables.bucket_lines([untold])
+    heading, row = tables.lines(tables.bucket_table([untold]))
 
     assert "in the order of construction" in heading
     assert row.split() == ["0", "25", "MiB", "-"]
 
 
 def test_without_a_model_there_is_no_table():
-    assert tables.bucket_lines(()) == ()
+    assert tables.lines(tables.bucket_table(())) == ()

@@ -5,7 +5,7 @@ from tests.recorded import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:
-    return tables.step_lines(judged(situation).report.measurements)
+    return tables.lines(tables.step_table(judged(situation).report.measurements))
 
 
 def test_a_step_is_shown_with_its_parts_and_the_bucket_sizes_that_were_tried():
@@ -34,4 +34,4 @@ def test_ranks_that_share_processors_are_said_to():
 
 
 def test_without_steps_there_is_no_table():
-    assert tables.step_lines(()) == ()
+    assert tables.lines(tables.step_table(())) == ()
