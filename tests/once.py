@@ -5,17 +5,21 @@ import fcntl
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 #: The folder of a test run, which tests/conftest.py makes and removes.
 VARIABLE = "DOCTORS_TESTS_SHARE"
+#: Probes of one machine ask from several threads: the folder of a second one would replace that of the first.
+_FIRST_ASKED = threading.Lock()
 
 
 def once(name: str, make: Callable[[Path], object], within: Path | None = None) -> Path:
     """The folder of this name, filled by ``make``; whoever comes meanwhile waits. ``within`` outlives the test run."""
-    share = within or Path(os.environ.get(VARIABLE) or _of_this_process().name)
+    with _FIRST_ASKED:
+        share = within or Path(os.environ.get(VARIABLE) or _of_this_process().name)
     share.mkdir(parents=True, exist_ok=True)
     folder, made = share / name, share / f"{name}.made"
     with (share / f"{name}.lock").open("w") as lock:
