@@ -53,11 +53,10 @@ class Suspect:
     @property
     def speakers(self) -> frozenset[object]:
         """The processes that said it, as exactly as prefixes tell; else the files."""
-        said: set[object] = set()
-        for sign in self.signs:
-            unknown = (sign.host, sign.pid) if sign.pid else sign.where.file
-            said |= ranks_of([sign]) or {unknown}
-        return frozenset(said)
+        processes = (
+            ranks_of([sign]) or {(sign.host, sign.pid) if sign.pid else sign.where.file} for sign in self.signs
+        )
+        return frozenset[object]().union(*processes)
 
     @property
     def values(self) -> dict[str, str]:
@@ -150,7 +149,7 @@ class Output:
     @cached_property
     def died(self) -> tuple[RankSeen, ...]:
         """The ranks that a launcher saw end badly."""
-        return tuple(rank for rank in self.fact.ranks if _died(rank))
+        return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
 
     @cached_property
     def stuck(self) -> tuple[int, ...]:
@@ -196,28 +195,24 @@ class Output:
     @cached_property
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
+        logs = {file.name for file in self.fact.files if file.kind == "kernel log"}
+        beside_output = logs if len(logs) < len(self.fact.files) else ()
         return (
             self._is_known_to_have_failed
             or bool(self.last_complaints)
             or any(
-                SIGNS[sign.sign][0].role not in ("advice", "context")
-                and not SIGNS[sign.sign][0].beside
-                and not self.got_over(sign)
-                and not self._was_tried_again(sign)
-                and not self._is_hint_beside_output(sign)
-                and (sign.where.file, sign.where.line) not in self._ignored
+                self._is_complaint(sign)
+                # A kernel log may tell of something that need not have ended the job, whose output is there as well.
+                and not (sign.where.file in beside_output and SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE)
                 for sign in self.fact.signs
             )
         )
 
-    def _is_hint_beside_output(self, sign: SignSeen) -> bool:
-        """Whether a kernel log tells of something that need not have ended the job, whose output is there as well."""
-        is_hint = SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
-        return is_hint and len(self._kernel_logs) < len(self.fact.files)
-
-    @cached_property
-    def _kernel_logs(self) -> frozenset[str]:
-        return frozenset(file.name for file in self.fact.files if file.kind == "kernel log")
+    def _is_complaint(self, sign: SignSeen) -> bool:
+        """Whether it is one with nothing behind it."""
+        known = SIGNS[sign.sign][0]
+        is_one = known.role not in ("advice", "context") and not known.beside and not self._ends_nothing(sign)
+        return is_one and not self.got_over(sign) and not self._was_tried_again(sign)
 
     @cached_property
     def last_complaints(self) -> tuple[SignSeen, ...]:
@@ -225,12 +220,9 @@ class Output:
         return tuple(
             sign
             for sign in self.fact.signs
-            if sign.sign in _LAST_WORDS and not sign.in_init and self._lines_after(sign) <= _LAST_WORDS[sign.sign]
-            if (sign.where.file, sign.where.line) not in self._ignored
+            if sign.sign in _LAST_WORDS and not sign.in_init and not self._ends_nothing(sign)
+            if self._last_line.get(sign.where.file, 0) - _last(sign) <= _LAST_WORDS[sign.sign]
         )
-
-    def _lines_after(self, sign: SignSeen) -> int:
-        return self._last_line.get(sign.where.file, _last(sign)) - _last(sign)
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
@@ -263,13 +255,15 @@ class Output:
             sign
             for sign in self.fact.signs
             if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
-            if not self.got_over(sign) and not self._is_raised_again(sign)
-            if (sign.where.file, sign.where.line) not in self._ignored
+            if not self.got_over(sign) and not self._is_raised_again(sign) and not self._ends_nothing(sign)
         )
+
+    def _ends_nothing(self, sign: SignSeen) -> bool:
+        """Whether it stands in a traceback of which Python says that it is ignored."""
+        return (sign.where.file, sign.where.line) in self._ignored
 
     @cached_property
     def _ignored(self) -> frozenset[tuple[str, int]]:
-        """The lines of tracebacks of which Python says that they end nothing."""
         below = {(sign.where.file, sign.where.line + 1) for sign in self.fact.signs if sign.sign == "exception-ignored"}
         return frozenset(
             (sign.where.file, line)
@@ -309,10 +303,6 @@ def _last(sign: SignSeen) -> int:
     return sign.where.line if sign.last_line is None else sign.last_line
 
 
-def _died(rank: RankSeen | None) -> bool:
-    return rank is not None and bool(rank.signal or rank.exit_code)
-
-
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
     return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
@@ -330,25 +320,16 @@ def suspects(output: Output) -> Iterator[Suspect]:
         if cause is not None and known.role == "cause" and beside and ended:
             causes[(cause.name,)] = cause
             by_cause[(cause.name,)].append(sign)
-    if (own_exception := cause_named("rank-exception")) is not None:
-        for exception in output.exceptions:
-            causes[alike(exception)] = own_exception
-            by_cause[alike(exception)].append(exception)
+    for exception in output.exceptions:
+        causes[alike(exception)] = cause_named("rank-exception")
+        by_cause[alike(exception)].append(exception)
+    died = {rank.rank for rank in output.died}
     for key, signs in by_cause.items():
-        known_signs = [_known(output, sign) for sign in signs]
-        yield Suspect(
-            causes[key],
-            min((sign.tier for sign in known_signs), key=TIERS.index),
-            min((sign.confidence for sign in known_signs), key=list(Confidence).index),
-            tuple(signs),
-        )
-
-
-def _known(output: Output, sign: SignSeen) -> Sign:
-    """The row of a sign; that an exception ended its rank is proved where the launcher saw that rank end."""
-    known = SIGNS[sign.sign][0]
-    ended = sign.sign == "exception" and any(_died(output.ranks.get(rank)) for rank in ranks_of([sign]))
-    return known._replace(confidence=Confidence.PROVED) if ended else known
+        known_signs = [SIGNS[sign.sign][0] for sign in signs]
+        sure = min((known.confidence for known in known_signs), key=list(Confidence).index)
+        if any(sign.sign == "exception" and not died.isdisjoint(ranks_of([sign])) for sign in signs):
+            sure = Confidence.PROVED  # the launcher saw that rank end
+        yield Suspect(causes[key], min((known.tier for known in known_signs), key=TIERS.index), sure, tuple(signs))
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:
