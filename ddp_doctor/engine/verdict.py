@@ -29,13 +29,9 @@ _REASON = 200
 EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
+@no_garbage_collection()
 def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     """The whole report of one recording."""
-    with no_garbage_collection():
-        return _report(recording, diagnosis, checks)
-
-
-def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
     unmet = not_run(recording, results)
     results = [_in_part(result, unmet) for result in results]
@@ -139,15 +135,10 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
                 status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
-            results.append(_result(check_id, title, readings, status, reason))
+            duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)
+            result = CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=duration_s)
+            results.append(result)
     return results
-
-
-def _result(
-    check_id: str, title: str, readings: Sequence[Reading], status: CheckStatus, reason: str | None
-) -> CheckResult:
-    duration_s = max((reading.duration_s for reading in readings), default=0.0)
-    return CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3))
 
 
 def _status(

@@ -1,15 +1,16 @@
 """What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ddp_doctor.engine.causes.exceptions import alike, is_of_worker, is_own
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
+from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
 
 #: Whose word counts first.
@@ -31,6 +32,24 @@ _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 _MESSAGE_LINES = 40
 #: A zone of clocks is a whole number of quarters of an hour from UTC.
 _ZONE_S = 900.0
+#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
+#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
+_OTHERS_FAULT = frozenset(
+    """
+    DistBackendError DistNetworkError DistStoreError ChildFailedError SignalException
+    RendezvousConnectionError RendezvousTimeoutError RendezvousClosedError
+    RendezvousGracefulExitError ProcessRaisedException ProcessExitedException CalledProcessError
+    BrokenProcessPool RayActorError ActorDiedError WorkerCrashedError KeyboardInterrupt SystemExit
+    GeneratorExit BrokenPipeError ConnectionResetError ConnectionAbortedError ConnectionRefusedError
+    EOFError
+    """.split()  # noqa: SIM905  a list of words
+)
+#: Words of exceptions that a fault of a machine brings.
+_MACHINE = re.compile(
+    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
+)
+#: How an exception of a DataLoader's worker begins in the rank.
+_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 
 
 @dataclass(frozen=True)
@@ -81,11 +100,13 @@ class Output:
 
     # --- whose -------------------------------------------------------------------------------------
 
+    def rank(self, number: int) -> RankSeen:
+        """What is known of a rank."""
+        return self.ranks.get(number) or RankSeen(rank=number)
+
     def hosts_of(self, signs: Iterable[SignSeen]) -> list[str]:
         """The hosts on which they were printed, as far as prefixes tell."""
-        hosts = (
-            sign.host or getattr(self.ranks.get(-1 if sign.rank is None else sign.rank), "host", None) for sign in signs
-        )
+        hosts = (sign.host or (None if sign.rank is None else self.rank(sign.rank).host) for sign in signs)
         return list(dict.fromkeys(host for host in hosts if host))
 
     @cached_property
@@ -173,8 +194,7 @@ class Output:
             return False
         if sign.in_init:
             return True
-        rank = None if sign.rank is None else self.ranks.get(sign.rank)
-        last = rank.last if rank is not None else None
+        last = None if sign.rank is None else self.rank(sign.rank).last
         end = self._last_line.get(sign.where.file, 0)
         if last is not None and last.file == sign.where.file:
             end = min(end, last.line)
@@ -254,7 +274,7 @@ class Output:
         return tuple(
             sign
             for sign in self.fact.signs
-            if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
+            if sign.sign == "exception" and _is_own(sign) and not self._holds_a_cause(sign)
             if not self.got_over(sign) and not self._is_raised_again(sign) and not self._ends_nothing(sign)
         )
 
@@ -276,7 +296,8 @@ class Output:
     def _is_raised_again(self, exception: SignSeen) -> bool:
         """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
-        return is_of_worker(exception) and any(
+        is_of_worker = _IN_WORKER.match(exception.values.get("message", "")) is not None
+        return is_of_worker and any(
             sign.sign == "exception"
             and sign.where.file == exception.where.file
             and sign.values.get("first_line") in below
@@ -308,6 +329,30 @@ def ends_a_job(sign: Sign) -> bool:
     return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
 
 
+# --- exceptions of ranks ------------------------------------------------------------------------
+
+
+def _is_own(exception: SignSeen) -> bool:
+    """Whether an exception is of the rank itself, and no answer to what another process did."""
+    kind = exception.values.get("type", "").rpartition(".")[2]
+    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+
+
+def speaks_of_a_machine(exception: SignSeen) -> bool:
+    """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
+    return bool(_MACHINE.search(f"{exception.values.get('type', '')} {exception.values.get('message', '')}"))
+
+
+def _alike(exception: SignSeen) -> tuple[str, ...]:
+    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
+    values = exception.values
+    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
+    return (values.get("type", ""), words, values.get("where", ""))
+
+
+# --- suspects -----------------------------------------------------------------------------------
+
+
 def suspects(output: Output) -> Iterator[Suspect]:
     """One for each cause that signs speak for, and for each different exception of ranks."""
     by_cause: dict[tuple[str, ...], list[SignSeen]] = defaultdict(list)
@@ -321,8 +366,8 @@ def suspects(output: Output) -> Iterator[Suspect]:
             causes[(cause.name,)] = cause
             by_cause[(cause.name,)].append(sign)
     for exception in output.exceptions:
-        causes[alike(exception)] = cause_named("rank-exception")
-        by_cause[alike(exception)].append(exception)
+        causes[_alike(exception)] = cause_named("rank-exception")
+        by_cause[_alike(exception)].append(exception)
     died = {rank.rank for rank in output.died}
     for key, signs in by_cause.items():
         known_signs = [SIGNS[sign.sign][0] for sign in signs]

@@ -24,8 +24,15 @@ from dataclasses import replace
 from shlex import quote
 
 from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
-from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
-from ddp_doctor.engine.causes.exceptions import speaks_of_a_machine
+from ddp_doctor.engine.causes.evidence import (
+    LEAST_LINES_OF_LIFE,
+    TIERS,
+    Output,
+    Suspect,
+    lines,
+    speaks_of_a_machine,
+    suspects,
+)
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact

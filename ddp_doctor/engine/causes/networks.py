@@ -47,7 +47,7 @@ def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int
         return
     usual, *others = sorted(ranks_of, key=lambda value: -len(ranks_of[value]))
     fewer = sorted({rank for value in others for rank in ranks_of[value]})
-    last = (output.ranks[rank].last for rank in fewer if rank in output.ranks)
+    last = (output.rank(rank).last for rank in fewer)
     judged = Judged(
         cause,
         Confidence.LIKELY,
