@@ -3,7 +3,7 @@
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from ddp_doctor.engine.causes.judged import Judged
@@ -93,12 +93,17 @@ class Output:
     """The output of a job, with what is asked of it again and again."""
 
     fact: JobLogFact
-    ranks: Mapping[int, RankSeen] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", {rank.rank: rank for rank in self.fact.ranks})
+    def signs(self, *ids: str) -> list[SignSeen]:
+        """Those with these ids."""
+        return [sign for sign in self.fact.signs if sign.sign in ids]
 
     # --- whose -------------------------------------------------------------------------------------
+
+    @cached_property
+    def ranks(self) -> Mapping[int, RankSeen]:
+        """The ranks that the output shows."""
+        return {rank.rank: rank for rank in self.fact.ranks}
 
     def rank(self, number: int) -> RankSeen:
         """What is known of a rank."""
@@ -123,8 +128,8 @@ class Output:
         All ranks of a collective began to wait for it within moments, and their time-outs are equal.
         """
         met: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-        for sign in self.fact.signs:
-            if sign.sign == "watchdog-timeout" and sign.at_s is not None and "seq" in sign.values:
+        for sign in self.signs("watchdog-timeout"):
+            if sign.at_s is not None and "seq" in sign.values:
                 key = (sign.values.get("group", ""), sign.values["seq"])
                 met[key].setdefault(sign.where.file, sign.at_s)
         shifts: dict[str, float] = {}
@@ -175,7 +180,7 @@ class Output:
     @cached_property
     def stuck(self) -> tuple[int, ...]:
         """The ranks that a launcher's SIGTERM did not end, so that it sent SIGKILL."""
-        pids = {sign.values.get("pid") for sign in self.fact.signs if sign.sign == "killed-by-launcher"}
+        pids = {sign.values.get("pid") for sign in self.signs("killed-by-launcher")}
         return tuple(rank.rank for rank in self.fact.ranks if rank.pid and str(rank.pid) in pids)
 
     @cached_property
@@ -239,25 +244,24 @@ class Output:
         """Complaints with which the output of a process ends."""
         return tuple(
             sign
-            for sign in self.fact.signs
-            if sign.sign in _LAST_WORDS and not sign.in_init and not self._ends_nothing(sign)
+            for sign in self.signs(*_LAST_WORDS)
+            if not sign.in_init and not self._ends_nothing(sign)
             if self._last_line.get(sign.where.file, 0) - _last(sign) <= _LAST_WORDS[sign.sign]
         )
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
-        refused = [s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file]
-        if sign.where not in (s.where for s in refused):
+        refused = [other for other in self.signs("store-refused") if other.where.file == sign.where.file]
+        if sign.where not in (other.where for other in refused):
             return False
-        lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
-        return lines_since - sum(s.times for s in refused) >= _LINES_OF_LIFE
+        lines_since = self._last_line.get(sign.where.file, 0) - min(other.where.line for other in refused) + 1
+        return lines_since - sum(other.times for other in refused) >= _LINES_OF_LIFE
 
     @cached_property
     def unfinished(self) -> str:
         """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
-        for sign in self.fact.signs:
-            if sign.sign == "test-without-end":
-                return f"nccl-tests did not end in {sign.where.file}"
+        for sign in self.signs("test-without-end"):
+            return f"nccl-tests did not end in {sign.where.file}"
         cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
         return f"{cut.name} was read in part: {cut.unread}" if cut is not None else ""
 
@@ -273,8 +277,8 @@ class Output:
         """The ranks' own exceptions: those that end a process, blame nobody else, and hold no better known cause."""
         return tuple(
             sign
-            for sign in self.fact.signs
-            if sign.sign == "exception" and _is_own(sign) and not self._holds_a_cause(sign)
+            for sign in self.signs("exception")
+            if _is_own(sign) and not self._holds_a_cause(sign)
             if not self.got_over(sign) and not self._is_raised_again(sign) and not self._ends_nothing(sign)
         )
 
@@ -284,11 +288,10 @@ class Output:
 
     @cached_property
     def _ignored(self) -> frozenset[tuple[str, int]]:
-        below = {(sign.where.file, sign.where.line + 1) for sign in self.fact.signs if sign.sign == "exception-ignored"}
+        below = {(sign.where.file, sign.where.line + 1) for sign in self.signs("exception-ignored")}
         return frozenset(
             (sign.where.file, line)
-            for sign in self.fact.signs
-            if sign.sign == "exception"
+            for sign in self.signs("exception")
             if (sign.where.file, first := int(sign.values.get("first_line", sign.where.line))) in below
             for line in range(first, sign.where.line + 1)
         )
@@ -298,10 +301,8 @@ class Output:
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
         is_of_worker = _IN_WORKER.match(exception.values.get("message", "")) is not None
         return is_of_worker and any(
-            sign.sign == "exception"
-            and sign.where.file == exception.where.file
-            and sign.values.get("first_line") in below
-            for sign in self.fact.signs
+            sign.where.file == exception.where.file and sign.values.get("first_line") in below
+            for sign in self.signs("exception")
         )
 
     def _holds_a_cause(self, exception: SignSeen) -> bool:

@@ -92,7 +92,7 @@ def _with_lint(recording: Recording, output: Output, judged: Judged) -> Judged:
     if judged.cause.name not in FOUND_BY_LINT:
         return judged
     named = {culprit.rank for culprit in judged.culprits}
-    stacks = [(sign.rank, sign.values.get("where", "")) for sign in output.fact.signs if sign.sign == "exception"]
+    stacks = [(sign.rank, sign.values.get("where", "")) for sign in output.signs("exception")]
     stacks += [(at.fact.rank, frame) for at in recording.facts(FlightDumpFact) for frame in at.fact.frames[-1:]]
     frames = [(rank in named, frame) for rank, frame in stacks if frame and is_of_the_job(frame)]
     files = [frame.rpartition(" in ")[0].rpartition(":")[0] for _, frame in sorted(frames, key=lambda of: not of[0])]
@@ -125,7 +125,7 @@ def _is_first(output: Output, suspect: Suspect) -> bool | None:
         return time_outs.is_first(number)
     lines_between = suspect.values.get("since_complete")
     at_once = lines_between is not None and int(lines_between) <= _FEW_LINES
-    return at_once or any(sign.sign == "test-without-results" for sign in output.fact.signs) or None
+    return at_once or bool(output.signs("test-without-results")) or None
 
 
 def _last_attempt(fact: JobLogFact) -> int:
@@ -150,8 +150,7 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
             return judged
         ranks = [culprit.rank for culprit in judged.culprits if culprit.rank is not None]
         return replace(judged, culprits=tuple(rank_culprit(output, rank) for rank in ranks), who=places(output, ranks))
-    needed = {name for sign in suspect.signs for name in SIGNS[sign.sign][0].beside}
-    beside = [sign for sign in output.fact.signs if sign.sign in needed][:1]
+    beside = output.signs(*(name for sign in suspect.signs for name in SIGNS[sign.sign][0].beside))[:1]
     when = time_outs.worked_before(output) if suspect.tier == "nccl" else ""
     xid = suspect.values.get("xid", "")
     known = XIDS.get(int(xid)) if xid.isdecimal() else None
@@ -173,8 +172,8 @@ def _judged(output: Output, suspect: Suspect) -> Judged:
 def _raised_at(output: Output, suspect: Suspect) -> str:
     """``train.py:31``, the line of the job's own code, where a sign is the last line of a traceback; else empty."""
     ends = {(sign.where.file, sign.where.line) for sign in suspect.signs}
-    for sign in output.fact.signs:
-        if sign.sign == "exception" and (sign.where.file, sign.where.line) in ends:
+    for sign in output.signs("exception"):
+        if (sign.where.file, sign.where.line) in ends:
             return short(sign.values.get("where", "").partition(" in ")[0])
     return ""
 

@@ -71,8 +71,7 @@ def _crashed(output: Output) -> Iterator[Judged]:
     """A rank that ended by a signal of its own, without a word."""
     ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
     # Launchers that name no rank say it of a command.
-    ends = (sign for sign in output.fact.signs if sign.sign == "command-ended")
-    commands = [sign for sign in ends if _command_signal(sign) in _CRASHES]
+    commands = [sign for sign in output.signs("command-ended") if _command_signal(sign) in _CRASHES]
     signals = [*map(_signal_of, ranks), *map(_command_signal, commands)]
     if not signals:
         return
@@ -96,13 +95,13 @@ def _command_signal(sign: SignSeen) -> str | None:
 
 def _no_server(output: Output) -> Iterator[Judged]:
     """Clients of torch's store, and no word of its host: refused, nobody listened; silent, packets were dropped."""
-    of_clients = [sign for sign in output.fact.signs if sign.values.get("errno", "111") == "111"]
-    refused = [sign for sign in of_clients if sign.sign == "store-refused"]
-    signs = refused or [sign for sign in of_clients if sign.sign == "store-unreached"]
+    refused = [sign for sign in output.signs("store-refused") if sign.values.get("errno", "111") == "111"]
+    unreached = [sign for sign in output.signs("store-unreached") if sign.values.get("errno", "111") == "111"]
+    signs = refused or unreached
     if not signs:
         return
     at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
-    unresolved = any(s.sign == "name-not-resolved" and s.values.get("name") == at for s in output.fact.signs)
+    unresolved = any(sign.values.get("name") == at for sign in output.signs("name-not-resolved"))
     name = "rendezvous-host-mismatch" if refused else "firewall-or-unreachable"
     yield Judged(
         cause_named("hostname-unresolvable" if unresolved else name),
@@ -117,7 +116,7 @@ def _no_server(output: Output) -> Iterator[Judged]:
 def _peer_died(output: Output) -> Iterator[Judged]:
     """Nothing but the words of those who are left: who died first, they do not say."""
     timed_out = {sign.where for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"}
-    victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE and sign.where not in timed_out]
+    victims = [sign for sign in output.signs(*_PEER_GONE) if sign.where not in timed_out]
     gone = _went_first(output, victims)
     saw = ranks_of(victims)
     # Of one rank alone it is known that the others saw it go.
@@ -141,7 +140,7 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
     All its output must be there: it stands in one file with what the launcher says of ends.
     """
     complained = ranks_of(s for s in output.fact.signs if SIGNS[s.sign][0].role != "context")
-    ended_by_launcher = {s.values.get("pid") for s in output.fact.signs if s.sign == "closing-signal"}
+    ended_by_launcher = {sign.values.get("pid") for sign in output.signs("closing-signal")}
     gone = [
         rank.rank
         for rank in output.died
@@ -154,7 +153,7 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
 
 def _unknown(output: Output) -> Iterator[Judged]:
     """What is known: who ended how, who waited where."""
-    stores = (sign.values for sign in output.fact.signs if sign.sign in ("store-clients", "store-barrier"))
+    stores = (sign.values for sign in output.signs("store-clients", "store-barrier"))
     joined = next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in stores if v.get("came")), "")
     waits_for, ended = waited(output) or joined, _ends(output)
     late = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"]
