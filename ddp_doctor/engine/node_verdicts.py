@@ -1,6 +1,6 @@
 """The verdict of each node of a run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
@@ -26,11 +26,12 @@ def node_verdicts(
         | {*range(len(world.expected_hosts))}
         | {node.node_rank for node in absent if node.node_rank is not None}
     )
-    named = _Named(world)
+    by_host = {host: rank for rank, host in enumerate(world.expected_hosts)}
+    by_host |= {node.hostname: node.node_rank for node in world.nodes}
     by_node: dict[int, list[str]] = {rank: [] for rank in ranks}
     sick, suspected, anybody = set[int](), set[int](), False
     for finding in findings:
-        nodes = [set(named.nodes_of(culprit)) for culprit in finding.culprits]
+        nodes = [_nodes_of(culprit, world, by_host) for culprit in finding.culprits]
         fingerprint = finding.fingerprint  # sorts all culprits
         for rank in set().union(*nodes):
             by_node.setdefault(rank, []).append(fingerprint)
@@ -65,22 +66,15 @@ def node_verdicts(
     )
 
 
-class _Named:
-    """The nodes behind culprits, which are named by rank, by host or by a rank on them."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        hosts = [*enumerate(world.expected_hosts), *((node.node_rank, node.hostname) for node in world.nodes)]
-        self._by_host: Mapping[str, int] = {host: rank for rank, host in hosts}
-
-    def nodes_of(self, culprit: Culprit) -> Iterator[int]:
-        """One node; two for a pair of nodes; none for a setting or file of the whole job."""
-        yield from self._first(culprit.node_rank, culprit.node, culprit.rank)
-        yield from self._first(None, culprit.peer_node, culprit.peer_rank)
-
-    def _first(self, node_rank: int | None, host: str | None, rank: int | None) -> Iterable[int]:
+def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set[int]:
+    """One node; two for a pair of nodes; none for a setting or file of the whole job."""
+    nodes: set[int] = set()
+    ends = ((culprit.node_rank, culprit.node, culprit.rank), (None, culprit.peer_node, culprit.peer_rank))
+    for node_rank, host, rank in ends:
         if node_rank is not None:
-            return (node_rank,)
-        if host is not None:
-            return (self._by_host[host],) if host in self._by_host else ()
-        return () if rank is None else (self._world.node_of(rank),)
+            nodes.add(node_rank)
+        elif host is not None:
+            nodes |= {by_host[host]} if host in by_host else set()
+        elif rank is not None:
+            nodes.add(world.node_of(rank))
+    return nodes

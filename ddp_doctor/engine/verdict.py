@@ -29,17 +29,15 @@ _REASON = 200
 EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
+@no_garbage_collection()
 def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     """The whole report of one recording."""
-    with no_garbage_collection():
-        return _report(recording, diagnosis, checks)
-
-
-def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) -> Report:
     results = check_results(recording, diagnosis.findings, checks)
     unmet = not_run(recording, results)
     results = [_in_part(result, unmet) for result in results]
     verdict = _verdict(recording, diagnosis, results, unmet)
+    is_misused = verdict is Verdict.UNSURE and _misuse(recording, diagnosis)
+    exit_code = ExitCode.USAGE if is_misused else EXIT[verdict]
     measured = measurements(recording, checks)
     for beside in diagnosis.beside:
         measured += measurements(beside, checks_for(beside))
@@ -53,7 +51,7 @@ def _report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check])
         world=_world(recording),
         nodes=node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
         verdict=verdict,
-        exit_code=_exit_code(recording, verdict, diagnosis).value,
+        exit_code=(ExitCode.INTERRUPTED if recording.interrupted else exit_code).value,
         summary=summary(recording, verdict, results, diagnosis, unmet),
         checks=tuple(results),
         findings=diagnosis.findings,
@@ -66,8 +64,7 @@ def _world(recording: Recording) -> World | None:
     if recording.world is None:
         return None
     if not recording.command.has_ranks:
-        no_ranks = {"nproc_per_node": 0, "world_size": 0, "backend": "none"}
-        return recording.world.model_copy(update=no_ranks)
+        return recording.world.model_copy(update={"nproc_per_node": 0, "world_size": 0, "backend": "none"})
     return recording.world.model_copy(update={"backend_impl": backend_of_ranks(recording)})
 
 
@@ -102,12 +99,6 @@ def _slower(diagnosis: Diagnosis) -> Finding | None:
     return next((f for f in diagnosis.findings if f.code == "DD830" and f.severity is Severity.INFO), None)
 
 
-def _exit_code(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> ExitCode:
-    if recording.interrupted:
-        return ExitCode.INTERRUPTED
-    return ExitCode.USAGE if verdict is Verdict.UNSURE and _misuse(recording, diagnosis) else EXIT[verdict]
-
-
 def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
     """Why what was asked for cannot be used, where nothing else kept a check from being evaluated."""
     if refused := nccl_without_gpu(recording):
@@ -139,15 +130,10 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
                 status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
-            results.append(_result(check_id, title, readings, status, reason))
+            duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)
+            result = CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=duration_s)
+            results.append(result)
     return results
-
-
-def _result(
-    check_id: str, title: str, readings: Sequence[Reading], status: CheckStatus, reason: str | None
-) -> CheckResult:
-    duration_s = max((reading.duration_s for reading in readings), default=0.0)
-    return CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=round(duration_s, 3))
 
 
 def _status(
@@ -198,12 +184,8 @@ def _nodes(recording: Recording) -> int:
 
 def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurement]:
     """The numbers of every check that measured something."""
-    return [
-        measurement
-        for check in checks
-        if check.measurements is not None
-        for measurement in check.measurements(recording)
-    ]
+    measuring = (check.measurements for check in checks if check.measurements is not None)
+    return [measurement for measured in measuring for measurement in measured(recording)]
 
 
 def summary(
@@ -217,8 +199,7 @@ def summary(
     if recording.command.judges_jobs:
         from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
 
-        said = causes_report.summary(recording, verdict, diagnosis)
-        return f"{said}{_ignored(diagnosis)}."
+        return f"{causes_report.summary(recording, verdict, diagnosis)}{_ignored(diagnosis)}."
     scope = _scope(recording)
     if recording.interrupted:
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
@@ -318,9 +299,7 @@ def _untested(recording: Recording) -> str:
 
 def _left_out(recording: Recording) -> str:
     """What there was no time for: whoever set the budget may not know what that costs."""
-    names = list(
-        dict.fromkeys(left_out.check for left_out in recording.not_run if left_out.reason.startswith(TOO_DEAR))
-    )
+    names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
     if not names:
         return ""
     others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

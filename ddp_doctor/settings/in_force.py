@@ -100,7 +100,7 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
     """What the files that this NCCL reads say of NCCL's own variables, in the order that counts."""
     lines = [
         (line.name, Overruled(value=line.value, source=f"{file.path}:{line.number}"))
-        for node in recording.facts(NcclFact)
+        for node in recording.facts(NcclFact)[:1]  # the others have their own
         for file in files_read(recording, node)
         for line in file.lines
         if line.name and is_recorded(line.name) and line.name.startswith("NCCL_")

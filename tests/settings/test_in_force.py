@@ -99,6 +99,19 @@ def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
     assert found["NCCL_PROTO"].source == "/etc/nccl.conf:2"
 
 
+def test_the_files_of_other_nodes_overrule_nothing_on_the_first():
+    env, file = EnvVars(variables={}), NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=INFO\n", "system"),))
+    readings = [
+        Reading(check="nccl", status=Status.COLLECTED, node=node, fact=fact.recorded())
+        for node in (0, 1)
+        for fact in (env, file)
+    ]
+
+    (debug,) = (row for row in settings_in_force(Recording(readings=tuple(readings))) if row.name == "NCCL_DEBUG")
+
+    assert (debug.source, debug.overrides) == ("/etc/nccl.conf:1", ())
+
+
 def test_an_empty_variable_still_overrules_the_file():
     found = rows(EnvVars(variables={"NCCL_DEBUG": ""}), NcclFact(conf=(conf("/a/.nccl.conf", "NCCL_DEBUG=INFO"),)))
     assert (found["NCCL_DEBUG"].value, len(found["NCCL_DEBUG"].overrides)) == ("", 1)

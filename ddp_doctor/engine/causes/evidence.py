@@ -1,15 +1,16 @@
 """What a job's output amounts to before anybody is blamed: suspects, the order of what they say, how the job ended."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from ddp_doctor.engine.causes.exceptions import alike, is_of_worker, is_own
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
+from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
 
 #: Whose word counts first.
@@ -31,6 +32,24 @@ _LAST_WORDS = {"complaint": 0, "ended-badly": 3}
 _MESSAGE_LINES = 40
 #: A zone of clocks is a whole number of quarters of an hour from UTC.
 _ZONE_S = 900.0
+#: Exceptions in which a rank says that somebody else failed, or that it was told to end (torch 2.15
+#: c10d/exception.h, distributed/elastic; Python's own for signals and for ends of pipes).
+_OTHERS_FAULT = frozenset(
+    """
+    DistBackendError DistNetworkError DistStoreError ChildFailedError SignalException
+    RendezvousConnectionError RendezvousTimeoutError RendezvousClosedError
+    RendezvousGracefulExitError ProcessRaisedException ProcessExitedException CalledProcessError
+    BrokenProcessPool RayActorError ActorDiedError WorkerCrashedError KeyboardInterrupt SystemExit
+    GeneratorExit BrokenPipeError ConnectionResetError ConnectionAbortedError ConnectionRefusedError
+    EOFError
+    """.split()  # noqa: SIM905  a list of words
+)
+#: Words of exceptions that a fault of a machine brings.
+_MACHINE = re.compile(
+    r"CUDA|NCCL|cuDNN|cuBLAS|GPU|device|memory|killed|signal|Accelerator|bus error|gloo|OSError", re.IGNORECASE
+)
+#: How an exception of a DataLoader's worker begins in the rank.
+_IN_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
 
 
 @dataclass(frozen=True)
@@ -53,11 +72,10 @@ class Suspect:
     @property
     def speakers(self) -> frozenset[object]:
         """The processes that said it, as exactly as prefixes tell; else the files."""
-        said: set[object] = set()
-        for sign in self.signs:
-            unknown = (sign.host, sign.pid) if sign.pid else sign.where.file
-            said |= ranks_of([sign]) or {unknown}
-        return frozenset(said)
+        processes = (
+            ranks_of([sign]) or {(sign.host, sign.pid) if sign.pid else sign.where.file} for sign in self.signs
+        )
+        return frozenset[object]().union(*processes)
 
     @property
     def values(self) -> dict[str, str]:
@@ -75,18 +93,25 @@ class Output:
     """The output of a job, with what is asked of it again and again."""
 
     fact: JobLogFact
-    ranks: Mapping[int, RankSeen] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", {rank.rank: rank for rank in self.fact.ranks})
+    def signs(self, *ids: str) -> list[SignSeen]:
+        """Those with these ids."""
+        return [sign for sign in self.fact.signs if sign.sign in ids]
 
     # --- whose -------------------------------------------------------------------------------------
 
+    @cached_property
+    def ranks(self) -> Mapping[int, RankSeen]:
+        """The ranks that the output shows."""
+        return {rank.rank: rank for rank in self.fact.ranks}
+
+    def rank(self, number: int) -> RankSeen:
+        """What is known of a rank."""
+        return self.ranks.get(number) or RankSeen(rank=number)
+
     def hosts_of(self, signs: Iterable[SignSeen]) -> list[str]:
         """The hosts on which they were printed, as far as prefixes tell."""
-        hosts = (
-            sign.host or getattr(self.ranks.get(-1 if sign.rank is None else sign.rank), "host", None) for sign in signs
-        )
+        hosts = (sign.host or (None if sign.rank is None else self.rank(sign.rank).host) for sign in signs)
         return list(dict.fromkeys(host for host in hosts if host))
 
     @cached_property
@@ -103,8 +128,8 @@ class Output:
         All ranks of a collective began to wait for it within moments, and their time-outs are equal.
         """
         met: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-        for sign in self.fact.signs:
-            if sign.sign == "watchdog-timeout" and sign.at_s is not None and "seq" in sign.values:
+        for sign in self.signs("watchdog-timeout"):
+            if sign.at_s is not None and "seq" in sign.values:
                 key = (sign.values.get("group", ""), sign.values["seq"])
                 met[key].setdefault(sign.where.file, sign.at_s)
         shifts: dict[str, float] = {}
@@ -150,12 +175,12 @@ class Output:
     @cached_property
     def died(self) -> tuple[RankSeen, ...]:
         """The ranks that a launcher saw end badly."""
-        return tuple(rank for rank in self.fact.ranks if _died(rank))
+        return tuple(rank for rank in self.fact.ranks if rank.signal or rank.exit_code)
 
     @cached_property
     def stuck(self) -> tuple[int, ...]:
         """The ranks that a launcher's SIGTERM did not end, so that it sent SIGKILL."""
-        pids = {sign.values.get("pid") for sign in self.fact.signs if sign.sign == "killed-by-launcher"}
+        pids = {sign.values.get("pid") for sign in self.signs("killed-by-launcher")}
         return tuple(rank.rank for rank in self.fact.ranks if rank.pid and str(rank.pid) in pids)
 
     @cached_property
@@ -174,8 +199,7 @@ class Output:
             return False
         if sign.in_init:
             return True
-        rank = None if sign.rank is None else self.ranks.get(sign.rank)
-        last = rank.last if rank is not None else None
+        last = None if sign.rank is None else self.rank(sign.rank).last
         end = self._last_line.get(sign.where.file, 0)
         if last is not None and last.file == sign.where.file:
             end = min(end, last.line)
@@ -196,56 +220,48 @@ class Output:
     @cached_property
     def failed(self) -> bool:
         """Whether anything says that the job failed: an exit, a time-out, or a complaint with nothing behind it."""
+        logs = {file.name for file in self.fact.files if file.kind == "kernel log"}
+        beside_output = logs if len(logs) < len(self.fact.files) else ()
         return (
             self._is_known_to_have_failed
             or bool(self.last_complaints)
             or any(
-                SIGNS[sign.sign][0].role not in ("advice", "context")
-                and not SIGNS[sign.sign][0].beside
-                and not self.got_over(sign)
-                and not self._was_tried_again(sign)
-                and not self._is_hint_beside_output(sign)
-                and (sign.where.file, sign.where.line) not in self._ignored
+                self._is_complaint(sign)
+                # A kernel log may tell of something that need not have ended the job, whose output is there as well.
+                and not (sign.where.file in beside_output and SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE)
                 for sign in self.fact.signs
             )
         )
 
-    def _is_hint_beside_output(self, sign: SignSeen) -> bool:
-        """Whether a kernel log tells of something that need not have ended the job, whose output is there as well."""
-        is_hint = SIGNS[sign.sign][0].confidence is Confidence.POSSIBLE and sign.where.file in self._kernel_logs
-        return is_hint and len(self._kernel_logs) < len(self.fact.files)
-
-    @cached_property
-    def _kernel_logs(self) -> frozenset[str]:
-        return frozenset(file.name for file in self.fact.files if file.kind == "kernel log")
+    def _is_complaint(self, sign: SignSeen) -> bool:
+        """Whether it is one with nothing behind it."""
+        known = SIGNS[sign.sign][0]
+        is_one = known.role not in ("advice", "context") and not known.beside and not self._ends_nothing(sign)
+        return is_one and not self.got_over(sign) and not self._was_tried_again(sign)
 
     @cached_property
     def last_complaints(self) -> tuple[SignSeen, ...]:
         """Complaints with which the output of a process ends."""
         return tuple(
             sign
-            for sign in self.fact.signs
-            if sign.sign in _LAST_WORDS and not sign.in_init and self._lines_after(sign) <= _LAST_WORDS[sign.sign]
-            if (sign.where.file, sign.where.line) not in self._ignored
+            for sign in self.signs(*_LAST_WORDS)
+            if not sign.in_init and not self._ends_nothing(sign)
+            if self._last_line.get(sign.where.file, 0) - _last(sign) <= _LAST_WORDS[sign.sign]
         )
-
-    def _lines_after(self, sign: SignSeen) -> int:
-        return self._last_line.get(sign.where.file, _last(sign)) - _last(sign)
 
     def _was_tried_again(self, sign: SignSeen) -> bool:
         """Whether a store that refused a connection was reached later: torch warns at each try, and goes on."""
-        refused = [s for s in self.fact.signs if s.sign == "store-refused" and s.where.file == sign.where.file]
-        if sign.where not in (s.where for s in refused):
+        refused = [other for other in self.signs("store-refused") if other.where.file == sign.where.file]
+        if sign.where not in (other.where for other in refused):
             return False
-        lines_since = self._last_line.get(sign.where.file, 0) - min(s.where.line for s in refused) + 1
-        return lines_since - sum(s.times for s in refused) >= _LINES_OF_LIFE
+        lines_since = self._last_line.get(sign.where.file, 0) - min(other.where.line for other in refused) + 1
+        return lines_since - sum(other.times for other in refused) >= _LINES_OF_LIFE
 
     @cached_property
     def unfinished(self) -> str:
         """Why it is not known how a job ended of which nothing says that it failed; "" where that is known."""
-        for sign in self.fact.signs:
-            if sign.sign == "test-without-end":
-                return f"nccl-tests did not end in {sign.where.file}"
+        for sign in self.signs("test-without-end"):
+            return f"nccl-tests did not end in {sign.where.file}"
         cut = next((file for file in self.fact.files if file.unread and file.size_bytes), None)
         return f"{cut.name} was read in part: {cut.unread}" if cut is not None else ""
 
@@ -261,20 +277,21 @@ class Output:
         """The ranks' own exceptions: those that end a process, blame nobody else, and hold no better known cause."""
         return tuple(
             sign
-            for sign in self.fact.signs
-            if sign.sign == "exception" and is_own(sign) and not self._holds_a_cause(sign)
-            if not self.got_over(sign) and not self._is_raised_again(sign)
-            if (sign.where.file, sign.where.line) not in self._ignored
+            for sign in self.signs("exception")
+            if _is_own(sign) and not self._holds_a_cause(sign)
+            if not self.got_over(sign) and not self._is_raised_again(sign) and not self._ends_nothing(sign)
         )
+
+    def _ends_nothing(self, sign: SignSeen) -> bool:
+        """Whether it stands in a traceback of which Python says that it is ignored."""
+        return (sign.where.file, sign.where.line) in self._ignored
 
     @cached_property
     def _ignored(self) -> frozenset[tuple[str, int]]:
-        """The lines of tracebacks of which Python says that they end nothing."""
-        below = {(sign.where.file, sign.where.line + 1) for sign in self.fact.signs if sign.sign == "exception-ignored"}
+        below = {(sign.where.file, sign.where.line + 1) for sign in self.signs("exception-ignored")}
         return frozenset(
             (sign.where.file, line)
-            for sign in self.fact.signs
-            if sign.sign == "exception"
+            for sign in self.signs("exception")
             if (sign.where.file, first := int(sign.values.get("first_line", sign.where.line))) in below
             for line in range(first, sign.where.line + 1)
         )
@@ -282,11 +299,10 @@ class Output:
     def _is_raised_again(self, exception: SignSeen) -> bool:
         """Whether the traceback of a DataLoader's worker, which says more, follows at once (torch/_utils.py)."""
         below = {str(exception.where.line + lines) for lines in (1, 2, 3)}
-        return is_of_worker(exception) and any(
-            sign.sign == "exception"
-            and sign.where.file == exception.where.file
-            and sign.values.get("first_line") in below
-            for sign in self.fact.signs
+        is_of_worker = _IN_WORKER.match(exception.values.get("message", "")) is not None
+        return is_of_worker and any(
+            sign.where.file == exception.where.file and sign.values.get("first_line") in below
+            for sign in self.signs("exception")
         )
 
     def _holds_a_cause(self, exception: SignSeen) -> bool:
@@ -309,13 +325,33 @@ def _last(sign: SignSeen) -> int:
     return sign.where.line if sign.last_line is None else sign.last_line
 
 
-def _died(rank: RankSeen | None) -> bool:
-    return rank is not None and bool(rank.signal or rank.exit_code)
-
-
 def ends_a_job(sign: Sign) -> bool:
     """Whether a sign by itself says that the job failed, whatever is printed behind it."""
     return (sign.tier == "watchdog" and not sign.beside) or (sign.role == "pointer" and sign.tier == "launcher")
+
+
+# --- exceptions of ranks ------------------------------------------------------------------------
+
+
+def _is_own(exception: SignSeen) -> bool:
+    """Whether an exception is of the rank itself, and no answer to what another process did."""
+    kind = exception.values.get("type", "").rpartition(".")[2]
+    return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
+
+
+def speaks_of_a_machine(exception: SignSeen) -> bool:
+    """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
+    return bool(_MACHINE.search(f"{exception.values.get('type', '')} {exception.values.get('message', '')}"))
+
+
+def _alike(exception: SignSeen) -> tuple[str, ...]:
+    """Equal for the same exception on several ranks: its type, its words without numbers, its line of code."""
+    values = exception.values
+    words = re.sub(r"0x[0-9a-f]+|\d+", "0", values.get("message", ""))
+    return (values.get("type", ""), words, values.get("where", ""))
+
+
+# --- suspects -----------------------------------------------------------------------------------
 
 
 def suspects(output: Output) -> Iterator[Suspect]:
@@ -330,25 +366,16 @@ def suspects(output: Output) -> Iterator[Suspect]:
         if cause is not None and known.role == "cause" and beside and ended:
             causes[(cause.name,)] = cause
             by_cause[(cause.name,)].append(sign)
-    if (own_exception := cause_named("rank-exception")) is not None:
-        for exception in output.exceptions:
-            causes[alike(exception)] = own_exception
-            by_cause[alike(exception)].append(exception)
+    for exception in output.exceptions:
+        causes[_alike(exception)] = cause_named("rank-exception")
+        by_cause[_alike(exception)].append(exception)
+    died = {rank.rank for rank in output.died}
     for key, signs in by_cause.items():
-        known_signs = [_known(output, sign) for sign in signs]
-        yield Suspect(
-            causes[key],
-            min((sign.tier for sign in known_signs), key=TIERS.index),
-            min((sign.confidence for sign in known_signs), key=list(Confidence).index),
-            tuple(signs),
-        )
-
-
-def _known(output: Output, sign: SignSeen) -> Sign:
-    """The row of a sign; that an exception ended its rank is proved where the launcher saw that rank end."""
-    known = SIGNS[sign.sign][0]
-    ended = sign.sign == "exception" and any(_died(output.ranks.get(rank)) for rank in ranks_of([sign]))
-    return known._replace(confidence=Confidence.PROVED) if ended else known
+        known_signs = [SIGNS[sign.sign][0] for sign in signs]
+        sure = min((known.confidence for known in known_signs), key=list(Confidence).index)
+        if any(sign.sign == "exception" and not died.isdisjoint(ranks_of([sign])) for sign in signs):
+            sure = Confidence.PROVED  # the launcher saw that rank end
+        yield Suspect(causes[key], min((known.tier for known in known_signs), key=TIERS.index), sure, tuple(signs))
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:

@@ -9,16 +9,18 @@ None of it keeps a job from running, so none is an error. Only what NCCL says is
 not known here. ``ddp-doctor run`` on the nodes knows it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import name_list
-from ddp_doctor.wording.ranks import capital, rank_list
+from ddp_doctor.wording.ranks import rank_list
 
 Log = FactAt[NcclTransportFact]
 #: Interfaces of container engines and virtual machines, which reach no other node (docker, libvirt, podman, LXC).
@@ -26,19 +28,6 @@ _OF_CONTAINERS = ("docker", "virbr", "podman", "cni", "lxcbr", "veth", "br-")
 _OFF = ("1", "2", "3")
 #: Values of NCCL_P2P_LEVEL that forbid no P2P (src/graph/paths.cc).
 _ALLOWS_ALL = ("SYS", "5")
-
-
-def _logs(recording: Recording, holds: Callable[[NcclTransportFact], bool]) -> list[Log]:
-    return [log for log in recording.facts(NcclTransportFact) if holds(log.fact)]
-
-
-def _is_on_several_nodes(recording: Recording) -> bool:
-    """Whether data goes between nodes, as far as is known."""
-    logs = [log.fact for log in recording.facts(NcclTransportFact)]
-    job = recording.first(JobLogFact)
-    hosts = {log.host for log in logs} | {rank.host for rank in (job.ranks if job else ())}
-    over_net = any(transport.kind == "NET" for log in logs for transport in log.transports)
-    return over_net or any(hosts > 1 for log in logs for hosts in log.hosts) or len(hosts - {None}) > 1
 
 
 def _hosts(logs: Iterable[Log]) -> list[str]:
@@ -49,38 +38,34 @@ def _nodes(logs: Iterable[Log]) -> str:
     return name_list(_hosts(logs)) or "the nodes"
 
 
-def _evidence(logs: Sequence[Log], text: str) -> tuple[Evidence, ...]:
+def _draft(
+    logs: Sequence[Log],
+    title: str,
+    line: str,
+    *remedies: Remedy,
+    severity: Severity | None = None,
+    confidence: Confidence = Confidence.PROVED,
+) -> Draft:
     ranks = [log.rank for log in logs if log.rank is not None]
     who = rank_list(ranks) if ranks else f"{len(logs)} process{'es' if len(logs) > 1 else ''}"
-    return (Evidence(check="logs", text=f"NCCL INFO of {who} on {_nodes(logs)}: {text}"),)
+    culprits = (Culprit(kind="node", node=host) for host in _hosts(logs))
+    evidence = Evidence(check="logs", text=f"NCCL INFO of {who} on {_nodes(logs)}: {line}")
+    return finding(culprits, title, evidence, *remedies, confidence=confidence, severity=severity)
 
 
-def _draft(
-    logs: Sequence[Log], title: str, said: str, severity: Severity, remedies: Sequence[Remedy], detail: str = ""
-) -> Draft:
-    return Draft(
-        title=capital(title),
-        detail=detail,
-        confidence=Confidence.PROVED,
-        culprits=tuple(Culprit(kind="node", node=host) for host in _hosts(logs)),
-        evidence=_evidence(logs, said),
-        remedies=tuple(remedies),
-        severity=severity,
-    )
-
-
-def _is_set(log: NcclTransportFact, name: str) -> bool:
-    return log.settings.get(name) in _OFF
+def _unset(name: str, why: str) -> tuple[Setting, ...]:
+    return (Setting(name=name, value=None, action="unset", why=why),)
 
 
 def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
     """Why NCCL took sockets: for a sentence, the line that says so, how bad, and what to do."""
-    off = next((name for name, value in log.settings.items() if _forbids_rdma(name, value)), None)
-    if off is not None:
-        value = log.settings[off]
-        unset = Setting(name=off, value=None, action="unset", why="NCCL looks for RDMA devices again")
-        remedy = Remedy(summary=f"Leave {off} unset, unless the RDMA network is known to be broken", settings=(unset,))
-        return f"{off}={value} forbids RDMA", f"{off} set to {value}", Severity.WARNING, remedy
+    for name, value in log.settings.items():
+        if (name == "NCCL_IB_DISABLE" and value in _OFF) or (name == "NCCL_NET" and value.lower() == "socket"):
+            remedy = Remedy(
+                summary=f"Leave {name} unset, unless the RDMA network is known to be broken",
+                settings=_unset(name, "NCCL looks for RDMA devices again"),
+            )
+            return f"{name}={value} forbids RDMA", f"{name} set to {value}", Severity.WARNING, remedy
     if log.no_provider:
         remedy = Remedy(
             summary="Give the container or the job the EFA devices, and check that libfabric finds them",
@@ -88,8 +73,8 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
             container=("--device=/dev/infiniband",),
             scope="node",
         )
-        said = "Could not find any optimal provider"
-        return "the plug-in of AWS found no EFA device", said, Severity.WARNING, remedy
+        why, line = "the plug-in of AWS found no EFA device", "Could not find any optimal provider"
+        return why, line, Severity.WARNING, remedy
     if log.no_verbs_library:
         remedy = Remedy(
             summary="Install libibverbs and its drivers in the job's image, if the nodes have RDMA devices",
@@ -109,35 +94,35 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
         container=("--device=/dev/infiniband",),
         scope="node",
     )
-    said = "NET/IB : No device found" if log.no_ib_device else "Using network Socket"
-    return "NCCL found no RDMA device", said, Severity.INFO, remedy
-
-
-def _forbids_rdma(name: str, value: str) -> bool:
-    return (name == "NCCL_IB_DISABLE" and value in _OFF) or (name == "NCCL_NET" and value.lower() == "socket")
+    line = "NET/IB : No device found" if log.no_ib_device else "Using network Socket"
+    return "NCCL found no RDMA device", line, Severity.INFO, remedy
 
 
 @rule("DDJ201", "nccl-uses-tcp-between-nodes", Severity.WARNING, NcclTransportFact)
-def uses_tcp(recording: Recording) -> Iterator[Draft]:
+def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
     """Finds: A job on several nodes whose NCCL moves data over TCP sockets, and what its lines say of why: a setting,
         no library for RDMA, a plug-in that found no device, or no device at all (information only).
     Why: RDMA is often ten times faster, and lets NICs read GPU memory. NCCL changes to sockets without a warning.
     Remedy: Take back the setting, or give the job the devices and the library. Where the nodes have no RDMA, nothing.
     See: NCCL user guide, environment variables, NCCL_NET and NCCL_IB_DISABLE; src/transport/net_ib.cc (NCCL 2.30)
     """
-    groups: dict[str, list[Log]] = {}
-    for log in _logs(recording, lambda log: log.network == "Socket"):
-        groups.setdefault(_why_sockets(log.fact)[0], []).append(log)
-    if not _is_on_several_nodes(recording):
-        return
-    for logs in groups.values():
-        why, said, severity, remedy = _why_sockets(logs[0].fact)
+    all_logs, job = recording.facts(NcclTransportFact), recording.first(JobLogFact)
+    hosts = {log.fact.host for log in all_logs} | {rank.host for rank in (job.ranks if job else ())}
+    if not (
+        any(transport.kind == "NET" for log in all_logs for transport in log.fact.transports)
+        or any(number > 1 for log in all_logs for number in log.fact.hosts)
+        or len(hosts - {None}) > 1
+    ):
+        return  # all on one node, as far as is known
+    over_sockets = [log for log in all_logs if log.fact.network == "Socket"]
+    for logs in grouped((_why_sockets(log.fact)[0], log) for log in over_sockets).values():
+        why, line, severity, remedy = _why_sockets(logs[0].fact)
         title = f"NCCL moves data between nodes over TCP sockets: {why}"
-        yield _draft(logs, title, f"Using network Socket; {said}", severity, (remedy,))
+        yield _draft(logs, title, f"Using network Socket; {line}", remedy, severity=severity)
 
 
 @rule("DDJ202", "nccl-without-gpudirect-rdma", Severity.WARNING, NcclTransportFact)
-def without_gpudirect(recording: Recording) -> Iterator[Draft]:
+def nccl_without_gpudirect_rdma(recording: Recording) -> Iterator[Draft]:
     """Finds: Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
         host memory. It is information only where NCCL does not say that the kernel module is missing, and no sender
         uses GPUDirect RDMA on the same connection.
@@ -159,35 +144,31 @@ def without_gpudirect(recording: Recording) -> Iterator[Draft]:
     one_end = [log for log in staged if not direct.isdisjoint((t.from_rank, t.to_rank) for t in _staged(log))]
     logs = without or one_end or staged
     example = _staged(logs[0])[0]
-    said = f"{example.from_rank} -> {example.to_rank} [receive] via {example.via}"
-    remedies: tuple[Remedy, ...] = ()
-    why = ""
-    if without or one_end:
-        named = ", ".join(sorted({name for log in without for name in log.fact.no_gpu_direct}))
-        said += f"; GPU Direct RDMA Disabled for HCA '{named}'" if named else ""
-        why = ": it found neither nvidia_peermem nor dma-buf" if named else f", into {_nodes(logs)} alone"
-        module = Remedy(
-            summary="Load nvidia_peermem on the nodes, or use the open GPU driver and a kernel with dma-buf",
-            commands=("modprobe nvidia_peermem",),
-            scope="node",
-            undo="modprobe -r nvidia_peermem",
-        )
-        remedies = (module,)
-    title = f"NCCL copies data between nodes through host memory, without GPUDirect RDMA{why}"
-    yield _draft(logs, title, said, Severity.WARNING if without or one_end else Severity.INFO, remedies)
+    title = "NCCL copies data between nodes through host memory, without GPUDirect RDMA"
+    line = f"{example.from_rank} -> {example.to_rank} [receive] via {example.via}"
+    if logs is staged:
+        yield _draft(logs, title, line, severity=Severity.INFO)
+        return
+    named = ", ".join(sorted({name for log in without for name in log.fact.no_gpu_direct}))
+    why = "it found neither nvidia_peermem nor dma-buf" if named else f"into {_nodes(logs)} alone"
+    module = Remedy(
+        summary="Load nvidia_peermem on the nodes, or use the open GPU driver and a kernel with dma-buf",
+        commands=("modprobe nvidia_peermem",),
+        scope="node",
+        undo="modprobe -r nvidia_peermem",
+    )
+    disabled = f"; GPU Direct RDMA Disabled for HCA '{named}'" if named else ""
+    yield _draft(logs, f"{title}{':' if named else ','} {why}", f"{line}{disabled}", module)
 
 
 def _staged(log: Log) -> list[Transport]:
     """Its connections from other nodes over RDMA that are received into host memory."""
-    return [
-        t
-        for t in log.fact.transports
-        if t.end == "receive" and t.network is not None and t.network[0] != "Socket" and not t.network[2]
-    ]
+    over_network = (t for t in log.fact.transports if t.end == "receive" and t.network is not None)
+    return [t for t in over_network if t.network and t.network[0] != "Socket" and not t.network[2]]
 
 
 @rule("DDJ203", "nccl-uses-interface-of-containers", Severity.WARNING, NcclTransportFact)
-def interface_of_containers(recording: Recording) -> Iterator[Draft]:
+def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
     """Finds: Ranks that meet, or move data, over a bridge of a container engine or of virtual machines, such as
         docker0.
     Why: The bridge reaches no other node, and often has the same address on each: a job on one node runs, the same job
@@ -195,22 +176,23 @@ def interface_of_containers(recording: Recording) -> Iterator[Draft]:
     Remedy: Set NCCL_SOCKET_IFNAME to the interface that reaches the other nodes.
     See: NCCL user guide, environment variables, NCCL_SOCKET_IFNAME
     """
-    groups: dict[str, list[Log]] = {}
-    for log in recording.facts(NcclTransportFact):
-        for name in dict.fromkeys((*log.fact.interfaces, *log.fact.sockets_over[:1])):
-            if name.startswith(_OF_CONTAINERS):
-                groups.setdefault(name, []).append(log)
-    for name, logs in groups.items():
+    by_name = grouped(
+        (name, log)
+        for log in recording.facts(NcclTransportFact)
+        for name in dict.fromkeys((*log.fact.interfaces, *log.fact.sockets_over[:1]))
+        if name.startswith(_OF_CONTAINERS)
+    )
+    for name, logs in by_name.items():
         remedy = Remedy(
             summary="Exclude it, or name the interface that reaches the other nodes",
             settings=(Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL takes the next interface"),),
         )
         title = f"NCCL on {_nodes(logs)} uses {name}, which reaches no other node"
-        yield _draft(logs, title, f"Bootstrap : Using {name}", Severity.WARNING, (remedy,))
+        yield _draft(logs, title, f"Bootstrap : Using {name}", remedy)
 
 
 @rule("DDJ204", "nccl-without-p2p-between-gpus", Severity.WARNING, NcclTransportFact)
-def without_p2p(recording: Recording) -> Iterator[Draft]:
+def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
     """Finds: GPUs of one node that exchange data through host memory (SHM): because of NCCL_P2P_DISABLE or
         NCCL_P2P_LEVEL, because the driver refuses P2P between connected GPUs, or (information only) for no reason
         that NCCL prints.
@@ -218,41 +200,41 @@ def without_p2p(recording: Recording) -> Iterator[Draft]:
     Remedy: Take back the setting. GPUs on different CPU sockets, and consumer GPUs, have no P2P, and nothing is wrong.
     See: NCCL user guide, environment variables, NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; src/graph/paths.cc (NCCL 2.30)
     """
-    logs = _logs(recording, lambda log: any(t.kind == "SHM" for t in log.transports))
+    logs = [log for log in recording.facts(NcclTransportFact) if any(t.kind == "SHM" for t in log.fact.transports)]
     if not logs:
         return
     example = next(t for t in logs[0].fact.transports if t.kind == "SHM")
-    said = f"{example.from_rank} -> {example.to_rank} via {example.via}"
+    line = f"{example.from_rank} -> {example.to_rank} via {example.via}"
     title = f"GPUs on {_nodes(logs)} exchange data through host memory, without P2P"
-    forbidden = next(
-        (
-            f"{name}={log.fact.settings[name]}"
-            for log in logs
-            for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
-            if name in log.fact.settings and (name == "NCCL_P2P_LEVEL" or _is_set(log.fact, name))
-            if log.fact.settings[name] not in _ALLOWS_ALL
-        ),
-        None,
-    )
-    refused = next((pair for log in logs for pair in log.fact.refused), None)
-    if forbidden is not None:
-        name = forbidden.partition("=")[0]
-        unset = Setting(name=name, value=None, action="unset", why="NCCL uses P2P where it can")
-        remedy = Remedy(summary=f"Leave {name} unset, unless P2P is known to hang here", settings=(unset,))
-        draft = _draft(logs, f"{title}: {forbidden}", f"{forbidden}; {said}", Severity.WARNING, (remedy,))
-        # Whether these GPUs had P2P without the level is not printed.
-        sure = Confidence.PROVED if name == "NCCL_P2P_DISABLE" else Confidence.LIKELY
-        yield draft.model_copy(update={"confidence": sure})
-    elif refused is not None:
+    for log in logs:
+        if log.fact.settings.get("NCCL_P2P_DISABLE") in _OFF:
+            forbidden, sure = "NCCL_P2P_DISABLE", Confidence.PROVED
+        elif log.fact.settings.get("NCCL_P2P_LEVEL", "SYS") not in _ALLOWS_ALL:
+            # Whether these GPUs had P2P without the level is not printed.
+            forbidden, sure = "NCCL_P2P_LEVEL", Confidence.LIKELY
+        else:
+            continue
+        setting = f"{forbidden}={log.fact.settings[forbidden]}"
         remedy = Remedy(
-            summary="Look at what the driver says of P2P between them",
-            commands=("nvidia-smi topo -p2p rw",),
-            scope="node",
+            summary=f"Leave {forbidden} unset, unless P2P is known to hang here",
+            settings=_unset(forbidden, "NCCL uses P2P where it can"),
         )
-        why = f"the driver refuses it between connected GPUs {refused[0]} and {refused[1]}"
-        yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {said}", Severity.WARNING, (remedy,))
-    else:
-        yield _draft(logs, title, said, Severity.INFO, ())
+        yield _draft(logs, f"{title}: {setting}", f"{setting}; {line}", remedy, confidence=sure)
+        return
+    refused = next((pair for log in logs for pair in log.fact.refused), None)
+    if refused is None:
+        yield _draft(logs, title, line, severity=Severity.INFO)
+        return
+    remedy = Remedy(
+        summary="Look at what the driver says of P2P between them", commands=("nvidia-smi topo -p2p rw",), scope="node"
+    )
+    why = f"the driver refuses it between connected GPUs {refused[0]} and {refused[1]}"
+    yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {line}", remedy)
 
 
-FALLBACK_RULES = (uses_tcp, without_gpudirect, interface_of_containers, without_p2p)
+FALLBACK_RULES = (
+    nccl_uses_tcp_between_nodes,
+    nccl_without_gpudirect_rdma,
+    nccl_uses_interface_of_containers,
+    nccl_without_p2p_between_gpus,
+)

@@ -1,7 +1,7 @@
 """The finding about each cause that the judge (judge.py) names, and the rows of all that jobs are judged by."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Evidence, Finding, Remedy
+from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described
 from ddp_doctor.wording.ranks import capital
 
@@ -51,14 +51,11 @@ def _title(judged: Judged) -> str:
     return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
 
 
-def _is_for(code: str, backend: str | None, remedy: Remedy) -> bool:
-    """Whether a remedy fits: of a failure without a known cause, one speaks of NCCL and one of gloo."""
-    return code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
-
-
 def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
     """What a finding says of it; ``check`` is what its evidence is from."""
-    rule = _BY_CODE[judged.cause.code]
+    rule, first = _BY_CODE[judged.cause.code], dict[str, LogLine]()
+    for line in judged.lines:  # of those that differ in nothing but the rank's number, the first
+        first.setdefault(_RANK.sub("rank", line.text) if line.line else f"{line.file}: {line.text}", line)
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -69,24 +66,15 @@ def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
         confidence=judged.confidence,
         culprits=judged.culprits,
         evidence=tuple(
-            Evidence(check=check, text=f"{place_of(line)}: {line.text}")
-            for line in _each_once(judged.lines)[:_MOST_LINES]
+            Evidence(check=check, text=f"{place_of(line)}: {line.text}") for line in [*first.values()][:_MOST_LINES]
         ),
         remedies=tuple(
             remedy.model_copy(update={"commands": tuple(map(judged.with_pid, remedy.commands))})
             for remedy in judged.cause.remedies
-            if _is_for(judged.cause.code, backend, remedy)
+            # Of a failure without a known cause, one speaks of NCCL and one of gloo.
+            if rule.code != NOT_PROVEN or ("gloo" in remedy.summary) is (backend == "gloo")
         ),
     )
-
-
-def _each_once(lines: Iterable[LogLine]) -> list[LogLine]:
-    """Of lines of output that differ in nothing but the rank's number, the first."""
-    first: dict[str, LogLine] = {}
-    for line in lines:
-        text = _RANK.sub("rank", line.text) if line.line else f"{line.file}: {line.text}"
-        first.setdefault(text, line)
-    return list(first.values())
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,11 @@ def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
 def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int]]) -> Iterator[Suspect]:
     """Those whose value is not that of most; nobody is to blame where both have as many."""
     cause, ranks_of = cause_named(name), grouped(values)
-    if cause is None or len(ranks_of) < 2:
+    if len(ranks_of) < 2:
         return
     usual, *others = sorted(ranks_of, key=lambda value: -len(ranks_of[value]))
     fewer = sorted({rank for value in others for rank in ranks_of[value]})
-    last = (output.ranks[rank].last for rank in fewer if rank in output.ranks)
+    last = (output.rank(rank).last for rank in fewer)
     judged = Judged(
         cause,
         Confidence.LIKELY,
@@ -72,7 +72,7 @@ def p2p_hang(recording: Recording, output: Output) -> tuple[Judged, ...]:
     cause, number = cause_named("iommu-p2p-hang"), collective_reached(output)
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     paths = [path for log in logs for path in log.transports]
-    if cause is None or not is_first(number) or {path.kind for path in paths} != {"P2P"}:
+    if not is_first(number) or {path.kind for path in paths} != {"P2P"}:
         return ()
     those = [wait for of_group in waits(output.fact).values() for wait in of_group.values()]
     came = [wait for wait in those if (wait.seq or wait.enqueued or 0) >= number]

@@ -22,22 +22,22 @@ from ddp_doctor.wording.live_ranks import call_name, says
 
 def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) -> LogsReport:
     """The report of a job: its causes in the order of time, and what is known of the job."""
-    fields = {**dict(report), "causes": tuple(map(_cause, causes))}
+    told = tuple(
+        JobCauseReport(
+            name=judged.cause.name,
+            confidence=judged.confidence,
+            domain=judged.cause.domain,
+            restart=judged.cause.restart,
+            lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
+            next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
+            culprits=judged.culprits,
+        )
+        for judged in causes
+    )
+    fields = {**dict(report), "causes": told}
     if recording.command is Command.ATTACH:
         return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
-    return LogsReport(**fields, facts=job_facts(recording))
-
-
-def _cause(judged: Judged) -> JobCauseReport:
-    return JobCauseReport(
-        name=judged.cause.name,
-        confidence=judged.confidence,
-        domain=judged.cause.domain,
-        restart=judged.cause.restart,
-        lines=tuple(CauseLine(**line.model_dump()) for line in judged.lines),
-        next_check=judged.with_pid(judged.next_check or judged.cause.next_check),
-        culprits=judged.culprits,
-    )
+    return LogsReport(**fields, facts=_facts(recording))
 
 
 def _live_facts(recording: Recording) -> JobFacts:
@@ -131,25 +131,26 @@ def _what_was_read(recording: Recording) -> str:
     return f"what was read of {number}" if any(file.unread for file in files) else number
 
 
-def job_facts(recording: Recording) -> JobFacts:
+def _facts(recording: Recording) -> JobFacts:
     """What the output says of the job."""
     job = recording.first(JobLogFact) or JobLogFact(files=())
     logs = [at.fact for at in recording.facts(NcclTransportFact)]
     dumps = [at.fact for at in recording.facts(FlightDumpFact)]
     sizes = {size for log in logs for size in log.comm_sizes} | {init.ranks for log in logs for init in log.inits}
+    releases = (f"{log.version}+cuda{log.cuda}" if log.cuda else log.version for log in logs if log.version)
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
     seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
     over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
     seen |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
     worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(seen) or None]
     hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
-    nvls = {log.nvls for log in logs} - {None}
     measured = [at.fact for at in recording.facts(AllReduceFact)]
+    nvls = {log.nvls for log in logs} - {None}
     return JobFacts(
         launcher=job.launcher,
         torch=job.torch_version,
         backend=job.backend,
-        nccl=next((_release(log) for log in logs if log.version), _common(fact.nccl for fact in measured)),
+        nccl=next(releases, _common(fact.nccl for fact in measured)),
         driver_cuda=next((log.driver_cuda for log in logs if log.driver_cuda), None),
         ranks=next((size for size in worlds if size), None),
         nodes=tuple(dict.fromkeys(host for host in hosts if host)),
@@ -171,10 +172,6 @@ def job_facts(recording: Recording) -> JobFacts:
 
 def _all(names: Iterable[Iterable[str]]) -> tuple[str, ...]:
     return tuple(sorted({name for several in names for name in several}))
-
-
-def _release(log: NcclTransportFact) -> str:
-    return f"{log.version}+cuda{log.cuda}" if log.cuda else str(log.version)
 
 
 def _kind(via: str) -> str:

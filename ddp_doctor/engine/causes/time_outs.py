@@ -96,11 +96,8 @@ def collective_reached(output: Output) -> int:
 def _judged(
     output: Output, name: str, confidence: Confidence, signs: Sequence[SignSeen], guilty: Collection[int], detail: str
 ) -> Judged | None:
-    cause = cause_named(name)
-    if cause is None:
-        return None
     return Judged(
-        cause,
+        cause_named(name),
         confidence,
         lines(signs),
         tuple(rank_culprit(output, rank) for rank in sorted(guilty)),

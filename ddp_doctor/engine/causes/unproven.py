@@ -1,6 +1,5 @@
 """What is said of a failure of which no evidence shows the cause: who died, who waited where, what would show it."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from textwrap import shorten
 
@@ -8,7 +7,7 @@ from ddp_doctor.engine.causes.evidence import Output, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.time_outs import waited, worked_before
 from ddp_doctor.engine.causes.whose import places, rank_culprit
-from ddp_doctor.facts.job_log import SignSeen
+from ddp_doctor.facts.job_log import RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
@@ -53,25 +52,17 @@ def judged(output: Output) -> tuple[Judged, ...]:
 
 def _killed(output: Output) -> Iterator[Judged]:
     """SIGKILL without a word of who sent it: most often the kernel, out of memory."""
-    cause = cause_named("host-oom-kill")
-    told = tuple(
-        sign
-        for sign in output.fact.signs
-        if _tells_of_a_kill(sign) and not (output.died or output.stuck or output.got_over(sign))
-    )
-    killed = [
-        rank
-        for rank in output.died
-        if _signal(rank.signal, rank.exit_code) == "SIGKILL" and rank.rank not in output.stuck
-    ]
-    if cause is None or not (killed or told) or (len(killed) > 1 and len(killed) == len(output.world)):
+    killed = [rank for rank in output.died if _signal_of(rank) == "SIGKILL" and rank.rank not in output.stuck]
+    of_no_rank = [] if output.died or output.stuck else [sign for sign in output.fact.signs if _tells_of_a_kill(sign)]
+    kills = [sign for sign in of_no_rank if not output.got_over(sign)]
+    if not (killed or kills) or (len(killed) > 1 and len(killed) == len(output.world)):
         return
     yield Judged(
-        cause,
+        cause_named("host-oom-kill"),
         Confidence.POSSIBLE,
-        tuple(rank.last for rank in killed if rank.last is not None) or lines(told),
+        tuple(rank.last for rank in killed if rank.last is not None) or lines(kills),
         tuple(rank_culprit(output, rank.rank) for rank in killed),
-        places(output, [rank.rank for rank in killed]) if killed else "the host of a rank",
+        places(output, [rank.rank for rank in killed]) or "the host of a rank",
         "It was killed by SIGKILL, and nothing here says by whom: the kernel for want of memory, the scheduler or a"
         " person.",
         values={"signal": "SIGKILL"},
@@ -87,81 +78,68 @@ def _tells_of_a_kill(sign: SignSeen) -> bool:
 
 def _crashed(output: Output) -> Iterator[Judged]:
     """A rank that ended by a signal of its own, without a word."""
-    ranks = [rank for rank in output.died if _signal(rank.signal, rank.exit_code) in _CRASHES]
-    commands = _commands_ended(output, _CRASHES)
-    signals = [_signal(rank.signal, rank.exit_code) for rank in ranks] + [_command_signal(c) for c in commands]
-    # A page of /dev/shm for which there is no room ends so, and little else.
-    cause = cause_named("shm-too-small-dataloader" if "SIGBUS" in signals else "process-crashed")
-    if cause is None or not signals:
+    ranks = [rank for rank in output.died if _signal_of(rank) in _CRASHES]
+    # Launchers that name no rank say it of a command.
+    commands = [sign for sign in output.signs("command-ended") if _command_signal(sign) in _CRASHES]
+    signals = [*map(_signal_of, ranks), *map(_command_signal, commands)]
+    if not signals:
         return
     yield Judged(
-        cause,
+        # A page of /dev/shm for which there is no room ends so, and little else.
+        cause_named("shm-too-small-dataloader" if "SIGBUS" in signals else "process-crashed"),
         Confidence.POSSIBLE,
         (*(rank.last for rank in ranks if rank.last is not None), *lines(commands)[:_MOST_LINES]),
         # Where every rank crashes, what they share is to blame, not a rank.
         () if 1 < len(ranks) == len(output.world) else tuple(rank_culprit(output, r.rank) for r in ranks),
-        places(output, [rank.rank for rank in ranks]) if ranks else "A rank",
+        places(output, [rank.rank for rank in ranks]) or "A rank",
         values={"signal": signals[0] or ""},
     )
 
 
-def _commands_ended(output: Output, signals: Sequence[str]) -> list[SignSeen]:
-    """What launchers that name no rank say of a command that one of these signals ended."""
-    ends = (sign for sign in output.fact.signs if sign.sign == "command-ended")
-    return [sign for sign in ends if _command_signal(sign) in signals]
-
-
 def _command_signal(sign: SignSeen) -> str | None:
     """The signal: by its name, as a negative exit code, or as a shell's."""
-    values = sign.values
-    code = int(values.get("exit") or 0)
-    return values.get("signal") or _signal(None, code if code > 0 else 128 - code)
+    code = int(sign.values.get("exit") or 0)
+    return sign.values.get("signal") or _SIGNALS.get(code if code > 0 else 128 - code)
 
 
 def _no_server(output: Output) -> Iterator[Judged]:
     """Clients of torch's store, and no word of its host: refused, nobody listened; silent, packets were dropped."""
-    for name, cause_name in (
-        ("store-refused", "rendezvous-host-mismatch"),
-        ("store-unreached", "firewall-or-unreachable"),
-    ):
-        signs = [sign for sign in output.fact.signs if sign.sign == name and sign.values.get("errno", "111") == "111"]
-        cause = cause_named(cause_name)
-        if not signs or cause is None:
-            continue
-        at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
-        unresolved = any(s.sign == "name-not-resolved" and s.values.get("name") == at for s in output.fact.signs)
-        if unresolved:
-            cause = cause_named("hostname-unresolvable") or cause
-        yield Judged(
-            cause,
-            Confidence.LIKELY if unresolved or name == "store-refused" else Confidence.POSSIBLE,
-            lines(signs)[:_MOST_LINES],
-            (Culprit(kind="node", node=at),) if at else (),
-            places(output, ranks_of(signs)) if ranks_of(signs) else "a node",
-            values={"server": at, "peer": at, "name": at, "port": port, "reason": "it did not answer in time"},
-        )
+    refused = [sign for sign in output.signs("store-refused") if sign.values.get("errno", "111") == "111"]
+    unreached = [sign for sign in output.signs("store-unreached") if sign.values.get("errno", "111") == "111"]
+    signs = refused or unreached
+    if not signs:
         return
+    at, port = signs[0].values.get("host", ""), signs[0].values.get("port", "")
+    unresolved = any(sign.values.get("name") == at for sign in output.signs("name-not-resolved"))
+    name = "rendezvous-host-mismatch" if refused else "firewall-or-unreachable"
+    yield Judged(
+        cause_named("hostname-unresolvable" if unresolved else name),
+        Confidence.LIKELY if unresolved or refused else Confidence.POSSIBLE,
+        lines(signs)[:_MOST_LINES],
+        (Culprit(kind="node", node=at),) if at else (),
+        places(output, ranks_of(signs)) or "a node",
+        values={"server": at, "peer": at, "name": at, "port": port, "reason": "it did not answer in time"},
+    )
 
 
 def _peer_died(output: Output) -> Iterator[Judged]:
     """Nothing but the words of those who are left: who died first, they do not say."""
-    cause = cause_named("peer-died-secondary")
     timed_out = {sign.where for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"}
-    victims = [sign for sign in output.fact.signs if sign.sign in _PEER_GONE and sign.where not in timed_out]
+    victims = [sign for sign in output.signs(*_PEER_GONE) if sign.where not in timed_out]
     gone = _went_first(output, victims)
     saw = ranks_of(victims)
     # Of one rank alone it is known that the others saw it go.
     named = gone or (output.world - saw if saw and len(output.world - saw) == 1 else ())
-    if cause is None or not victims or any(waits(output.fact).values()):
+    if not victims or any(waits(output.fact).values()):
         return
     yield Judged(
-        cause,
+        cause_named("peer-died-secondary"),
         Confidence.POSSIBLE,
         lines(victims)[:_MOST_LINES],
         tuple(rank_culprit(output, rank) for rank in gone),
-        who=places(output, saw) if saw else "a rank",
+        who=places(output, saw) or "a rank",
         detail=capital(_ends(output)),
-        values={"gone": capital(places(output, named)) if named else "A rank"},
+        values={"gone": capital(places(output, named) or "a rank")},
     )
 
 
@@ -171,12 +149,11 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
     All its output must be there: it stands in one file with what the launcher says of ends.
     """
     complained = ranks_of(s for s in output.fact.signs if SIGNS[s.sign][0].role != "context")
-    ended_by_launcher = {s.values.get("pid") for s in output.fact.signs if s.sign == "closing-signal"}
+    ended_by_launcher = {sign.values.get("pid") for sign in output.signs("closing-signal")}
     gone = [
         rank.rank
         for rank in output.died
-        if rank.rank not in complained
-        and not (_signal(rank.signal, rank.exit_code) in _ANSWERS and str(rank.pid) in ended_by_launcher)
+        if rank.rank not in complained and not (_signal_of(rank) in _ANSWERS and str(rank.pid) in ended_by_launcher)
     ]
     files = {s.where.file for s in output.fact.signs if SIGNS[s.sign][0].tier == "launcher"}
     known = all(ranks_of([sign]) and sign.where.file in files for sign in victims)
@@ -185,27 +162,20 @@ def _went_first(output: Output, victims: Sequence[SignSeen]) -> list[int]:
 
 def _unknown(output: Output) -> Iterator[Judged]:
     """What is known: who ended how, who waited where."""
-    cause = cause_named("job-failed-cause-not-proven")
-    if cause is None:
-        return
-    waits_for, ended = waited(output) or _joined(output), _ends(output)
+    stores = (sign.values for sign in output.signs("store-clients", "store-barrier"))
+    joined = next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in stores if v.get("came")), "")
+    waits_for, ended = waited(output) or joined, _ends(output)
     late = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog"]
-    timed_out = f"a collective timed out{_on(output, late)}" if late else ""
+    on = f" on {places(output, ranks_of(late))}" if ranks_of(late) else ""
+    timed_out = f"a collective timed out{on}" if late else ""
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
+    details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
-        cause,
+        cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
         lines(spoken or shown or output.last_complaints)[:_MOST_LINES],
-        detail=" ".join(
-            part
-            for part in (
-                capital(_silent(output, late)),
-                capital(ended) if waits_for or timed_out else "",
-                worked_before(output),
-            )
-            if part
-        ),
+        detail=" ".join(filter(None, details)),
         values={"what": (waits_for or timed_out or ended or _last_words(output)).rstrip(".")},
     )
 
@@ -224,15 +194,13 @@ def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
     done = {init.comm_id for log in logs for init in log.inits if init.complete}
     complete += sum(not init.complete and init.comm_id in done for log in logs for init in log.inits)
     goes_on = any(file.goes_on >= _LINES_OF_WORK for file in output.fact.files)
-    cause, values = cause_named("end-not-shown"), {"why": output.unfinished}
-    if begun > complete and not goes_on and not output.unfinished:
-        cause = cause_named("job-starting")
-        several = "s" if begun > 1 else ""
-        what = f"NCCL began {begun} communicator{several}, and {complete} became complete"
-        values = {"what": _not_come(logs) or what}
-    if cause is None or not any(values.values()):
+    if output.unfinished:
+        return (Judged(cause_named("end-not-shown"), Confidence.POSSIBLE, (), values={"why": output.unfinished}),)
+    if begun <= complete or goes_on:
         return ()
-    return (Judged(cause, Confidence.POSSIBLE, (), values=values),)
+    what = f"NCCL began {begun} communicator{'s' if begun > 1 else ''}, and {complete} became complete"
+    values = {"what": _not_come(logs) or what}
+    return (Judged(cause_named("job-starting"), Confidence.POSSIBLE, (), values=values),)
 
 
 def _not_come(logs: Sequence[NcclTransportFact]) -> str:
@@ -246,12 +214,6 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
     return ""
 
 
-def _joined(output: Output) -> str:
-    """``Only 2 of 3 ranks joined the job.``"""
-    told = (sign.values for sign in output.fact.signs if sign.sign in ("store-clients", "store-barrier"))
-    return next((f"Only {v['came']} of {v['world']} ranks joined the job." for v in told if v.get("came")), "")
-
-
 def _silent(output: Output, late: list[SignSeen]) -> str:
     """Of few ranks that printed no time-out while the others did: whom to look at first."""
     waited_in_vain = ranks_of(late)
@@ -261,20 +223,13 @@ def _silent(output: Output, late: list[SignSeen]) -> str:
     return f"{places(output, silent)} printed no time-out: look there first."
 
 
-def _on(output: Output, signs: list[SignSeen]) -> str:
-    ranks = ranks_of(signs)
-    return f" on {places(output, ranks)}" if ranks else ""
-
-
 def _ends(output: Output) -> str:
     """``rank 3 ended by SIGSEGV; ranks 0-2 exited with 1.``"""
-    by_end: dict[str, list[int]] = defaultdict(list)
-    for rank in output.died:
-        signal = _signal(rank.signal, rank.exit_code)
-        by_end[f"ended by {signal}" if signal else f"exited with {rank.exit_code}"].append(rank.rank)
-    said = [f"{places(output, ranks)} {how}" for how, ranks in by_end.items()]
-    return f"{'; '.join(said)}." if said else ""
+    ends = [(_signal_of(rank), rank) for rank in output.died]
+    by_end = grouped((f"ended by {s}" if s else f"exited with {rank.exit_code}", rank.rank) for s, rank in ends)
+    texts = [f"{places(output, ranks)} {how}" for how, ranks in by_end.items()]
+    return f"{'; '.join(texts)}." if texts else ""
 
 
-def _signal(signal: str | None, exit_code: int | None) -> str | None:
-    return signal or _SIGNALS.get(exit_code or 0)
+def _signal_of(rank: RankSeen) -> str | None:
+    return rank.signal or _SIGNALS.get(rank.exit_code or 0)

@@ -10,18 +10,17 @@ from ddp_doctor.wording.ranks import rank_list
 
 #: More ranks than this are named as a list of numbers, with their hosts behind it.
 _EACH = 2
-#: What values of signs are, beside GPUs and ranks.
 #: A rank that prints these only noticed it: another one may differ.
 _BETWEEN_RANKS = ("collective-mismatch", "nccl-settings-differ", "world-sizes-differ")
+#: What values of signs are, beside GPUs and ranks.
 _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file": "file"}
 
 
 def place(output: Output, rank: int) -> str:
     """``rank 5 (node2, GPU1)``."""
-    seen = output.ranks.get(rank)
-    host = seen.host if seen and seen.host != "localhost" else None
-    gpu = None if seen is None or seen.gpu is None else f"GPU{seen.gpu}"
-    where = ", ".join(part for part in (host, gpu) if part)
+    seen = output.rank(rank)
+    gpu = "" if seen.gpu is None else f"GPU{seen.gpu}"
+    where = ", ".join(filter(None, (seen.host if seen.host != "localhost" else "", gpu)))
     return f"rank {rank} ({where})" if where else f"rank {rank}"
 
 
@@ -32,7 +31,7 @@ def places(output: Output, ranks: Iterable[int]) -> str:
         return "both ranks" if len(numbers) == 2 else f"all {len(numbers)} ranks"
     if len(numbers) <= _EACH:
         return name_list([place(output, rank) for rank in numbers])
-    hosts = {output.ranks[rank].host for rank in numbers if rank in output.ranks} - {None, "localhost"}
+    hosts = {output.rank(rank).host for rank in numbers} - {None, "localhost"}
     on = f" ({name_list(sorted(filter(None, hosts)))})" if hosts else ""
     return f"{rank_list(numbers)}{on}"
 
@@ -49,10 +48,9 @@ def _ranks(output: Output, suspect: Suspect) -> frozenset[int]:
 
 def who(output: Output, suspect: Suspect) -> str:
     """The ranks or hosts that said it; of code the ranks come first, else the hosts."""
-    those = _ranks(output, suspect)
-    ranks = places(output, those) if those else ""
+    ranks = places(output, _ranks(output, suspect))
     hosts = [suspect.values["host"]] if "host" in suspect.values else output.hosts_of(suspect.signs)
-    named = name_list(sorted(hosts)) if hosts else ""
+    named = name_list(sorted(hosts))
     if suspect.cause.domain in ("code", "data", "unknown", "gpu"):
         return ranks or named or "a rank"
     return named or ranks or "the host"
@@ -60,19 +58,15 @@ def who(output: Output, suspect: Suspect) -> str:
 
 def rank_culprit(output: Output, rank: int) -> Culprit:
     """One rank, with its host and GPU where they are known."""
-    seen = output.ranks.get(rank)
-    return Culprit(kind="rank", rank=rank, node=seen.host if seen else None, gpu=seen.gpu if seen else None)
+    seen = output.rank(rank)
+    return Culprit(kind="rank", rank=rank, node=seen.host, gpu=seen.gpu)
 
 
 def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
     """Whom the signs themselves name, else who printed them; nobody where every rank says the same of its code."""
-    named = _ends(output, suspect) or tuple(
-        dict.fromkeys(
-            culprit for sign in suspect.signs if (culprit := _named(output, sign.values, sign.host)) is not None
-        )
-    )
-    if named:
-        return named
+    named = (_named(output, sign.values, sign.host) for sign in suspect.signs)
+    if found := _ends(output, suspect) or tuple(dict.fromkeys(culprit for culprit in named if culprit is not None)):
+        return found
     if suspect.cause.name in _BETWEEN_RANKS:
         return ()
     hosts = output.hosts_of(suspect.signs)
@@ -96,11 +90,9 @@ def _ends(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
         return (Culprit(kind="node", node=far.pop()),)
     if len(near) == 1 and len(far) > 1:
         return (near.pop() or Culprit(kind="node"),)
-    ends = [(one or Culprit(kind="node"), peer) for one, peer in pairs]
-    return tuple(
-        one.model_copy(update={"kind": "pair", "peer_node": peer})
-        for one, peer in sorted(ends, key=lambda end: (end[0].node or "", end[0].rank or 0, end[1]))
-    )
+    ends = [(end or Culprit(kind="node"), peer) for end, peer in pairs]
+    ends.sort(key=lambda pair: (pair[0].node or "", pair[0].rank or 0, pair[1]))
+    return tuple(end.model_copy(update={"kind": "pair", "peer_node": peer}) for end, peer in ends)
 
 
 def _printed_by(output: Output, sign: SignSeen) -> Culprit | None:

@@ -70,6 +70,6 @@ FOUND_BY_LINT = frozenset(
 _BY_NAME = {cause.name: cause for cause in JOB_CAUSES}
 
 
-def cause_named(name: str) -> JobCause | None:
+def cause_named(name: str) -> JobCause:
     """The cause of this class."""
-    return _BY_NAME.get(name)
+    return _BY_NAME[name]
