@@ -1,8 +1,6 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign, watchdog_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, Sign, in_code, nccl_sign, remedy, watchdog_sign
 
 CAUSES = (
     JobCause(
@@ -14,10 +12,8 @@ CAUSES = (
         finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
         why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
         remedies=(
-            Remedy(
-                summary="Call init_process_group first, in every process, and start the job by torchrun", scope="code"
-            ),
-            Remedy(summary="On one GPU use BatchNorm in place of SyncBatchNorm", scope="code"),
+            in_code("Call init_process_group first, in every process, and start the job by torchrun"),
+            in_code("On one GPU use BatchNorm in place of SyncBatchNorm"),
         ),
         next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
@@ -26,7 +22,7 @@ CAUSES = (
             Sign(
                 "no-default-group",
                 ("Default process group has not been initialized", "Default process group is not initialized"),
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "group-of-framework-missing",
@@ -45,10 +41,9 @@ CAUSES = (
         why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
         " incomplete.",
         remedies=(
-            Remedy(summary="Make every parameter take part in the loss, or freeze those that do not", scope="code"),
-            Remedy(
-                summary="Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
-                scope="code",
+            in_code("Make every parameter take part in the loss, or freeze those that do not"),
+            in_code(
+                "Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
                 cost="a walk over the graph in each step",
             ),
         ),
@@ -65,7 +60,7 @@ CAUSES = (
                 r"(?s)not used in producing the loss|finished reduction in the prior iteration"
                 r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<parameters>[^\n]{1,200}))?"
                 r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
                 lines=6,
             ),
         ),
@@ -80,11 +75,8 @@ CAUSES = (
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
         remedies=(
-            Remedy(summary="Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters", scope="code"),
-            Remedy(
-                summary="Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)",
-                scope="code",
-            ),
+            in_code("Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters"),
+            in_code("Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)"),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
@@ -94,7 +86,7 @@ CAUSES = (
                 ("Expected to mark a variable ready only once", "has been marked as ready twice"),
                 r"(?s)mark a variable ready only once(?:.*?with name (?P<parameter>\S+) has been marked)?"
                 r"|with name (?P<name>\S+) has been marked|marked as ready twice",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
                 lines=3,
             ),
         ),
@@ -108,23 +100,19 @@ CAUSES = (
         finds="No parameter of the wrapped module requires a gradient.",
         why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
         remedies=(
-            Remedy(summary="Do not wrap frozen modules", scope="code"),
-            Remedy(summary="Look whether the filter that freezes parameters matches too many", scope="code"),
+            in_code("Do not wrap frozen modules"),
+            in_code("Look whether the filter that freezes parameters matches too many"),
         ),
         next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
         signs=(
-            Sign(
-                "nothing-to-train",
-                ("DistributedDataParallel is not needed when a module",),
-                confidence=Confidence.PROVED,
-            ),
+            Sign("nothing-to-train", "DistributedDataParallel is not needed when a module", confidence=PROVED),
             Sign(  # torch up to 1.2
                 "no-tensors-for-buckets",
-                ("tensors.size() > 0 INTERNAL ASSERT FAILED",),
+                "tensors.size() > 0 INTERNAL ASSERT FAILED",
                 r"reducer\.cpp",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -139,20 +127,20 @@ CAUSES = (
         " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
         " gives the same message.",
         remedies=(
-            Remedy(summary="DistributedDataParallel(…, broadcast_buffers=False)", scope="code"),
-            Remedy(summary="Run both inputs in one forward pass", scope="code"),
+            in_code("DistributedDataParallel(…, broadcast_buffers=False)"),
+            in_code("Run both inputs in one forward pass"),
         ),
         next_check="torch.autograd.set_detect_anomaly(True) in a short run: it names the forward line",
         references=("torch, torch/csrc/autograd/saved_variable.cpp; nn/parallel/distributed.py",),
         signs=(
             Sign(
                 "buffer-changed",
-                ("has been modified by an inplace operation",),
+                "has been modified by an inplace operation",
                 r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
             ),
             Sign(  # broken into lines, as in reports
                 "buffer-changed-in-lines",
-                ("needed for gradient computation has been",),
+                "needed for gradient computation has been",
                 r"(?s)has been(?!\s+modified by an inplace operation:"
                 r" \[)\s+modified\s+by\s+an\s+inplace\s+operation:\s+\[(?P<tensor>torch\.[\w.]+\s\[\d+\])\]",
                 lines=4,
@@ -172,14 +160,10 @@ CAUSES = (
         why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
         remedies=(
-            Remedy(
-                summary="Make every rank call the same collectives, in the same order, with the same shapes",
-                scope="code",
-            ),
-            Remedy(
-                summary="Build the model alike on every rank; use join() or drop_last=True where ranks have different"
-                " numbers of batches",
-                scope="code",
+            in_code("Make every rank call the same collectives, in the same order, with the same shapes"),
+            in_code(
+                "Build the model alike on every rank; use join() or drop_last=True where ranks have different"
+                " numbers of batches"
             ),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the ranks",
@@ -191,12 +175,12 @@ CAUSES = (
         signs=(
             Sign(
                 "fingerprints-differ",
-                ("Detected mismatch between collectives on ranks",),
+                "Detected mismatch between collectives on ranks",
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
                 r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
                 r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType="
                 r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "models-differ",
@@ -210,16 +194,16 @@ CAUSES = (
                 r"|strides) of the same param in process (?P<peer_rank>\d+)|DDP expects same model across all ranks,"
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             watchdog_sign(  # Horovod, common/stall_inspector.cc
-                "submitted-by-some-ranks", ("broadcasted by subset of ranks",)
+                "submitted-by-some-ranks", "broadcasted by subset of ranks"
             ),
             Sign(
                 "gloo-sizes-differ",
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             nccl_sign(
                 "nccl-sizes-differ",
@@ -229,11 +213,11 @@ CAUSES = (
             ),
             Sign(  # a line that was cut before the second rank
                 "fingerprint-of-one",
-                ("Detected mismatch between collectives on ranks",),
+                "Detected mismatch between collectives on ranks",
                 r"between collectives on ranks(?!.*\bbut Rank)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            nccl_sign("mismatch-of-old-nccl", ("Mismatched collective detected",)),  # NCCL 2.4 to 2.6
+            nccl_sign("mismatch-of-old-nccl", "Mismatched collective detected"),  # NCCL 2.4 to 2.6
             Sign(  # Horovod, DeepSpeed, accelerate
                 "mismatch-of-frameworks",
                 (
@@ -255,16 +239,11 @@ CAUSES = (
         restart="no",
         finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
         why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
-        remedies=(
-            Remedy(
-                summary="Call what holds a collective on every rank, and let it decide inside who writes", scope="code"
-            ),
-        ),
+        remedies=(in_code("Call what holds a collective on every rank, and let it decide inside who writes"),),
         next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
         " dumps",
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
-        signs=(),
     ),
     JobCause(
         code="DDJ172",
@@ -275,32 +254,29 @@ CAUSES = (
         finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
         why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(
-            Remedy(summary="Give it more time: init_process_group(timeout=timedelta(hours=2))", scope="code"),
-            Remedy(summary="Prepare the data before the job, or on every rank its part", scope="code"),
+            in_code("Give it more time: init_process_group(timeout=timedelta(hours=2))"),
+            in_code("Prepare the data before the job, or on every rank its part"),
         ),
         next_check="py-spy dump --pid PID of that rank, while the others wait",
         references=("torch 2.15, distributed/constants.py",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
-        signs=(),
     ),
     JobCause(
         code="DDJ173",
         name="peer-died-secondary",
         title="{gone} went away without a word; {who} saw the connection closed",
-        domain="unknown",
-        restart="unknown",
         finds="Ranks report closed connections, and nothing says why the other end closed.",
         why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
         " record have the reason.",
         remedies=(
-            Remedy(
-                summary="Read the output of the rank at the address that the messages name, and its host's kernel log",
-                commands=("dmesg -T | tail", "sacct -j JOB"),
+            remedy(
+                "Read the output of the rank at the address that the messages name, and its host's kernel log",
+                "dmesg -T | tail",
+                "sacct -j JOB",
             ),
         ),
         next_check="torchrun --log-dir=/shared/logs --tee 3 …: keeps the output of every rank",
         references=("gloo transport/tcp/pair.cc; errno(3)",),
         # The judge: signs of role victim (pointers.py) alone.
-        signs=(),
     ),
 )

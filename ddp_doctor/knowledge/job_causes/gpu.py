@@ -14,9 +14,19 @@ from ddp_doctor.knowledge.gpu.xids import (
     XIDS,
     xids_of,
 )
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    CUDA_ERRORS,
+    NCCL_WARN,
+    POSSIBLE,
+    PROVED,
+    JobCause,
+    Sign,
+    kernel_sign,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+)
 
 _XID = ("NVRM: Xid",)
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.
@@ -26,10 +36,10 @@ _KNOWN_XIDS = "|".join(
     if code not in XIDS or XIDS[code].cause != "gpu-fault" or XIDS[code].kind == "reset"
 )
 _NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
-_DRAIN = Remedy(
-    summary="Run the job on other nodes, and reset or replace the GPU before the node gets work again",
-    commands=("scontrol update nodename=NODE state=drain reason=GPU", "nvidia-smi --gpu-reset -i GPU"),
-    scope="node",
+_DRAIN = on_node(
+    "Run the job on other nodes, and reset or replace the GPU before the node gets work again",
+    "scontrol update nodename=NODE state=drain reason=GPU",
+    "nvidia-smi --gpu-reset -i GPU",
     cost="a reset ends everything that runs on the GPU; GPUs joined by NVLink are reset together",
 )
 
@@ -54,7 +64,7 @@ SIGNS = (
         run_code="DD444",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
-    Sign("peer-gpu-failed", ("Invalid access of peer GPU memory over nvlink",), role="victim"),
+    Sign("peer-gpu-failed", "Invalid access of peer GPU memory over nvlink", role="victim"),
 )
 
 CAUSES = (
@@ -77,16 +87,13 @@ CAUSES = (
                 "xid-nvlink-fatal",
                 _XID,
                 rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             kernel_sign(
-                "nvswitch-fatal",
-                (": SXid (PCI:",),
-                rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b",
-                confidence=Confidence.PROVED,
+                "nvswitch-fatal", ": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b", confidence=PROVED
             ),
-            Sign("cuda-nvlink-error", ("uncorrectable NVLink error detected",), confidence=Confidence.PROVED),
-            nccl_sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",)),
+            Sign("cuda-nvlink-error", "uncorrectable NVLink error detected", confidence=PROVED),
+            nccl_sign("nvlink-without-p2p", "P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
             kernel_sign(
                 "xid-after-nvlink",
@@ -110,12 +117,10 @@ CAUSES = (
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
         signs=(
-            kernel_sign(
-                "xid-memory", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=Confidence.PROVED
-            ),
-            Sign("cuda-ecc-error", ("uncorrectable ECC error encountered",), confidence=Confidence.PROVED),
+            kernel_sign("xid-memory", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=PROVED),
+            Sign("cuda-ecc-error", "uncorrectable ECC error encountered", confidence=PROVED),
             # by themselves they ended nothing: a hint, below what other lines say
-            nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=Confidence.POSSIBLE),
+            nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=POSSIBLE),
             kernel_sign(
                 "xid-after-memory",
                 _XID,
@@ -133,40 +138,32 @@ CAUSES = (
         why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
         " old firmware are the usual reasons; a program is not.",
         remedies=(
-            Remedy(
-                summary="Run the job on other nodes; restart the node, and look at power, temperature, seat and"
+            on_node(
+                "Run the job on other nodes; restart the node, and look at power, temperature, seat and"
                 " firmware of the GPU. Have it replaced where it happens again",
-                commands=("scontrol update nodename=NODE state=drain reason=Xid79",),
-                scope="node",
+                "scontrol update nodename=NODE state=drain reason=Xid79",
             ),
         ),
         next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs=(
-            kernel_sign(
-                "xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=Confidence.PROVED
-            ),
-            kernel_sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, confidence=Confidence.PROVED),
+            kernel_sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=PROVED),
+            kernel_sign("off-bus", "has fallen off the bus", OFF_BUS_LINE, confidence=PROVED),
             # One message of three lines; lines of other CPUs may stand between them.
             kernel_sign(
                 "off-bus-in-lines",
-                ("NVRM: The NVIDIA GPU",),
+                "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
                 lines=8,
             ),
             Sign(
                 "no-handle-of-gpu",
-                ("Unable to determine the device handle for ",),
+                "Unable to determine the device handle for ",
                 rf"device handle for (?:GPU\d* ?)?(?P<bus>{BUS})?: (?:Unknown Error|GPU is lost)",
             ),
-            Sign(
-                "gpu-is-lost",
-                ("GPU is lost",),
-                rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost",
-                confidence=Confidence.PROVED,
-            ),
+            Sign("gpu-is-lost", "GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost", confidence=PROVED),
         ),
     ),
     JobCause(
@@ -180,16 +177,12 @@ CAUSES = (
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
         remedies=(
             _DRAIN,
-            Remedy(
-                summary="Update the driver and the GSP firmware that comes with it",
-                scope="node",
-                cost="all jobs of the node have to end",
+            on_node(
+                "Update the driver and the GSP firmware that comes with it", cost="all jobs of the node have to end"
             ),
-            Remedy(
-                summary="Run the driver without the GSP firmware until then, where the GPU and the proprietary"
-                " driver allow",
-                commands=("echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",),
-                scope="node",
+            on_node(
+                "Run the driver without the GSP firmware until then, where the GPU and the proprietary driver allow",
+                "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
                 cost="a restart; not possible with the open kernel modules",
                 undo="remove the file and restart",
             ),
@@ -197,9 +190,7 @@ CAUSES = (
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
         signs=(
-            kernel_sign(
-                "xid-gsp", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=Confidence.PROVED
-            ),
+            kernel_sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=PROVED),
             kernel_sign(
                 "gsp-history",
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
@@ -218,13 +209,10 @@ CAUSES = (
         " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
         " confidential mode that are not set ready, and CUDA libraries of another driver, bring the same error.",
         remedies=(
-            Remedy(
-                summary="Start the fabric manager of the driver's version",
-                commands=(
-                    "systemctl enable --now nvidia-fabricmanager",
-                    "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
-                ),
-                scope="node",
+            on_node(
+                "Start the fabric manager of the driver's version",
+                "systemctl enable --now nvidia-fabricmanager",
+                "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
             ),
         ),
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
@@ -234,13 +222,13 @@ CAUSES = (
         signs=(
             Sign(
                 "system-not-initialized",
-                ("system not yet initialized",),
+                "system not yet initialized",
                 r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
             ),
             Sign(
                 "fabric-manager-of-other-version",
-                ("fabric manager NVIDIA GPU driver interface version",),
-                confidence=Confidence.PROVED,
+                "fabric manager NVIDIA GPU driver interface version",
+                confidence=PROVED,
             ),
             Sign("system-not-ready-by-name", ("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         ),
@@ -255,16 +243,15 @@ CAUSES = (
         why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
         " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
         remedies=(
-            Remedy(
-                summary="Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or"
-                " restart it",
-                commands=("systemctl restart nvidia-fabricmanager", "nvidia-smi --gpu-reset"),
-                scope="node",
+            on_node(
+                "Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or restart it",
+                "systemctl restart nvidia-fabricmanager",
+                "nvidia-smi --gpu-reset",
                 cost="everything on the node's GPUs ends",
             ),
-            Remedy(
-                summary="Go on without NVLS until then",
-                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
+            remedy(
+                "Go on without NVLS until then",
+                settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
         ),
@@ -283,7 +270,7 @@ CAUSES = (
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
         ),
     ),
@@ -291,21 +278,19 @@ CAUSES = (
         code="DDJ123",
         name="illegal-memory-access",
         title="A kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
-        domain="unknown",
-        restart="unknown",
         finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
         " 31 or 137. That this happened is proved, the reason is not.",
         why="An index out of range in a kernel of the job or of a library, memory used after it was freed, a fault"
         " of the driver or of the GPU look alike. The line of Python in the trace is often a later one, because"
         " kernels run asynchronously.",
         remedies=(
-            Remedy(
-                summary="Have CUDA report the error where it arises, and look at that kernel's inputs",
-                settings=(Setting(name="CUDA_LAUNCH_BLOCKING", value="1", why="each kernel is waited for"),),
+            remedy(
+                "Have CUDA report the error where it arises, and look at that kernel's inputs",
+                settings=(setting("CUDA_LAUNCH_BLOCKING", "1", "each kernel is waited for"),),
                 cost="much slower; some errors no longer show",
             ),
-            Remedy(
-                summary="Run the same on another GPU and with the newest patch release of torch and of the driver:"
+            remedy(
+                "Run the same on another GPU and with the newest patch release of torch and of the driver:"
                 " an error that stays with one GPU is the GPU's"
             ),
         ),
@@ -325,14 +310,11 @@ CAUSES = (
                 r"(?:CUDA|Cuda)[^\n]{0,60}?(?P<what>an illegal (?:memory access|instruction) was encountered"
                 r"|unspecified launch failure|misaligned address|invalid program counter"
                 r"|operation not supported on global/shared address space)",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
             Sign(
-                "xid-of-program",
-                _XID,
-                rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b",
-                confidence=Confidence.POSSIBLE,
+                "xid-of-program", _XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b", confidence=POSSIBLE
             ),
             Sign(
                 "kernel-failed-by-name",
@@ -346,7 +328,7 @@ CAUSES = (
                 ),
                 r"(?P<what>an illegal memory access was encountered|unspecified launch failure|Memory access fault"
                 r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
         ),
     ),
@@ -365,18 +347,15 @@ CAUSES = (
         signs=(
             kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
             nccl_sign(
-                "xid-unlisted",
-                _XID,
-                rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b",
-                confidence=Confidence.POSSIBLE,
+                "xid-unlisted", _XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b", confidence=POSSIBLE
             ),
             kernel_sign(
                 "gpu-not-initialised",
-                ("RmInitAdapter failed",),
+                "RmInitAdapter failed",
                 rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed",
             ),
-            Sign("gpu-hang-of-rocm", ("HW Exception by GPU",)),
-            kernel_sign("gpu-reset-required", ("[NV_ERR_RESET_REQUIRED]",)),
+            Sign("gpu-hang-of-rocm", "HW Exception by GPU"),
+            kernel_sign("gpu-reset-required", "[NV_ERR_RESET_REQUIRED]"),
         ),
     ),
     JobCause(
@@ -389,15 +368,15 @@ CAUSES = (
         why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
         " device.",
         remedies=(
-            Remedy(
-                summary="Start IMEX on all nodes, and give the container its channel",
-                commands=("nvidia-imex-ctl -N",),
+            remedy(
+                "Start IMEX on all nodes, and give the container its channel",
+                "nvidia-imex-ctl -N",
                 scope="cluster",
                 container=("--device=/dev/nvidia-caps-imex-channels",),
             ),
-            Remedy(
-                summary="Go on without NVLink between nodes",
-                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
+            remedy(
+                "Go on without NVLink between nodes",
+                settings=(setting("NCCL_MNNVL_ENABLE", "0", "nodes use the network"),),
                 cost="transfers between nodes are several times slower",
             ),
         ),
@@ -407,9 +386,9 @@ CAUSES = (
         signs=(
             nccl_sign(
                 "mnnvl-not-working",
-                ("MNNVL (cliqueSize",),
+                "MNNVL (cliqueSize",
                 r"MNNVL \(cliqueSize \d+\) is available but not",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
                 run_code="DD445",
             ),
         ),

@@ -7,18 +7,22 @@ and where nothing better is known.
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
     NCCL_WARN,
+    POSSIBLE,
+    PROVED,
     TEST_BEGINS,
     JobCause,
     Page,
     Sign,
     Tier,
+    in_code,
     kernel_sign,
     nccl_sign,
+    on_node,
+    remedy,
+    setting,
     watchdog_sign,
 )
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
@@ -36,24 +40,20 @@ _HANGS: tuple[tuple[str, ...], str, Tier] = (
 #: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
 #: Each process starts on GPU 0 unless it chooses another.
-SET_DEVICE = Remedy(
-    summary="Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
-    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-    scope="code",
+SET_DEVICE = in_code(
+    "Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
+    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
 )
-_ONE_RANK_A_GPU = Remedy(
-    summary="Start no more ranks on a node than it shows GPUs", commands=("torchrun --nproc-per-node=gpu …",)
-)
-_WITHOUT_P2P = Remedy(
-    summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
-    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="GPUs exchange data through host memory"),),
+_ONE_RANK_A_GPU = remedy("Start no more ranks on a node than it shows GPUs", "torchrun --nproc-per-node=gpu …")
+_WITHOUT_P2P = remedy(
+    "Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
+    settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),
     cost="GPUs of one node exchange data through host memory, often several times slower",
 )
-_WITHOUT_TRANSLATION = Remedy(
-    summary="Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
+_WITHOUT_TRANSLATION = on_node(
+    "Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
     " in the BIOS, and restart the node",
-    commands=("grubby --update-kernel=ALL --args=iommu=pt",),
-    scope="node",
+    "grubby --update-kernel=ALL --args=iommu=pt",
     cost="a restart; with the IOMMU off, no devices for virtual machines",
     undo="grubby --update-kernel=ALL --remove-args=iommu=pt",
 )
@@ -82,9 +82,9 @@ SIGNS = (
         ),
     ),
     Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
-    Sign("test-without-end", (TEST_BEGINS,), role="context"),
-    Sign("test-without-results", (TEST_BEGINS,), role="context"),
-    Sign("nvls-last", ("NCCL INFO NVLS comm 0x",), role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
+    Sign("test-without-end", TEST_BEGINS, role="context"),
+    Sign("test-without-results", TEST_BEGINS, role="context"),
+    Sign("nvls-last", "NCCL INFO NVLS comm 0x", role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
 )
 
 CAUSES = (
@@ -93,17 +93,17 @@ CAUSES = (
         name="no-gpu-visible",
         title="{who} sees no GPU",
         domain="host",
-        restart="unknown",
         finds="CUDA, or the backend nccl, finds no GPU in the process: CUDA error 100, or no driver.",
         why="The container was started without GPUs, the scheduler gave none, CUDA_VISIBLE_DEVICES is empty or names"
         " GPUs that are not there, or the driver does not run on the node.",
         remedies=(
-            Remedy(
-                summary="Give the job its GPUs",
-                commands=("sbatch --gpus-per-node=8 …", "docker run --gpus=all …"),
+            remedy(
+                "Give the job its GPUs",
+                "sbatch --gpus-per-node=8 …",
+                "docker run --gpus=all …",
                 container=("--gpus=all",),
             ),
-            Remedy(summary="Without GPUs, use the backend gloo", scope="code"),
+            in_code("Without GPUs, use the backend gloo"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, in the job",
         references=(
@@ -122,7 +122,7 @@ CAUSES = (
                     "RuntimeError: Found no NVIDIA driver on your system",
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -131,16 +131,14 @@ CAUSES = (
         name="gpu-exclusive-mode",
         title="{who} finds its GPU taken by another process: the GPU serves one process alone, or is out of order",
         domain="host",
-        restart="unknown",
         finds="CUDA error 46: the GPU is busy or unavailable.",
         why="In compute mode EXCLUSIVE_PROCESS a GPU takes one process. Another job may hold it; or several ranks"
         " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
         remedies=(
             SET_DEVICE,
-            Remedy(
-                summary="Let several processes share a GPU",
-                commands=("nvidia-smi -c 0",),
-                scope="node",
+            on_node(
+                "Let several processes share a GPU",
+                "nvidia-smi -c 0",
                 cost="nothing keeps two jobs off one GPU any more",
             ),
         ),
@@ -167,8 +165,8 @@ CAUSES = (
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
-            Remedy(summary="Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
-            Remedy(summary="Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
+            remedy("Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
+            remedy("Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
@@ -199,23 +197,23 @@ CAUSES = (
         signs=(
             Sign(
                 "same-device-of-host",
-                ("Duplicated GPU device",),
+                "Duplicated GPU device",
                 r"Rank \[(?P<rank>\d+)\] and rank \[(?P<peer_rank>\d+)\] both attached to GPU device (?P<gpu>\d+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "duplicate-gpu-of-ranks",
-                ("Duplicate GPU detected : rank",),
+                "Duplicate GPU detected : rank",
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "multiple-ranks-on-gpu",
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            nccl_sign("usage-refused", *_REFUSED, confidence=Confidence.POSSIBLE),
+            nccl_sign("usage-refused", *_REFUSED, confidence=POSSIBLE),
         ),
     ),
     JobCause(
@@ -229,10 +227,10 @@ CAUSES = (
         why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
         " with an IOMMU that translates, it is refused or lost.",
         remedies=(
-            Remedy(
-                summary="Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
-                commands=("lspci -vvv | grep -i acsctl", "setpci -s BRIDGE ECAP_ACS+6.w=0000"),
-                scope="node",
+            on_node(
+                "Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
+                "lspci -vvv | grep -i acsctl",
+                "setpci -s BRIDGE ECAP_ACS+6.w=0000",
                 cost="no isolation of devices from each other, which virtual machines need",
             ),
             _WITHOUT_TRANSLATION,
@@ -248,16 +246,14 @@ CAUSES = (
                 r"|for device)?|handling fault status",
             ),
             nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", confidence=Confidence.POSSIBLE
+                "acs-redirects", "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+", confidence=POSSIBLE
             ),
             nccl_sign(
                 "acs-hint",
-                ("ACS is enabled",),
+                "ACS is enabled",
                 r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled",
             ),
-            nccl_sign(
-                "rdma-protection-error", ("Got completion",), completion("4|8|10|11"), confidence=Confidence.POSSIBLE
-            ),
+            nccl_sign("rdma-protection-error", "Got completion", completion("4|8|10|11"), confidence=POSSIBLE),
         ),
     ),
     JobCause(
@@ -272,27 +268,19 @@ CAUSES = (
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs=(
-            Sign(
-                "hang-with-iommu", *_HANGS, confidence=Confidence.POSSIBLE, beside=("iommu-translates",), is_final=True
-            ),
-        ),
+        signs=(Sign("hang-with-iommu", *_HANGS, confidence=POSSIBLE, beside=("iommu-translates",), is_final=True),),
     ),
     JobCause(
         code="DDJ121",
         name="p2p-broken-hang",
         title="P2P between the GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
-        restart="unknown",
         finds="A hang at one of the first collectives of ranks on GPUs of the GeForce or RTX PRO kind.",
         why="On such boards some drivers offer P2P that moves no data, so NCCL's kernels wait for ever.",
-        remedies=(
-            _WITHOUT_P2P,
-            Remedy(summary="Update the driver: newer ones refuse P2P where the GPU has none", scope="node"),
-        ),
+        remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(Sign("hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True),),
+        signs=(Sign("hang-of-geforce", *_HANGS, confidence=POSSIBLE, beside=("geforce",), is_final=True),),
     ),
     JobCause(
         code="DDJ122",
@@ -304,10 +292,11 @@ CAUSES = (
         why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
         " plain P2P works.",
         remedies=(
-            Remedy(
-                summary="Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
-                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
-                commands=("systemctl status nvidia-fabricmanager", "nvidia-smi -q | grep -A2 Fabric"),
+            remedy(
+                "Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
+                "systemctl status nvidia-fabricmanager",
+                "nvidia-smi -q | grep -A2 Fabric",
+                settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
         ),
@@ -317,7 +306,7 @@ CAUSES = (
             watchdog_sign(
                 "hang-at-nvls",
                 (*_HANGS[0], "watchdog got stuck for"),
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
                 beside=("nvls-last",),
                 is_final=True,
             ),
@@ -333,7 +322,7 @@ CAUSES = (
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
         " have none.",
-        remedies=(_ONE_RANK_A_GPU, Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code")),
+        remedies=(_ONE_RANK_A_GPU, in_code("Select the GPU by LOCAL_RANK, never by RANK")),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),
         found_by=("DD311", "DD103", "DDL105"),
@@ -348,7 +337,7 @@ CAUSES = (
                 ),
                 # NCCL meets it where it imports another container's memory.
                 r"^(?!.*transport/p2p)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),

@@ -1,8 +1,17 @@
 """Causes in the host or its container: memory, disk, limits."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    POSSIBLE,
+    PROVED,
+    JobCause,
+    Sign,
+    in_code,
+    kernel_sign,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+)
 
 CAUSES = (
     JobCause(
@@ -14,11 +23,10 @@ CAUSES = (
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
-            Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=… or --mem-per-gpu=…",)),
-            Remedy(
-                summary="Use less: fewer DataLoader workers, a smaller prefetch_factor, no dataset copied into every"
-                " rank, weights loaded with mmap=True",
-                scope="code",
+            remedy("Ask the scheduler for more memory", "sbatch --mem=… or --mem-per-gpu=…"),
+            in_code(
+                "Use less: fewer DataLoader workers, a smaller prefetch_factor, no dataset copied into every"
+                " rank, weights loaded with mmap=True"
             ),
         ),
         next_check="dmesg -T | grep -i -E 'oom|killed process' on the host; sacct -j JOB -o JobID,State,MaxRSS,ReqMem",
@@ -42,7 +50,7 @@ CAUSES = (
                 ),
                 r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:(?P<anon_kb>\d+)kB)?"
                 r"|invoked oom-killer|oom-kill:constraint",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             kernel_sign(
                 "slurm-oom",
@@ -56,19 +64,19 @@ CAUSES = (
                 ),
                 r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            kernel_sign("container-oom", ("OOMKilled",), r"\bOOMKilled\b(?!: false)", confidence=Confidence.PROVED),
+            kernel_sign("container-oom", "OOMKilled", r"\bOOMKilled\b(?!: false)", confidence=PROVED),
             kernel_sign(
                 "ray-oom",
                 ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             kernel_sign(
                 "batch-system-oom",
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
                 r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -82,13 +90,10 @@ CAUSES = (
         why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
         " stops and takes the job with it.",
         remedies=(
-            Remedy(summary="Make room, or write elsewhere", commands=("df -h", "df -i", "quota -s"), scope="node"),
-            Remedy(
-                summary="Move what torch and Triton keep off a small home or /tmp",
-                settings=(
-                    Setting(name="TMPDIR", value="/scratch/…"),
-                    Setting(name="XDG_CACHE_HOME", value="/scratch/…"),
-                ),
+            on_node("Make room, or write elsewhere", "df -h", "df -i", "quota -s"),
+            remedy(
+                "Move what torch and Triton keep off a small home or /tmp",
+                settings=(setting("TMPDIR", "/scratch/…"), setting("XDG_CACHE_HOME", "/scratch/…")),
             ),
         ),
         next_check="df -h and df -i of the folder that the checkpoint is written to, on the rank's host",
@@ -99,14 +104,14 @@ CAUSES = (
                 ("No space left on device", "Disk quota exceeded"),
                 r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate)).*(?:No space left on device|Disk quota exceeded)"
                 r"(?:: ['\"](?P<path>[^'\"]+))?",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "checkpoint-cut-short",  # torch.save onto a full disk: libstdc++ does not tell the error number
                 ("PytorchStreamWriter failed writing", ". unexpected pos "),
                 r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
             ),
-            Sign("no-temporary-directory", ("No usable temporary directory found in",), confidence=Confidence.POSSIBLE),
+            Sign("no-temporary-directory", "No usable temporary directory found in", confidence=POSSIBLE),
         ),
     ),
     JobCause(
@@ -119,24 +124,18 @@ CAUSES = (
         why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts allow"
         " 1024 a process.",
         remedies=(
-            Remedy(
-                summary="Raise the limit where the ranks are started",
-                commands=("ulimit -n 1048576", "docker run --ulimit nofile=1048576 …"),
+            remedy(
+                "Raise the limit where the ranks are started",
+                "ulimit -n 1048576",
+                "docker run --ulimit nofile=1048576 …",
                 container=("--ulimit=nofile=1048576",),
             ),
-            Remedy(
-                summary="Hand tensors over by name: torch.multiprocessing.set_sharing_strategy('file_system')",
-                scope="code",
-            ),
+            in_code("Hand tensors over by name: torch.multiprocessing.set_sharing_strategy('file_system')"),
         ),
         next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
         found_by=("DD223",),
-        signs=(
-            Sign(
-                "too-many-files", ("Too many open files", "received 0 items of ancdata"), confidence=Confidence.PROVED
-            ),
-        ),
+        signs=(Sign("too-many-files", ("Too many open files", "received 0 items of ancdata"), confidence=PROVED),),
     ),
     JobCause(
         code="DDJ109",
@@ -148,8 +147,8 @@ CAUSES = (
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
         " promises more than it has, it kills the process later instead.",
         remedies=(
-            Remedy(summary="Ask the scheduler for more memory", commands=("sbatch --mem=…",)),
-            Remedy(summary="Load less at once: mmap=True, fewer workers, no copy in every rank", scope="code"),
+            remedy("Ask the scheduler for more memory", "sbatch --mem=…"),
+            in_code("Load less at once: mmap=True, fewer workers, no copy in every rank"),
         ),
         next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
         references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
@@ -159,16 +158,13 @@ CAUSES = (
                 ("DefaultCPUAllocator: ", "you tried to allocate"),
                 r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.*you tried to allocate "
                 r"(?P<bytes>\d+) bytes)?",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            Sign("memory-error", ("MemoryError",), r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
+            Sign("memory-error", "MemoryError", r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
             Sign(
-                "no-memory-for-process",
-                ("[Errno 12] Cannot allocate memory",),
-                r"Error: \[Errno 12\]",
-                confidence=Confidence.PROVED,
+                "no-memory-for-process", "[Errno 12] Cannot allocate memory", r"Error: \[Errno 12\]", confidence=PROVED
             ),
-            Sign("bad-alloc", ("std::bad_alloc",)),
+            Sign("bad-alloc", "std::bad_alloc"),
         ),
     ),
     JobCause(
@@ -181,14 +177,11 @@ CAUSES = (
         why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
         " kB to 8 MB.",
         remedies=(
-            Remedy(
-                summary="Lift the limit where the job's processes get it from",
-                commands=(
-                    "ulimit -l unlimited  # in the job's script",
-                    "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
-                    "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
-                ),
-                scope="node",
+            on_node(
+                "Lift the limit where the job's processes get it from",
+                "ulimit -l unlimited  # in the job's script",
+                "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
+                "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
                 container=("--ulimit=memlock=-1",),
             ),
         ),
@@ -198,7 +191,7 @@ CAUSES = (
         signs=(
             nccl_sign(
                 "memory-not-registered",
-                ("Call to ibv_",),
+                "Call to ibv_",
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 # likely: some memory of GPUs cannot be registered either, without dma-buf
                 run_code="DD238",
@@ -206,15 +199,15 @@ CAUSES = (
             # the first is printed by every program, whether it needs the memory or not
             nccl_sign(
                 "memlock-warning",
-                ("RLIMIT_MEMLOCK is ",),
+                "RLIMIT_MEMLOCK is ",
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
             nccl_sign(  # NCCL up to 2.19 does not tell why
                 "memory-not-registered-untold",
-                ("Call to ibv_reg_mr",),
+                "Call to ibv_reg_mr",
                 r"Call to ibv_reg_mr\w* failed\s*$",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
             nccl_sign(
                 "memlock-of-others",

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.model.finding import Remedy, Scope, Setting
 
+PROVED, POSSIBLE = Confidence.PROVED, Confidence.POSSIBLE
 #: What may stand in front of a warning of NCCL, behind the name of its source file.
 NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
@@ -42,16 +43,17 @@ class Page(NamedTuple):
 class Sign(NamedTuple):
     """A text in a job's output that says something.
 
-    ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
-    that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
-    the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
-    of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
-    these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the rule of ``run``
-    that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of no cause.
+    ``one_of``: a line with any of these words, exactly so written and of ASCII, is looked at. ``pattern``: a regular
+    expression that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the
+    same process the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only
+    where a sign of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only
+    where none of these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the
+    rule of ``run`` that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of
+    no cause.
     """
 
     id: str
-    words: tuple[str, ...]
+    one_of: str | tuple[str, ...]
     pattern: str = ""
     tier: Tier = "exception"
     role: Role = "cause"
@@ -63,12 +65,46 @@ class Sign(NamedTuple):
     run_code: str = ""
     page: Page | None = None
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """A line with any of these is looked at."""
+        return (self.one_of,) if isinstance(self.one_of, str) else self.one_of
+
 
 #: Signs of what others than a rank's own exception say.
 kernel_sign = partial(Sign, tier="kernel")
 nccl_sign = partial(Sign, tier="nccl")
 watchdog_sign = partial(Sign, tier="watchdog")
 launcher_sign = partial(Sign, tier="launcher")
+
+
+def remedy(
+    summary: str,
+    *commands: str,
+    scope: Scope = "job",
+    settings: tuple[Setting, ...] = (),
+    cost: str = "",
+    undo: str = "",
+    container: tuple[str, ...] = (),
+) -> Remedy:
+    """What to do after a job failed, which nobody tries here."""
+    return Remedy(
+        summary=summary, commands=commands, scope=scope, settings=settings, cost=cost, undo=undo, container=container
+    )
+
+
+in_code = partial(remedy, scope="code")
+on_node = partial(remedy, scope="node")
+
+
+def setting(name: str, value: str, why: str = "") -> Setting:
+    """A variable to set."""
+    return Setting(name=name, value=value, why=why)
+
+
+def unset(name: str, why: str = "") -> Setting:
+    """A variable to take away."""
+    return Setting(name=name, action="unset", why=why)
 
 
 class JobCause(NamedTuple):
@@ -83,13 +119,13 @@ class JobCause(NamedTuple):
     code: str
     name: str
     title: str
-    domain: Domain
-    restart: Restart
     finds: str
     why: str
     remedies: tuple[Remedy, ...]
     next_check: str
     references: tuple[str, ...]
-    signs: tuple[Sign, ...]
+    domain: Domain = "unknown"
+    restart: Restart = "unknown"
+    signs: tuple[Sign, ...] = ()
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()

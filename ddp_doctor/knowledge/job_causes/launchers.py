@@ -1,8 +1,19 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, kernel_sign, launcher_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    POSSIBLE,
+    PROVED,
+    JobCause,
+    Sign,
+    in_code,
+    kernel_sign,
+    launcher_sign,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+    unset,
+)
 
 CAUSES = (
     JobCause(
@@ -15,14 +26,12 @@ CAUSES = (
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
         remedies=(
-            Remedy(
-                summary="Start it where no terminal can close: in a batch job, in tmux, or detached",
-                commands=("tmux new -d 'torchrun …'", "setsid torchrun … </dev/null >job.log 2>&1 &"),
+            remedy(
+                "Start it where no terminal can close: in a batch job, in tmux, or detached",
+                "tmux new -d 'torchrun …'",
+                "setsid torchrun … </dev/null >job.log 2>&1 &",
             ),
-            Remedy(
-                summary="Let torchrun leave the signal alone",
-                commands=("torchrun --signals-to-handle=SIGTERM,SIGINT …",),
-            ),
+            remedy("Let torchrun leave the signal alone", "torchrun --signals-to-handle=SIGTERM,SIGINT …"),
         ),
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
@@ -32,7 +41,7 @@ CAUSES = (
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
                 r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -45,10 +54,10 @@ CAUSES = (
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
-            Remedy(summary="Start it by torchrun", commands=("torchrun --nproc-per-node=gpu train.py …",)),
-            Remedy(
-                summary="With srun, set them from Slurm's own",
-                commands=("export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",),
+            remedy("Start it by torchrun", "torchrun --nproc-per-node=gpu train.py …"),
+            remedy(
+                "With srun, set them from Slurm's own",
+                "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",
             ),
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
@@ -65,13 +74,13 @@ CAUSES = (
                     "KeyError: 'MASTER_",
                 ),
                 r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "local-rank-argument",  # torch.distributed.launch hands it over as an argument, torchrun does not
-                ("unrecognized arguments: ",),
+                "unrecognized arguments: ",
                 r"unrecognized arguments: .*--local[-_]rank",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "variable-of-launcher-not-set",
@@ -95,17 +104,17 @@ CAUSES = (
         name="port-in-use",
         title="Port[ {port}] on {who} is taken by another program, or by what is left of an older job",
         domain="host",
-        restart="unknown",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
         why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
-            Remedy(
-                summary="Let torchrun find a free port, or choose another",
-                commands=("torchrun --standalone …", "torchrun --master-port=29511 …"),
+            remedy(
+                "Let torchrun find a free port, or choose another",
+                "torchrun --standalone …",
+                "torchrun --master-port=29511 …",
             ),
-            Remedy(summary="End what holds it", commands=("ss -ltnp 'sport = :29500'",), scope="node"),
-            Remedy(summary="Take MASTER_PORT in the script: init_process_group(init_method='env://')", scope="code"),
+            on_node("End what holds it", "ss -ltnp 'sport = :29500'"),
+            in_code("Take MASTER_PORT in the script: init_process_group(init_method='env://')"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
@@ -113,21 +122,21 @@ CAUSES = (
         signs=(
             launcher_sign(
                 "store-cannot-listen",
-                ("The server socket has failed to",),
+                "The server socket has failed to",
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE|[^:]*address\.\s*$)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             launcher_sign(
                 "address-in-use",
-                ("Address already in use",),
+                "Address already in use",
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
             ),
             launcher_sign(  # accelerate
                 "port-of-another",
-                ("but another process is utilizing it",),
+                "but another process is utilizing it",
                 r"on port \W?(?P<port>\d{1,5})",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             launcher_sign(
                 "cannot-bind",
@@ -141,15 +150,14 @@ CAUSES = (
         name="rendezvous-port-conflict",
         title="Another job meets this one at its rendezvous[: a foreign server answered {who} at {peer}:{port}]",
         domain="scheduler",
-        restart="unknown",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
         " belongs to a rendezvous which is over.",
         why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
         " have the port.",
         remedies=(
-            Remedy(
-                summary="Give every job an endpoint and an id of its own",
-                commands=("torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",),
+            remedy(
+                "Give every job an endpoint and an id of its own",
+                "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
             ),
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
@@ -157,14 +165,13 @@ CAUSES = (
         signs=(
             launcher_sign(
                 "foreign-store",
-                ("Ping failed, invalid value returned from server",),
+                "Ping failed, invalid value returned from server",
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
-                confidence=Confidence.LIKELY,
             ),
             nccl_sign(  # NCCL's own first contact
-                "rank-twice", ("ranks has already checked in",), confidence=Confidence.POSSIBLE
+                "rank-twice", "ranks has already checked in", confidence=POSSIBLE
             ),
-            launcher_sign("rendezvous-closed", ("RendezvousClosedError",), confidence=Confidence.POSSIBLE),
+            launcher_sign("rendezvous-closed", "RendezvousClosedError", confidence=POSSIBLE),
         ),
     ),
     JobCause(
@@ -172,14 +179,14 @@ CAUSES = (
         name="rendezvous-host-mismatch",
         title="No node serves the rendezvous[ at {server}:{port}]: {who} found nobody there",
         domain="scheduler",
-        restart="unknown",
         finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
         why="torchrun serves the endpoint only on the host that it recognises as its own. A name or address that the"
         " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
         remedies=(
-            Remedy(
-                summary="Give a name or address that the first node has itself, or tell it that it is the host",
-                commands=("torchrun --rdzv-conf=is_host=1 …  # on the first node", "torchrun --rdzv-conf=is_host=0 …"),
+            remedy(
+                "Give a name or address that the first node has itself, or tell it that it is the host",
+                "torchrun --rdzv-conf=is_host=1 …  # on the first node",
+                "torchrun --rdzv-conf=is_host=0 …",
             ),
         ),
         next_check="ss -ltn on the first node while the job starts: is the port of the endpoint listed?",
@@ -190,13 +197,13 @@ CAUSES = (
         signs=(
             launcher_sign(  # torchrun on other nodes says the same when the one that served it has ended
                 "rendezvous-connection",
-                ("RendezvousConnectionError: ",),
-                confidence=Confidence.POSSIBLE,
+                "RendezvousConnectionError: ",
+                confidence=POSSIBLE,
                 beside=("store-refused", "store-unreached"),
             ),
             launcher_sign(  # each node then serves a rendezvous of its own, and waits for the others
                 "endpoint-is-localhost",
-                ("  rdzv_endpoint  ",),
+                "  rdzv_endpoint  ",
                 r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
                 beside=("rendezvous-timeout",),
             ),
@@ -212,10 +219,8 @@ CAUSES = (
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
         remedies=(
-            Remedy(
-                summary="Use the address in place of the name", commands=("torchrun --rdzv-endpoint=10.0.0.1:29400 …",)
-            ),
-            Remedy(summary="Add the name to /etc/hosts or DNS on every node", scope="cluster"),
+            remedy("Use the address in place of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 …"),
+            remedy("Add the name to /etc/hosts or DNS on every node", scope="cluster"),
         ),
         next_check="getent ahosts NAME, on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
@@ -225,20 +230,18 @@ CAUSES = (
         signs=(
             launcher_sign(
                 "name-not-resolved",
-                (" cannot be retrieved (gai error: ",),
+                " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
-            nccl_sign("nccl-name-not-resolved", ("error encountered when getting address info",)),
+            nccl_sign("nccl-name-not-resolved", "error encountered when getting address info"),
             launcher_sign(
-                "gaierror",
-                ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
-                confidence=Confidence.PROVED,
+                "gaierror", ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"), confidence=PROVED
             ),
             launcher_sign(
                 "ssh-name-not-resolved",
-                ("ssh: Could not resolve hostname ",),
+                "ssh: Could not resolve hostname ",
                 r"resolve hostname (?P<name>[^:\s]{1,255})",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             launcher_sign(  # torch up to 1.9
                 "store-name-not-resolved",
@@ -256,10 +259,10 @@ CAUSES = (
         finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
         why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
         remedies=(
-            Remedy(
-                summary="Name an interface of that host, or let gloo choose",
-                settings=(Setting(name="GLOO_SOCKET_IFNAME", action="unset"),),
-                commands=("ip -br addr",),
+            remedy(
+                "Name an interface of that host, or let gloo choose",
+                "ip -br addr",
+                settings=(unset("GLOO_SOCKET_IFNAME"),),
             ),
         ),
         next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
@@ -268,9 +271,9 @@ CAUSES = (
         signs=(
             Sign(
                 "gloo-no-interface",
-                ("Unable to find address for: ",),
+                "Unable to find address for: ",
                 r"Unable to find address for: (?P<interface>\S+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -284,12 +287,12 @@ CAUSES = (
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
         remedies=(
-            Remedy(
-                summary="Name the interface between the nodes",
-                settings=(Setting(name="GLOO_SOCKET_IFNAME", value="eth0"),),
+            remedy(
+                "Name the interface between the nodes",
+                settings=(setting("GLOO_SOCKET_IFNAME", "eth0"),),
                 undo="unset GLOO_SOCKET_IFNAME",
             ),
-            Remedy(summary="Let each host's name resolve to its address in the network, in /etc/hosts", scope="node"),
+            on_node("Let each host's name resolve to its address in the network, in /etc/hosts"),
         ),
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
@@ -302,7 +305,7 @@ CAUSES = (
             ),
             launcher_sign(
                 "gloo-no-own-address",
-                ("Unable to resolve hostname to a (local) address",),
+                "Unable to resolve hostname to a (local) address",
                 beside=(
                     "peer-gone",
                     "peer-refuses",
@@ -314,11 +317,11 @@ CAUSES = (
             ),
             launcher_sign(
                 "gloo-own-address-elsewhere",
-                ("Unable to find interface for: ",),
+                "Unable to find interface for: ",
                 r"Unable to find interface for: \[?(?P<peer>[\w.:]+)",
             ),
             launcher_sign(  # ranks that never reached each other
-                "gloo-without-mesh", ("connectFullMesh failed",), confidence=Confidence.POSSIBLE
+                "gloo-without-mesh", "connectFullMesh failed", confidence=POSSIBLE
             ),
         ),
     ),
@@ -330,7 +333,7 @@ CAUSES = (
         restart="no",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
-        remedies=(Remedy(summary="Compare what is handed over with what the script takes: SCRIPT --help"),),
+        remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
         signs=(
@@ -343,7 +346,7 @@ CAUSES = (
                 ),
                 r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -352,16 +355,11 @@ CAUSES = (
         name="process-crashed",
         title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
         " code, went wrong",
-        domain="unknown",
-        restart="unknown",
         finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
         why="The kernel ends a process that touches memory which is not its own. The native stack tells the library.",
         remedies=(
-            Remedy(
-                summary="Have Python print the stack of a crash",
-                settings=(Setting(name="PYTHONFAULTHANDLER", value="1"),),
-            ),
-            Remedy(summary="Look for packages built against another torch or CUDA", commands=("python -m pip check",)),
+            remedy("Have Python print the stack of a crash", settings=(setting("PYTHONFAULTHANDLER", "1"),)),
+            remedy("Look for packages built against another torch or CUDA", "python -m pip check"),
         ),
         next_check="PYTHONFAULTHANDLER=1, and ulimit -c unlimited; then coredumpctl gdb PID",
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
@@ -370,7 +368,7 @@ CAUSES = (
         signs=(
             Sign(
                 "fatal-python-error",
-                ("Fatal Python error: ",),
+                "Fatal Python error: ",
                 r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})",
                 is_final=True,
             ),
@@ -386,7 +384,6 @@ CAUSES = (
                 (" segfault at ", "traps: ", "general protection fault"),
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
                 r"|general protection)(?!.* in libnccl)",
-                confidence=Confidence.LIKELY,
             ),
             Sign(  # glibc
                 "heap-corrupted",

@@ -1,8 +1,6 @@
 """Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, nccl_sign, remedy, unset
 
 CAUSES = (
     JobCause(
@@ -16,9 +14,9 @@ CAUSES = (
         why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
         " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
         remedies=(
-            Remedy(
-                summary="Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
-                commands=("ddp-doctor run --only env_vars,nccl,software,consistency",),
+            remedy(
+                "Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
+                "ddp-doctor run --only env_vars,nccl,software,consistency",
             ),
         ),
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
@@ -26,13 +24,13 @@ CAUSES = (
         signs=(
             nccl_sign(
                 "bootstrap-message-truncated",
-                ("Message truncated : received",),
+                "Message truncated : received",
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
             ),
-            nccl_sign("segment-without-a-name", ("Error while attaching to shared memory segment /dev/shm/nccl- ",)),
+            nccl_sign("segment-without-a-name", "Error while attaching to shared memory segment /dev/shm/nccl- "),
             nccl_sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
                 "met-another-release",
-                ("mismatch in info from procs",),
+                "mismatch in info from procs",
                 r"mismatch in info from procs, nranks (\d+) vs \1\b",
             ),
         ),
@@ -48,10 +46,10 @@ CAUSES = (
         why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
         " a rank that does not exist: nobody but the rank beyond the world ends.",
         remedies=(
-            Remedy(
-                summary="Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
+            remedy(
+                "Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
                 " the launcher",
-                commands=("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",),
+                "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",
             ),
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
@@ -59,9 +57,9 @@ CAUSES = (
         signs=(
             nccl_sign(
                 "rank-beyond-world",
-                ("Invalid rank requested",),
+                "Invalid rank requested",
                 r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             nccl_sign(  # which of the two is wrong, the first rank does not know
                 "world-sizes-differ",
@@ -81,12 +79,12 @@ CAUSES = (
         why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
         " make the communicator, or fail in the first collective that has no way left.",
         remedies=(
-            Remedy(
-                summary="Leave the choice to NCCL",
+            remedy(
+                "Leave the choice to NCCL",
                 settings=(
-                    Setting(name="NCCL_ALGO", action="unset", why="NCCL chooses by size and topology"),
-                    Setting(name="NCCL_PROTO", action="unset", why="NCCL chooses by size and topology"),
-                    Setting(name="NCCL_GRAPH_FILE", action="unset", why="NCCL searches rings and trees itself"),
+                    unset("NCCL_ALGO", "NCCL chooses by size and topology"),
+                    unset("NCCL_PROTO", "NCCL chooses by size and topology"),
+                    unset("NCCL_GRAPH_FILE", "NCCL searches rings and trees itself"),
                 ),
             ),
         ),
@@ -100,20 +98,20 @@ CAUSES = (
                 "list-not-understood",
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             nccl_sign(
                 "graph-file-not-there",
-                ("Could not open XML graph file",),
+                "Could not open XML graph file",
                 r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             nccl_sign(
                 "no-algorithm-left",
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),

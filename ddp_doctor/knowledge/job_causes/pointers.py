@@ -27,7 +27,7 @@ _TIME_OUTS = (
     # be a number within the group; the process that printed the line is what counts.
     watchdog_sign(
         "watchdog-timeout",
-        ("Watchdog caught collective operation timeout",),
+        "Watchdog caught collective operation timeout",
         _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
         r"(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<numel>\d+), NumelOut="
         r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
@@ -61,26 +61,26 @@ _TIME_OUTS = (
     ),
     watchdog_sign(
         "gloo-timeout",
-        ("Timed out waiting ",),
+        "Timed out waiting ",
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
         role="pointer",
         page=_WAITED,
     ),
     watchdog_sign(
         "monitored-barrier",  # the one time-out that names the ranks that did not come
-        ("failed to pass monitoredBarrier in",),
+        "failed to pass monitoredBarrier in",
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
         role="pointer",
     ),
     watchdog_sign(
         "store-barrier",
-        ("in store based barrier on rank",),
+        "in store based barrier on rank",
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
         role="pointer",
     ),
     watchdog_sign(
         "store-clients",
-        ("seconds waiting for clients.",),
+        "seconds waiting for clients.",
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
         role="pointer",
         page=_RENDEZVOUS,
@@ -94,12 +94,12 @@ _TIME_OUTS = (
     ),
     watchdog_sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
         "store-id-timeout",
-        (" setting up NCCL communicator and retr",),
+        " setting up NCCL communicator and retr",
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
         role="pointer",
     ),
-    watchdog_sign("rendezvous-timeout", ("RendezvousTimeoutError",), role="pointer", page=_RENDEZVOUS),
+    watchdog_sign("rendezvous-timeout", "RendezvousTimeoutError", role="pointer", page=_RENDEZVOUS),
     Sign(
         "store-unreached",
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
@@ -114,7 +114,7 @@ _TIME_OUTS = (
     ),
     Sign(
         "store-refused",
-        ("The client socket has failed to connect to",),
+        "The client socket has failed to connect to",
         # 22, 97, 99: one of several addresses of the host is of a kind that is not served; torch tries the next.
         r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
         role="pointer",
@@ -151,11 +151,11 @@ _ENDS = (
         page=Page(_HIDDEN, ("DD446", "DD306", "DD304", "DD330", "DD605"), _RESULTS, ("NCCL_DEBUG",)),
     ),
     Sign(  # a shell's words for how a command ended; the shell may start it again
-        "command-killed", (" Killed  ",), rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})", role="pointer"
+        "command-killed", " Killed  ", rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})", role="pointer"
     ),
     Sign(
         "core-dumped",
-        ("(core dumped)",),
+        "(core dumped)",
         r"(?P<signal>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint"
         r" trap)\s{1,20}\(core dumped\)",
         role="pointer",
@@ -194,13 +194,13 @@ _ENDS = (
     ),
     launcher_sign(
         "exit-code",  # torchrun's agent, of the rank that it saw first on its node
-        ("failed (exitcode: ",),
+        "failed (exitcode: ",
         r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
         role="pointer",
     ),
     launcher_sign(
         "received-signal",
-        (") received by PID",),
+        ") received by PID",
         r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
         role="pointer",
         page=Page(
@@ -211,7 +211,7 @@ _ENDS = (
     ),
     launcher_sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
         "killed-by-launcher",
-        (", forcefully exiting via ",),
+        ", forcefully exiting via ",
         r"Unable to shutdown process (?P<pid>\d+) via",
         role="pointer",
     ),
@@ -224,7 +224,7 @@ _ENDS = (
     ),
     launcher_sign(
         "srun-exit",
-        ("srun: error: ",),
+        "srun: error: ",
         r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<exit>\d+)"
         r"|(?P<signal>Killed|Terminated|Segmentation fault|Aborted|Bus error|Illegal instruction))",
         role="pointer",
@@ -242,10 +242,10 @@ _ENDS = (
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
         role="pointer",
     ),
-    launcher_sign("interrupted", ("KeyboardInterrupt",), role="pointer"),
+    launcher_sign("interrupted", "KeyboardInterrupt", role="pointer"),
     Sign(
         "called-abort",
-        ("terminate called after throwing an instance of",),
+        "terminate called after throwing an instance of",
         r"an instance of '(?P<type>[^']+)'",
         role="pointer",
     ),
@@ -295,7 +295,7 @@ _VICTIMS = (
         r"(?:Sending process (?P<pid>\d+) )?closing signal",
         role="victim",
     ),
-    Sign("told-to-dump", ("Observed flight recorder dump signal from another rank",), role="victim"),
+    Sign("told-to-dump", "Observed flight recorder dump signal from another rank", role="victim"),
     Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
         "dump-signal",
         (
@@ -319,9 +319,9 @@ _VICTIMS = (
         ),
         role="victim",
     ),
-    Sign("barrier-broken", ("successfully reached monitoredBarrier, but received errors",), role="victim"),
-    Sign("teardown-abort", ("terminate called without an active exception",), role="victim"),
-    Sign("worker-terminated", ("is killed by signal: Terminated",), role="victim"),
+    Sign("barrier-broken", "successfully reached monitoredBarrier, but received errors", role="victim"),
+    Sign("teardown-abort", "terminate called without an active exception", role="victim"),
+    Sign("worker-terminated", "is killed by signal: Terminated", role="victim"),
     # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.
     Sign(
         "step-cancelled",
@@ -344,7 +344,7 @@ _NO_EVIDENCE = (
         ),
         role="advice",
     ),
-    launcher_sign("restarted", ("will restart worker group",), role="context"),
+    launcher_sign("restarted", "will restart worker group", role="context"),
     launcher_sign(
         "launcher-summary",
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),
@@ -413,7 +413,7 @@ _MORE = (
         r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
         role="context",
     ),
-    launcher_sign("launcher-gave-up", ("errors.ChildFailedError",), role="pointer"),
+    launcher_sign("launcher-gave-up", "errors.ChildFailedError", role="pointer"),
     launcher_sign(
         "killed-by-code",
         ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
@@ -433,7 +433,7 @@ _MORE = (
     # A node also says it when its job ends well, after the node that served the rendezvous.
     Sign(
         "rendezvous-lost",
-        ("has failed to send a keep-alive heartbeat to the rendezvous",),
+        "has failed to send a keep-alive heartbeat to the rendezvous",
         role="victim",
         beside=("closing-signal",),
     ),
@@ -458,7 +458,7 @@ _MORE = (
 
 SIGNS = (
     # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
-    Sign("exception", ("Traceback (most recent call last)",), role="pointer"),
+    Sign("exception", "Traceback (most recent call last)", role="pointer"),
     *_TIME_OUTS,
     *_ENDS,
     *_VICTIMS,

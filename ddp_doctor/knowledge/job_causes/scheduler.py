@@ -1,8 +1,6 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, kernel_sign, launcher_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, kernel_sign, launcher_sign, remedy
 
 CAUSES = (
     JobCause(
@@ -14,10 +12,10 @@ CAUSES = (
         finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            Remedy(summary="Ask for more time", commands=("sbatch --time=2-00:00:00 …",)),
-            Remedy(
-                summary="Have a signal sent before the limit, and save a checkpoint on it",
-                commands=("sbatch --signal=B:USR1@300 --requeue …",),
+            remedy("Ask for more time", "sbatch --time=2-00:00:00 …"),
+            remedy(
+                "Have a signal sent before the limit, and save a checkpoint on it",
+                "sbatch --signal=B:USR1@300 --requeue …",
             ),
         ),
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
@@ -28,9 +26,9 @@ CAUSES = (
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            kernel_sign("time-limit-of-cloud", ("MaxRuntimeExceeded",), confidence=Confidence.PROVED),
+            kernel_sign("time-limit-of-cloud", "MaxRuntimeExceeded", confidence=PROVED),
         ),
     ),
     JobCause(
@@ -42,11 +40,8 @@ CAUSES = (
         finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            Remedy(
-                summary="Save checkpoints often, and start again by itself",
-                commands=("sbatch --requeue --open-mode=append …",),
-            ),
-            Remedy(summary="Use a partition or a priority that is not preempted"),
+            remedy("Save checkpoints often, and start again by itself", "sbatch --requeue --open-mode=append …"),
+            remedy("Use a partition or a priority that is not preempted"),
         ),
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
@@ -60,7 +55,7 @@ CAUSES = (
                     "The node was low on resource",
                     "Preempted by ",
                 ),
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             kernel_sign(
                 "taken-by-cloud",
@@ -79,16 +74,16 @@ CAUSES = (
         finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
-        remedies=(Remedy(summary="Ask the scheduler who did it", commands=("sacct -j JOB -o JobID,State,End",)),),
+        remedies=(remedy("Ask the scheduler who did it", "sacct -j JOB -o JobID,State,End"),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
         signs=(
             launcher_sign(
                 "cancelled",
-                ("CANCELLED AT ",),
+                "CANCELLED AT ",
                 r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             launcher_sign(
                 "launcher-told-to-end",
@@ -112,8 +107,8 @@ CAUSES = (
         finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(
-            Remedy(summary="Start again without it", commands=("sbatch --exclude=NODE --requeue …",)),
-            Remedy(summary="Have the node looked at", commands=("scontrol show node NODE",), scope="cluster"),
+            remedy("Start again without it", "sbatch --exclude=NODE --requeue …"),
+            remedy("Have the node looked at", "scontrol show node NODE", scope="cluster"),
         ),
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
@@ -122,17 +117,17 @@ CAUSES = (
                 "node-failure",
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             launcher_sign(
                 "node-lost-by-mpirun",
-                ("has lost communication with a remote daemon",),
+                "has lost communication with a remote daemon",
                 r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
                 lines=8,
             ),
             launcher_sign(
                 "node-lost-by-ray",
-                ("has been marked dead because the detector",),
+                "has been marked dead because the detector",
                 r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
             ),
         ),

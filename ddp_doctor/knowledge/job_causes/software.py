@@ -1,15 +1,26 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    CUDA_ERRORS,
+    NCCL_WARN,
+    POSSIBLE,
+    PROVED,
+    JobCause,
+    Sign,
+    in_code,
+    kernel_sign,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+)
 
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
-_SAME_NCCL = Remedy(
-    summary="Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and"
-    " LD_PRELOAD",
-    commands=("pip list | grep -i nccl", "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl"),
+_SAME_NCCL = remedy(
+    "Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and LD_PRELOAD",
+    "pip list | grep -i nccl",
+    "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
 )
 
 CAUSES = (
@@ -25,16 +36,14 @@ CAUSES = (
         why="An update replaced the libraries while the old kernel module stayed loaded, or a container brings"
         " libraries of another version. No program can use the GPU until both are the same.",
         remedies=(
-            Remedy(
-                summary="Restart the node, or load the kernel module anew",
-                commands=("rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",),
-                scope="node",
+            on_node(
+                "Restart the node, or load the kernel module anew",
+                "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
                 cost="all programs on its GPUs have to end",
             ),
-            Remedy(
-                summary="Keep the driver from being updated under way",
-                commands=("apt-mark hold 'nvidia-*' 'libnvidia-*'",),
-                scope="node",
+            on_node(
+                "Keep the driver from being updated under way",
+                "apt-mark hold 'nvidia-*' 'libnvidia-*'",
                 cost="updates of the driver have to be made by hand",
             ),
         ),
@@ -42,14 +51,10 @@ CAUSES = (
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         found_by=("DD322", "DD338", "DD301"),
         signs=(
-            Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
-            kernel_sign("kernel-api-mismatch", ("NVRM: API mismatch",), confidence=Confidence.PROVED),
-            Sign(
-                "cuda-driver-mismatch",
-                ("unsupported display driver / cuda driver combination",),
-                confidence=Confidence.PROVED,
-            ),
-            Sign("cuda-compat-refused", ("forward compatibility was attempted on non supported HW",)),
+            Sign("nvml-version-mismatch", "river/library version mismatch", confidence=PROVED),
+            kernel_sign("kernel-api-mismatch", "NVRM: API mismatch", confidence=PROVED),
+            Sign("cuda-driver-mismatch", "unsupported display driver / cuda driver combination", confidence=PROVED),
+            Sign("cuda-compat-refused", "forward compatibility was attempted on non supported HW"),
             Sign(
                 "driver-mismatch-by-name",
                 (
@@ -69,10 +74,10 @@ CAUSES = (
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
-            Remedy(summary="Update the driver of the node", scope="node", cost="all programs on its GPUs have to end"),
-            Remedy(
-                summary="Install torch, and NCCL, for an older CUDA",
-                commands=("pip install torch --index-url https://download.pytorch.org/whl/cu126",),
+            on_node("Update the driver of the node", cost="all programs on its GPUs have to end"),
+            remedy(
+                "Install torch, and NCCL, for an older CUDA",
+                "pip install torch --index-url https://download.pytorch.org/whl/cu126",
             ),
         ),
         next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
@@ -81,25 +86,19 @@ CAUSES = (
         found_by=("DD204",),
         signs=(
             Sign(
-                "driver-insufficient",
-                ("CUDA driver version is insufficient for CUDA runtime version",),
-                confidence=Confidence.PROVED,
+                "driver-insufficient", "CUDA driver version is insufficient for CUDA runtime version", confidence=PROVED
             ),
             Sign(
                 "driver-too-old-for-torch",
-                ("NVIDIA driver on your system is too old",),
+                "NVIDIA driver on your system is too old",
                 r"is too old \(found version (?P<version>\d+)\)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "driver-lacks-call",
                 ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver"),
             ),
-            Sign(
-                "driver-too-old-for-container",
-                ("requirement error: unsatisfied condition: cuda",),
-                confidence=Confidence.PROVED,
-            ),
+            Sign("driver-too-old-for-container", "requirement error: unsatisfied condition: cuda", confidence=PROVED),
             Sign(
                 "driver-too-old-by-name",
                 ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion"),
@@ -130,20 +129,20 @@ CAUSES = (
             # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
             Sign(
                 "nccl-tests-refused",
-                ("Test NCCL failure",),
+                "Test NCCL failure",
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
                 beside=("driver-insufficient",),
             ),
             nccl_sign(
-                "nccl-of-old-cuda", ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",)
+                "nccl-of-old-cuda", "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
             Sign(
                 "nccl-without-its-cuda",
-                ("libnccl.so",),
+                "libnccl.so",
                 r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
                 r"|libcudart\.so\.[\d.]+[^\n]{0,80}libnccl\.so",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -157,25 +156,25 @@ CAUSES = (
         why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
         " own packages, or an extension that was compiled on another machine.",
         remedies=(
-            Remedy(
-                summary="Install a torch that names the GPU's architecture",
-                commands=("python -c 'import torch; print(torch.cuda.get_arch_list())'",),
+            remedy(
+                "Install a torch that names the GPU's architecture",
+                "python -c 'import torch; print(torch.cuda.get_arch_list())'",
             ),
-            Remedy(
-                summary="Compile extensions anew for the GPU",
-                settings=(Setting(name="TORCH_CUDA_ARCH_LIST", value="9.0", why="the compute capability of the GPU"),),
+            remedy(
+                "Compile extensions anew for the GPU",
+                settings=(setting("TORCH_CUDA_ARCH_LIST", "9.0", "the compute capability of the GPU"),),
             ),
         ),
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
         references=(CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
         instead_of=("nccl-cuda-mismatch",),
         signs=(
-            Sign("kernel-image-missing", ("no kernel image is available for execution",)),
+            Sign("kernel-image-missing", "no kernel image is available for execution"),
             Sign(
                 "capability-unsupported",
-                ("is not compatible with the current PyTorch installation",),
+                "is not compatible with the current PyTorch installation",
                 r"CUDA capability (?P<capability>sm_\w+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
             Sign(
                 "kernel-not-in-binary",
@@ -191,7 +190,7 @@ CAUSES = (
                 ),
             ),
             nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
-                "nccl-without-kernel", ("invalid device function",), r"Cuda failure (?:\d+ )?'invalid device function'"
+                "nccl-without-kernel", "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
         ),
     ),
@@ -205,13 +204,10 @@ CAUSES = (
         why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
         " that show half of their PCIe tree bring the same errors.",
         remedies=(
-            Remedy(
-                summary="Install a torch with a newer NCCL",
-                commands=("python -c 'import torch; print(torch.cuda.nccl.version())'",),
-            ),
-            Remedy(
-                summary="In a virtual machine, name the topology file of its provider",
-                settings=(Setting(name="NCCL_TOPO_FILE", value="/path/to/topo.xml", why="what the machine hides"),),
+            remedy("Install a torch with a newer NCCL", "python -c 'import torch; print(torch.cuda.nccl.version())'"),
+            remedy(
+                "In a virtual machine, name the topology file of its provider",
+                settings=(setting("NCCL_TOPO_FILE", "/path/to/topo.xml", "what the machine hides"),),
             ),
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
@@ -231,7 +227,7 @@ CAUSES = (
                 r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
         ),
     ),
@@ -253,13 +249,13 @@ CAUSES = (
                 "nccl-symbol-missing",
                 ("undefined symbol: nccl", "undefined symbol: pnccl"),
                 r"undefined symbol: (?P<symbol>p?nccl\w+)",
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
-            Sign("nccl-versions-differ", ("Mismatched NCCL version detected",), confidence=Confidence.PROVED),
+            Sign("nccl-versions-differ", "Mismatched NCCL version detected", confidence=PROVED),
             Sign(
                 "nccl-other-than-compiled",
                 ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -272,11 +268,11 @@ CAUSES = (
         finds="init_process_group was asked for the backend nccl, and this torch has none.",
         why="NCCL is part of torch's CUDA packages for Linux alone.",
         remedies=(
-            Remedy(
-                summary="Install torch's package for CUDA",
-                commands=("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",),
+            remedy(
+                "Install torch's package for CUDA",
+                "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
             ),
-            Remedy(summary="Use the backend gloo where there are no GPUs", scope="code"),
+            in_code("Use the backend gloo where there are no GPUs"),
         ),
         next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
@@ -285,7 +281,7 @@ CAUSES = (
             Sign(
                 "torch-without-nccl",
                 ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"),
-                confidence=Confidence.PROVED,
+                confidence=PROVED,
             ),
         ),
     ),
@@ -293,13 +289,11 @@ CAUSES = (
         code="DDJ132",
         name="nccl-bug",
         title="NCCL met a state on {who} that its own authors rule out",
-        domain="unknown",
-        restart="unknown",
         finds="NCCL's checks of its own state failed.",
         why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
         remedies=(
-            Remedy(
-                summary="Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
+            remedy(
+                "Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
                 cost="torch is tested with its own version of NCCL alone",
             ),
         ),
@@ -318,7 +312,7 @@ CAUSES = (
                     "Internal error : tree already has",
                 ),
                 r"NCCL WARN ",
-                confidence=Confidence.POSSIBLE,
+                confidence=POSSIBLE,
             ),
         ),
     ),
@@ -332,29 +326,25 @@ CAUSES = (
         why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
         " where the container runtime is told to bring it.",
         remedies=(
-            Remedy(
-                summary="Have the container runtime bring the driver's utilities",
-                settings=(
-                    Setting(name="NVIDIA_DRIVER_CAPABILITIES", value="compute,utility", why="utility brings NVML"),
-                ),
+            remedy(
+                "Have the container runtime bring the driver's utilities",
+                settings=(setting("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "utility brings NVML"),),
                 container=("--gpus=all",),
             ),
-            Remedy(summary="Install the driver's libraries on the node", scope="node"),
+            on_node("Install the driver's libraries on the node"),
         ),
         next_check="nvidia-smi in the job's container; ldconfig -p | grep libnvidia-ml",
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
         signs=(
             Sign(
-                "nvml-not-found",
-                ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"),
-                confidence=Confidence.PROVED,
+                "nvml-not-found", ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"), confidence=PROVED
             ),
             nccl_sign(
                 "nvml-not-initialised",
-                ("nvmlInit",),
+                "nvmlInit",
                 r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
             ),
-            Sign("nvml-unknown-error", ("Failed to initialize NVML: Unknown Error",)),
+            Sign("nvml-unknown-error", "Failed to initialize NVML: Unknown Error"),
             Sign(
                 "nvml-of-others",
                 ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
