@@ -56,8 +56,12 @@ JOB_CAUSES: tuple[JobCause, ...] = tuple(
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
-    **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
-    **{sign.id: (sign, None) for module in (pointers, gpu, gpu_access, network, rdma) for sign in module.SIGNS},
+    **{name: (sign._replace(id=name), cause) for cause in JOB_CAUSES for name, sign in cause.signs.items()},
+    **{
+        name: (sign._replace(id=name), None)
+        for module in (pointers, gpu, gpu_access, network, rdma)
+        for name, sign in module.SIGNS.items()
+    },
 }
 #: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
 FOUND_BY_LINT = frozenset(

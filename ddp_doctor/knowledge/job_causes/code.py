@@ -50,43 +50,38 @@ CAUSES = (
         next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
         references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
         found_by=("DD305",),
-        signs=(
-            Sign(
-                "cuda-out-of-memory",
+        signs={
+            "cuda-out-of-memory": Sign(
                 ("OutOfMemoryError: ", "CUDA out of memory. ", "HIP out of memory. "),
                 r"(?:OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate"
                 r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
                 confidence=PROVED,
             ),
-            Sign(  # as engines repeat it
-                "cuda-out-of-memory-told",
+            "cuda-out-of-memory-told": Sign(  # as engines repeat it
                 ("CUDA out of memory. ", "HIP out of memory. "),
                 r"^(?!.*retry).*(?:CUDA|HIP) out of memory\. Tried to allocate",
             ),
-            Sign(
-                "cuda-error-2",
+            "cuda-error-2": Sign(
                 ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),
                 r"(?:CUDA(?: driver)? error: out of memory|Cuda failure (?:2 )?'out of memory')",
                 confidence=PROVED,
             ),
-            Sign("cublas-no-memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-            Sign(
-                "gpu-memory-by-name",
+            "cublas-no-memory": Sign("CUBLAS_STATUS_ALLOC_FAILED"),
+            "gpu-memory-by-name": Sign(
                 (
                     "CUDA_ERROR_OUT_OF_MEMORY",
                     "cudaErrorMemoryAllocation",
                     "hipErrorOutOfMemory",
                     "RESOURCE_EXHAUSTED: Out of memory",
-                ),
+                )
             ),
-            Sign(  # vLLM
-                "no-room-for-cache",
+            "no-room-for-cache": Sign(  # vLLM
                 ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
                 r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
                 confidence=PROVED,
             ),
-            nccl_sign("nccl-no-gpu-memory", "Failed to CUDA calloc", confidence=POSSIBLE),
-        ),
+            "nccl-no-gpu-memory": nccl_sign("Failed to CUDA calloc", confidence=POSSIBLE),
+        },
     ),
     JobCause(
         code="DDJ163",
@@ -101,30 +96,26 @@ CAUSES = (
         next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
         found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
-        signs=(
-            Sign(
-                "two-devices",
+        signs={
+            "two-devices": Sign(
                 ("all tensors to be on the same device", "DistributedDataParallel device_ids and output_device"),
                 r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
                 r"on the same device\b|device_ids and output_device arguments only work)",
                 confidence=PROVED,
             ),
-            Sign(
-                "bound-elsewhere",
+            "bound-elsewhere": Sign(
                 "ProcessGroupNCCL is bound to device",
                 r"is bound to device (?P<bound>cuda(?::\d{1,5})?) but an operation was issued on"
                 r" (?P<issued>cuda(?::\d{1,5})?)",
                 confidence=PROVED,
             ),
-            Sign(
-                "input-and-weight",
+            "input-and-weight": Sign(
                 (") and weight type (", "its parameters and buffers on device"),
                 r"Input type \((?P<found>.{1,80}?)\) should be the same|found one of them on device: "
                 r"(?P<where_else>\S+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "devices-in-other-words",
+            "devices-in-other-words": Sign(
                 (
                     "Expected object of device type",
                     "Expected object of backend ",
@@ -139,7 +130,7 @@ CAUSES = (
                 r" |backend )?\w+)|[^\n]{0,200}(?:the same device|different GPUs|cpu tensor|for generator but found))",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ164",
@@ -153,14 +144,13 @@ CAUSES = (
         remedies=(in_code('Have both: init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU'),),
         next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
         references=("torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",),
-        signs=(
-            Sign(
-                "no-backend-for-device",
+        signs={
+            "no-backend-for-device": Sign(
                 ("No backend type associated with device type", "Tensors must be CUDA and dense"),
                 r"No backend type associated with device type (?P<on>\w+)|Tensors must be CUDA and dense",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ174",
@@ -175,20 +165,18 @@ CAUSES = (
         ),
         next_check="dmesg -T | grep -i -E 'oom|segfault' on the host",
         references=("torch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",),
-        signs=(
-            Sign(
-                "worker-signal",
+        signs={
+            "worker-signal": Sign(
                 "is killed by signal: ",
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal:"
                 r" (?P<signal>(?!Bus error|Terminated|Interrupt)[^.\n]+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "worker-left",
+            "worker-left": Sign(
                 "exited unexpectedly",
                 r"DataLoader worker \(pid\(s\) (?P<pid>[\d, ]+)\) exited unexpectedly|Pin memory thread exited",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ175",
@@ -206,9 +194,8 @@ CAUSES = (
         next_check="list(torch.load(PATH, map_location='cpu'))[:5] beside list(model.state_dict())[:5]",
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
         found_by=("DDL129",),
-        signs=(
-            Sign(
-                "state-dict",
+        signs={
+            "state-dict": Sign(
                 (
                     "Error(s) in loading state_dict for",
                     "loaded state dict contains a parameter group that",
@@ -220,8 +207,7 @@ CAUSES = (
                 r"|Attempting to deserialize object on (?:a )?CUDA|Weights only load failed",
                 confidence=PROVED,
             ),
-            Sign(
-                "checkpoint-of-other-job",
+            "checkpoint-of-other-job": Sign(
                 (
                     "The checkpoint being loaded used a DP world size",
                     "Missing key in checkpoint state_dict:",
@@ -229,7 +215,7 @@ CAUSES = (
                 ),
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ176",
@@ -248,9 +234,8 @@ CAUSES = (
         ),
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
         references=("Python: ModuleNotFoundError, ImportError; Modules/main.c",),
-        signs=(
-            Sign(
-                "module-not-found",
+        signs={
+            "module-not-found": Sign(
                 (
                     "ModuleNotFoundError: No module named",
                     "ImportError: cannot import name",
@@ -261,32 +246,26 @@ CAUSES = (
                 r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "no-script",
+            "no-script": Sign(
                 ": can't open file '",
                 r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]",
                 confidence=PROVED,
             ),
-            Sign(
-                "interpreter-lacks-module",
-                ": No module named ",
-                r"python[\d.]*: No module named (?P<missing>[\w.]+)",
-                confidence=PROVED,
+            "interpreter-lacks-module": Sign(
+                ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)", confidence=PROVED
             ),
-            Sign(
-                "library-of-other-build",
+            "library-of-other-build": Sign(
                 ("undefined symbol: ", "' not found (required by "),
                 r"ImportError: (?P<missing>(?!\S*libnccl)[^\s:]+): (?:undefined symbol: (?!p?nccl)"
                 r"|version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)",
                 confidence=PROVED,
             ),
-            Sign(
-                "command-not-found",
+            "command-not-found": Sign(
                 (": command not found", "error: execve(): "),
                 r"(?:^|: )(?P<missing>torchrun|python[\d.]*|deepspeed|accelerate|mpirun|horovodrun): command not found"
                 r"|error: execve\(\): (?P<command>\S+): No such file",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ177",
@@ -304,9 +283,8 @@ CAUSES = (
             "fairseq, optim/dynamic_loss_scaler.py; DeepSpeed, runtime/fp16/loss_scaler.py",
             "Megatron-LM, core/distributed/param_and_grad_buffer.py; torchvision, references/detection/engine.py",
         ),
-        signs=(
-            Sign(
-                "nan-guard",
+        signs={
+            "nan-guard": Sign(
                 (
                     "stopping training",
                     "Minimum loss scale reached",
@@ -321,14 +299,12 @@ CAUSES = (
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
                 confidence=PROVED,
             ),
-            Sign(  # a guard of the job's own, by its exception
-                "loss-exception",
+            "loss-exception": Sign(  # a guard of the job's own, by its exception
                 ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
                 r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
                 confidence=PROVED,
             ),
-            Sign(
-                "guard-of-framework",
+            "guard-of-framework": Sign(
                 (
                     "found NaN in local forward",
                     "found Inf in local",
@@ -340,7 +316,7 @@ CAUSES = (
                 r"|`training_step` is (?:nan|inf)",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ178",
@@ -356,15 +332,14 @@ CAUSES = (
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the CPU",
         references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
-        signs=(
-            Sign(
-                "kernel-assertion",
+        signs={
+            "kernel-assertion": Sign(
                 ("device-side assert triggered", ": block: ["),
                 r"block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<assertion>[^`]{1,120})` failed"
                 r"|device-side assert triggered",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ179",
@@ -383,9 +358,8 @@ CAUSES = (
         references=(
             "Pillow; torch, caffe2/serialize/inline_container.cc; Python: zipfile, tarfile, zlib, json; Arrow",
         ),
-        signs=(
-            Sign(
-                "not-decoded",
+        signs={
+            "not-decoded": Sign(
                 (
                     "cannot identify image file",
                     "image file is truncated",
@@ -410,11 +384,10 @@ CAUSES = (
                 r"|SafetensorError: (?!.*StorageFull)[^\n]{0,80}"
                 r"|lib\.ArrowInvalid[^\n]{0,80}|Unable to open file \(truncated|invalid load key)",
             ),
-            Sign(
-                "archive-cut",
+            "archive-cut": Sign(
                 ("ended before the end-of-stream marker was reached", "BadGzipFile: ", "pickle data was truncated"),
                 r"(?P<reason>ended before the end-of-stream marker|BadGzipFile: [^\n]{0,80}|pickle data was truncated)",
             ),
-        ),
+        },
     ),
 )

@@ -18,18 +18,16 @@ CAUSES = (
         next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
         found_by=("DDL108", "DDL109"),
-        signs=(
-            Sign(
-                "no-default-group",
+        signs={
+            "no-default-group": Sign(
                 ("Default process group has not been initialized", "Default process group is not initialized"),
                 confidence=PROVED,
             ),
-            Sign(
-                "group-of-framework-missing",
+            "group-of-framework-missing": Sign(
                 ("group is not initialized", "DeepSpeed backend not set"),
                 r"Error: (?:[\w -]{1,60} parallel group is not initialized|DeepSpeed backend not set)",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ166",
@@ -50,9 +48,8 @@ CAUSES = (
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         found_by=("DD775", "DD776", "DDL128"),
-        signs=(
-            Sign(
-                "unfinished-reduction",
+        signs={
+            "unfinished-reduction": Sign(
                 (
                     "Expected to have finished reduction in the prior iteration",
                     "has parameters that were not used in producing the loss",  # Lightning's words for it
@@ -62,8 +59,8 @@ CAUSES = (
                 r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
                 confidence=PROVED,
                 lines=6,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ167",
@@ -80,16 +77,15 @@ CAUSES = (
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
-        signs=(
-            Sign(
-                "marked-twice",
+        signs={
+            "marked-twice": Sign(
                 ("Expected to mark a variable ready only once", "has been marked as ready twice"),
                 r"(?s)mark a variable ready only once(?:.*?with name (?P<parameter>\S+) has been marked)?"
                 r"|with name (?P<name>\S+) has been marked|marked as ready twice",
                 confidence=PROVED,
                 lines=3,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ168",
@@ -106,15 +102,12 @@ CAUSES = (
         next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
-        signs=(
-            Sign("nothing-to-train", "DistributedDataParallel is not needed when a module", confidence=PROVED),
-            Sign(  # torch up to 1.2
-                "no-tensors-for-buckets",
-                "tensors.size() > 0 INTERNAL ASSERT FAILED",
-                r"reducer\.cpp",
-                confidence=PROVED,
+        signs={
+            "nothing-to-train": Sign("DistributedDataParallel is not needed when a module", confidence=PROVED),
+            "no-tensors-for-buckets": Sign(  # torch up to 1.2
+                "tensors.size() > 0 INTERNAL ASSERT FAILED", r"reducer\.cpp", confidence=PROVED
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ169",
@@ -132,20 +125,18 @@ CAUSES = (
         ),
         next_check="torch.autograd.set_detect_anomaly(True) in a short run: it names the forward line",
         references=("torch, torch/csrc/autograd/saved_variable.cpp; nn/parallel/distributed.py",),
-        signs=(
-            Sign(
-                "buffer-changed",
+        signs={
+            "buffer-changed": Sign(
                 "has been modified by an inplace operation",
                 r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
             ),
-            Sign(  # broken into lines, as in reports
-                "buffer-changed-in-lines",
+            "buffer-changed-in-lines": Sign(  # broken into lines, as in reports
                 "needed for gradient computation has been",
                 r"(?s)has been(?!\s+modified by an inplace operation:"
                 r" \[)\s+modified\s+by\s+an\s+inplace\s+operation:\s+\[(?P<tensor>torch\.[\w.]+\s\[\d+\])\]",
                 lines=4,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ170",
@@ -172,9 +163,8 @@ CAUSES = (
             "gloo transport/tcp/pair.cc",
         ),
         found_by=("DD614", "DDL133", "DDL134", "DDL135", "DD773", "DD770"),
-        signs=(
-            Sign(
-                "fingerprints-differ",
+        signs={
+            "fingerprints-differ": Sign(
                 "Detected mismatch between collectives on ranks",
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
                 r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
@@ -182,8 +172,7 @@ CAUSES = (
                 r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
                 confidence=PROVED,
             ),
-            Sign(
-                "models-differ",
+            "models-differ": Sign(
                 (
                     "appears not to match sizes of the same param in process",
                     "appears not to match strides of the same param in process",
@@ -196,30 +185,26 @@ CAUSES = (
                 r"(?P<other_count>\d+)",
                 confidence=PROVED,
             ),
-            watchdog_sign(  # Horovod, common/stall_inspector.cc
-                "submitted-by-some-ranks", "broadcasted by subset of ranks"
+            "submitted-by-some-ranks": watchdog_sign(  # Horovod, common/stall_inspector.cc
+                "broadcasted by subset of ranks"
             ),
-            Sign(
-                "gloo-sizes-differ",
+            "gloo-sizes-differ": Sign(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
                 confidence=PROVED,
             ),
-            nccl_sign(
-                "nccl-sizes-differ",
+            "nccl-sizes-differ": nccl_sign(
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
             ),
-            Sign(  # a line that was cut before the second rank
-                "fingerprint-of-one",
+            "fingerprint-of-one": Sign(  # a line that was cut before the second rank
                 "Detected mismatch between collectives on ranks",
                 r"between collectives on ranks(?!.*\bbut Rank)",
                 confidence=PROVED,
             ),
-            nccl_sign("mismatch-of-old-nccl", "Mismatched collective detected"),  # NCCL 2.4 to 2.6
-            Sign(  # Horovod, DeepSpeed, accelerate
-                "mismatch-of-frameworks",
+            "mismatch-of-old-nccl": nccl_sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
+            "mismatch-of-frameworks": Sign(  # Horovod, DeepSpeed, accelerate
                 (
                     "Mismatched data types: One rank",
                     "Mismatched MPI operations",
@@ -227,9 +212,9 @@ CAUSES = (
                     "disagreement between rank0 and rank",
                     "due to shape mismatches. All shapes",
                     "due to inadequate shapes. All shapes",
-                ),
+                )
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ171",

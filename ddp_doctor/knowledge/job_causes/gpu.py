@@ -44,28 +44,26 @@ _DRAIN = on_node(
 )
 
 #: Signs of no cause of their own.
-SIGNS = (
+SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
-    kernel_sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
+    "xid-of-victim": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
     # What the driver asks for after another Xid: a reset, a reboot.
-    kernel_sign(
-        "xid-recovery",
+    "xid-recovery": kernel_sign(
         _XID,
         rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
         role="pointer",
     ),
     # All that NCCL says of NVLS before it fails, want of memory too.
-    nccl_sign(
-        "nvls-fails",
+    "nvls-fails": nccl_sign(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
         role="context",
         run_code="DD444",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
-    Sign("peer-gpu-failed", "Invalid access of peer GPU memory over nvlink", role="victim"),
-)
+    "peer-gpu-failed": Sign("Invalid access of peer GPU memory over nvlink", role="victim"),
+}
 
 CAUSES = (
     JobCause(
@@ -81,26 +79,23 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
-        signs=(
-            kernel_sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
-            kernel_sign(
-                "xid-nvlink-fatal",
+        signs={
+            "xid-nvlink": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
+            "xid-nvlink-fatal": kernel_sign(
                 _XID,
                 rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b",
                 confidence=PROVED,
             ),
-            kernel_sign(
-                "nvswitch-fatal", ": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b", confidence=PROVED
+            "nvswitch-fatal": kernel_sign(
+                ": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b", confidence=PROVED
             ),
-            Sign("cuda-nvlink-error", "uncorrectable NVLink error detected", confidence=PROVED),
-            nccl_sign("nvlink-without-p2p", "P2P is disabled between NVLINK connected GPUs"),
+            "cuda-nvlink-error": Sign("uncorrectable NVLink error detected", confidence=PROVED),
+            "nvlink-without-p2p": nccl_sign("P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
-            kernel_sign(
-                "xid-after-nvlink",
-                _XID,
-                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b",
+            "xid-after-nvlink": kernel_sign(
+                _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ111",
@@ -116,17 +111,15 @@ CAUSES = (
         next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
-        signs=(
-            kernel_sign("xid-memory", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=PROVED),
-            Sign("cuda-ecc-error", "uncorrectable ECC error encountered", confidence=PROVED),
+        signs={
+            "xid-memory": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=PROVED),
+            "cuda-ecc-error": Sign("uncorrectable ECC error encountered", confidence=PROVED),
             # by themselves they ended nothing: a hint, below what other lines say
-            nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=POSSIBLE),
-            kernel_sign(
-                "xid-after-memory",
-                _XID,
-                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b",
+            "xid-row-remapped": nccl_sign(_XID, rf"{XID_LINE}63\b", confidence=POSSIBLE),
+            "xid-after-memory": kernel_sign(
+                _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ112",
@@ -147,24 +140,22 @@ CAUSES = (
         next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
-        signs=(
-            kernel_sign("xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=PROVED),
-            kernel_sign("off-bus", "has fallen off the bus", OFF_BUS_LINE, confidence=PROVED),
+        signs={
+            "xid-off-bus": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=PROVED),
+            "off-bus": kernel_sign("has fallen off the bus", OFF_BUS_LINE, confidence=PROVED),
             # One message of three lines; lines of other CPUs may stand between them.
-            kernel_sign(
-                "off-bus-in-lines",
+            "off-bus-in-lines": kernel_sign(
                 "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
                 confidence=PROVED,
                 lines=8,
             ),
-            Sign(
-                "no-handle-of-gpu",
+            "no-handle-of-gpu": Sign(
                 "Unable to determine the device handle for ",
                 rf"device handle for (?:GPU\d* ?)?(?P<bus>{BUS})?: (?:Unknown Error|GPU is lost)",
             ),
-            Sign("gpu-is-lost", "GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost", confidence=PROVED),
-        ),
+            "gpu-is-lost": Sign("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost", confidence=PROVED),
+        },
     ),
     JobCause(
         code="DDJ113",
@@ -189,14 +180,13 @@ CAUSES = (
         ),
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
-        signs=(
-            kernel_sign("xid-gsp", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=PROVED),
-            kernel_sign(
-                "gsp-history",
+        signs={
+            "xid-gsp": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=PROVED),
+            "gsp-history": kernel_sign(
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
                 r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ114",
@@ -219,19 +209,15 @@ CAUSES = (
         references=(CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
         instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
         found_by=("DD316",),
-        signs=(
-            Sign(
-                "system-not-initialized",
-                "system not yet initialized",
-                r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
+        signs={
+            "system-not-initialized": Sign(
+                "system not yet initialized", r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized"
             ),
-            Sign(
-                "fabric-manager-of-other-version",
-                "fabric manager NVIDIA GPU driver interface version",
-                confidence=PROVED,
+            "fabric-manager-of-other-version": Sign(
+                "fabric manager NVIDIA GPU driver interface version", confidence=PROVED
             ),
-            Sign("system-not-ready-by-name", ("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
-        ),
+            "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
+        },
     ),
     JobCause(
         code="DDJ115",
@@ -258,21 +244,19 @@ CAUSES = (
         next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
-        signs=(
-            nccl_sign(
-                "nvls-bind-invalid",
+        signs={
+            "nvls-bind-invalid": nccl_sign(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            nccl_sign(
-                "nvls-bind-failed",
+            "nvls-bind-failed": nccl_sign(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ123",
@@ -296,9 +280,8 @@ CAUSES = (
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
         references=(CATALOG, CUDA_ERRORS),
-        signs=(
-            Sign(
-                "kernel-failed",
+        signs={
+            "kernel-failed": Sign(
                 (
                     "an illegal memory access was encountered",
                     "an illegal instruction was encountered",
@@ -313,11 +296,10 @@ CAUSES = (
                 confidence=POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
-            Sign(
-                "xid-of-program", _XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b", confidence=POSSIBLE
+            "xid-of-program": Sign(
+                _XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b", confidence=POSSIBLE
             ),
-            Sign(
-                "kernel-failed-by-name",
+            "kernel-failed-by-name": Sign(
                 (
                     "HIP error: an illegal memory access",
                     "HIP error: unspecified launch failure",
@@ -330,7 +312,7 @@ CAUSES = (
                 r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ124",
@@ -344,19 +326,17 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
-        signs=(
-            kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
-            nccl_sign(
-                "xid-unlisted", _XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b", confidence=POSSIBLE
+        signs={
+            "xid-other": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
+            "xid-unlisted": nccl_sign(
+                _XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b", confidence=POSSIBLE
             ),
-            kernel_sign(
-                "gpu-not-initialised",
-                "RmInitAdapter failed",
-                rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed",
+            "gpu-not-initialised": kernel_sign(
+                "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
-            Sign("gpu-hang-of-rocm", "HW Exception by GPU"),
-            kernel_sign("gpu-reset-required", "[NV_ERR_RESET_REQUIRED]"),
-        ),
+            "gpu-hang-of-rocm": Sign("HW Exception by GPU"),
+            "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
+        },
     ),
     JobCause(
         code="DDJ137",
@@ -383,14 +363,13 @@ CAUSES = (
         next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
-        signs=(
-            nccl_sign(
-                "mnnvl-not-working",
+        signs={
+            "mnnvl-not-working": nccl_sign(
                 "MNNVL (cliqueSize",
                 r"MNNVL \(cliqueSize \d+\) is available but not",
                 confidence=PROVED,
                 run_code="DD445",
-            ),
-        ),
+            )
+        },
     ),
 )

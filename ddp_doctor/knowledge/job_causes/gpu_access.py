@@ -59,20 +59,15 @@ _WITHOUT_TRANSLATION = on_node(
 )
 
 #: Signs of no cause of their own.
-SIGNS = (
-    Sign(
-        "mig-device",
-        ("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g."),
-        role="context",
+SIGNS = {
+    "mig-device": Sign(
+        ("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g."), role="context"
     ),
-    Sign(
-        "iommu-translates",
-        ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
-        role="context",
+    "iommu-translates": Sign(
+        ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'), role="context"
     ),
     # CUDA refuses what NCCL takes for possible between two GPUs.
-    nccl_sign(
-        "p2p-refused",
+    "p2p-refused": nccl_sign(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
         role="context",
@@ -81,11 +76,11 @@ SIGNS = (
             "NCCL takes P2P for possible between two GPUs, and CUDA refuses it.", ("DD446", "DD411"), _NCCL_GUIDE
         ),
     ),
-    Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
-    Sign("test-without-end", TEST_BEGINS, role="context"),
-    Sign("test-without-results", TEST_BEGINS, role="context"),
-    Sign("nvls-last", "NCCL INFO NVLS comm 0x", role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
-)
+    "geforce": Sign(("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
+    "test-without-end": Sign(TEST_BEGINS, role="context"),
+    "test-without-results": Sign(TEST_BEGINS, role="context"),
+    "nvls-last": Sign("NCCL INFO NVLS comm 0x", role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
+}
 
 CAUSES = (
     JobCause(
@@ -110,9 +105,8 @@ CAUSES = (
             CUDA_ERRORS,
             "torch 2.15 c10d/nccl2, c10d/ProcessGroupNCCL.cpp; torch/csrc/cuda and c10/cuda/CUDAFunctions.cpp",
         ),
-        signs=(
-            Sign(
-                "no-gpu",
+        signs={
+            "no-gpu": Sign(
                 (
                     "nccl2 requires at least one CUDA device",
                     "ProcessGroupNCCL is only supported with GPUs",
@@ -123,8 +117,8 @@ CAUSES = (
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ116",
@@ -145,16 +139,15 @@ CAUSES = (
         next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
         references=(CUDA_ERRORS,),
         found_by=("DD306", "DD304"),
-        signs=(
-            Sign(
-                "gpu-busy",
+        signs={
+            "gpu-busy": Sign(
                 (
                     "devices are busy or unavailable",
                     "is/are busy or unavailable",
                     "exclusive-thread device already in use",
-                ),
-            ),
-        ),
+                )
+            )
+        },
     ),
     JobCause(
         code="DDJ117",
@@ -171,14 +164,13 @@ CAUSES = (
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
         instead_of=("duplicate-gpu",),
-        signs=(
-            Sign(
-                "slices-of-one-gpu",
+        signs={
+            "slices-of-one-gpu": Sign(
                 ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
-            nccl_sign("slice-refused", *_REFUSED, beside=("mig-device",)),
-        ),
+            "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
+        },
     ),
     JobCause(
         code="DDJ118",
@@ -194,27 +186,24 @@ CAUSES = (
         " init_process_group",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
         found_by=("DD605", "DDL104", "DDL106", "DDL107"),
-        signs=(
-            Sign(
-                "same-device-of-host",
+        signs={
+            "same-device-of-host": Sign(
                 "Duplicated GPU device",
                 r"Rank \[(?P<rank>\d+)\] and rank \[(?P<peer_rank>\d+)\] both attached to GPU device (?P<gpu>\d+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "duplicate-gpu-of-ranks",
+            "duplicate-gpu-of-ranks": Sign(
                 "Duplicate GPU detected : rank",
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "multiple-ranks-on-gpu",
+            "multiple-ranks-on-gpu": Sign(
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
                 confidence=PROVED,
             ),
-            nccl_sign("usage-refused", *_REFUSED, confidence=POSSIBLE),
-        ),
+            "usage-refused": nccl_sign(*_REFUSED, confidence=POSSIBLE),
+        },
     ),
     JobCause(
         code="DDJ119",
@@ -238,23 +227,20 @@ CAUSES = (
         ),
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
-        signs=(
-            kernel_sign(
-                "iommu-fault",
+        signs={
+            "iommu-fault": kernel_sign(
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "acs-redirects", "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+", confidence=POSSIBLE
+            "acs-redirects": nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
+                "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+", confidence=POSSIBLE
             ),
-            nccl_sign(
-                "acs-hint",
-                "ACS is enabled",
-                r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled",
+            "acs-hint": nccl_sign(
+                "ACS is enabled", r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled"
             ),
-            nccl_sign("rdma-protection-error", "Got completion", completion("4|8|10|11"), confidence=POSSIBLE),
-        ),
+            "rdma-protection-error": nccl_sign("Got completion", completion("4|8|10|11"), confidence=POSSIBLE),
+        },
     ),
     JobCause(
         code="DDJ120",
@@ -268,7 +254,7 @@ CAUSES = (
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs=(Sign("hang-with-iommu", *_HANGS, confidence=POSSIBLE, beside=("iommu-translates",), is_final=True),),
+        signs={"hang-with-iommu": Sign(*_HANGS, confidence=POSSIBLE, beside=("iommu-translates",), is_final=True)},
     ),
     JobCause(
         code="DDJ121",
@@ -280,7 +266,7 @@ CAUSES = (
         remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(Sign("hang-of-geforce", *_HANGS, confidence=POSSIBLE, beside=("geforce",), is_final=True),),
+        signs={"hang-of-geforce": Sign(*_HANGS, confidence=POSSIBLE, beside=("geforce",), is_final=True)},
     ),
     JobCause(
         code="DDJ122",
@@ -302,15 +288,11 @@ CAUSES = (
         ),
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
-        signs=(
-            watchdog_sign(
-                "hang-at-nvls",
-                (*_HANGS[0], "watchdog got stuck for"),
-                confidence=POSSIBLE,
-                beside=("nvls-last",),
-                is_final=True,
-            ),
-        ),
+        signs={
+            "hang-at-nvls": watchdog_sign(
+                (*_HANGS[0], "watchdog got stuck for"), confidence=POSSIBLE, beside=("nvls-last",), is_final=True
+            )
+        },
     ),
     JobCause(
         code="DDJ162",
@@ -326,9 +308,8 @@ CAUSES = (
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),
         found_by=("DD311", "DD103", "DDL105"),
-        signs=(
-            Sign(
-                "device-ordinal",
+        signs={
+            "device-ordinal": Sign(
                 (
                     "invalid device ordinal",
                     "AssertionError: Invalid device id",
@@ -338,7 +319,7 @@ CAUSES = (
                 # NCCL meets it where it imports another container's memory.
                 r"^(?!.*transport/p2p)",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
 )

@@ -38,9 +38,8 @@ CAUSES = (
         ),
         # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
         # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
-        signs=(
-            kernel_sign(
-                "kernel-oom",
+        signs={
+            "kernel-oom": kernel_sign(
                 (
                     "Out of memory: Kill",
                     "Memory cgroup out of memory",
@@ -52,8 +51,7 @@ CAUSES = (
                 r"|invoked oom-killer|oom-kill:constraint",
                 confidence=PROVED,
             ),
-            kernel_sign(
-                "slurm-oom",
+            "slurm-oom": kernel_sign(
                 (
                     "oom-kill event",
                     "oom_kill event",
@@ -66,19 +64,16 @@ CAUSES = (
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
                 confidence=PROVED,
             ),
-            kernel_sign("container-oom", "OOMKilled", r"\bOOMKilled\b(?!: false)", confidence=PROVED),
-            kernel_sign(
-                "ray-oom",
-                ("due to the node running low on memory", "killed due to memory pressure (OOM)"),
-                confidence=PROVED,
+            "container-oom": kernel_sign("OOMKilled", r"\bOOMKilled\b(?!: false)", confidence=PROVED),
+            "ray-oom": kernel_sign(
+                ("due to the node running low on memory", "killed due to memory pressure (OOM)"), confidence=PROVED
             ),
-            kernel_sign(
-                "batch-system-oom",
+            "batch-system-oom": kernel_sign(
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
                 r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ107",
@@ -98,21 +93,19 @@ CAUSES = (
         ),
         next_check="df -h and df -i of the folder that the checkpoint is written to, on the rank's host",
         references=("errno(3): ENOSPC, EDQUOT", "torch, caffe2/serialize/inline_container.cc"),
-        signs=(
-            Sign(
-                "no-space",
+        signs={
+            "no-space": Sign(
                 ("No space left on device", "Disk quota exceeded"),
                 r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate)).*(?:No space left on device|Disk quota exceeded)"
                 r"(?:: ['\"](?P<path>[^'\"]+))?",
                 confidence=PROVED,
             ),
-            Sign(
-                "checkpoint-cut-short",  # torch.save onto a full disk: libstdc++ does not tell the error number
+            "checkpoint-cut-short": Sign(  # torch.save onto a full disk: libstdc++ does not tell the error number
                 ("PytorchStreamWriter failed writing", ". unexpected pos "),
                 r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
             ),
-            Sign("no-temporary-directory", "No usable temporary directory found in", confidence=POSSIBLE),
-        ),
+            "no-temporary-directory": Sign("No usable temporary directory found in", confidence=POSSIBLE),
+        },
     ),
     JobCause(
         code="DDJ108",
@@ -135,7 +128,7 @@ CAUSES = (
         next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
         found_by=("DD223",),
-        signs=(Sign("too-many-files", ("Too many open files", "received 0 items of ancdata"), confidence=PROVED),),
+        signs={"too-many-files": Sign(("Too many open files", "received 0 items of ancdata"), confidence=PROVED)},
     ),
     JobCause(
         code="DDJ109",
@@ -152,20 +145,19 @@ CAUSES = (
         ),
         next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
         references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
-        signs=(
-            Sign(
-                "cpu-allocator",
+        signs={
+            "cpu-allocator": Sign(
                 ("DefaultCPUAllocator: ", "you tried to allocate"),
                 r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.*you tried to allocate "
                 r"(?P<bytes>\d+) bytes)?",
                 confidence=PROVED,
             ),
-            Sign("memory-error", "MemoryError", r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
-            Sign(
-                "no-memory-for-process", "[Errno 12] Cannot allocate memory", r"Error: \[Errno 12\]", confidence=PROVED
+            "memory-error": Sign("MemoryError", r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
+            "no-memory-for-process": Sign(
+                "[Errno 12] Cannot allocate memory", r"Error: \[Errno 12\]", confidence=PROVED
             ),
-            Sign("bad-alloc", "std::bad_alloc"),
-        ),
+            "bad-alloc": Sign("std::bad_alloc"),
+        },
     ),
     JobCause(
         code="DDJ150",
@@ -188,33 +180,27 @@ CAUSES = (
         next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say unlimited",
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
         found_by=("DD238", "DD222"),
-        signs=(
-            nccl_sign(
-                "memory-not-registered",
+        signs={
+            "memory-not-registered": nccl_sign(
                 "Call to ibv_",
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 # likely: some memory of GPUs cannot be registered either, without dma-buf
                 run_code="DD238",
             ),
             # the first is printed by every program, whether it needs the memory or not
-            nccl_sign(
-                "memlock-warning",
+            "memlock-warning": nccl_sign(
                 "RLIMIT_MEMLOCK is ",
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
-            nccl_sign(  # NCCL up to 2.19 does not tell why
-                "memory-not-registered-untold",
-                "Call to ibv_reg_mr",
-                r"Call to ibv_reg_mr\w* failed\s*$",
-                confidence=POSSIBLE,
+            "memory-not-registered-untold": nccl_sign(  # NCCL up to 2.19 does not tell why
+                "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$", confidence=POSSIBLE
             ),
-            nccl_sign(
-                "memlock-of-others",
+            "memlock-of-others": nccl_sign(
                 ("set max locked memory (ulimit -l)", "allocate some locked memory", "Unable to register memory"),
                 r"set max locked memory \(ulimit -l\)|allocate some locked memory"
                 r"|NET/OFI Unable to register memory[^\n]{0,100}Cannot allocate memory",
             ),
-        ),
+        },
     ),
 )

@@ -5,7 +5,9 @@ healthy lines do not have. A sign that belongs to no cause (pointers.py) tells w
 victim.
 """
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
@@ -52,7 +54,6 @@ class Sign(NamedTuple):
     no cause.
     """
 
-    id: str
     one_of: str | tuple[str, ...]
     pattern: str = ""
     tier: Tier = "exception"
@@ -64,6 +65,7 @@ class Sign(NamedTuple):
     unless: tuple[str, ...] = ()
     run_code: str = ""
     page: Page | None = None
+    id: str = ""  # its key in the row
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -126,6 +128,6 @@ class JobCause(NamedTuple):
     references: tuple[str, ...]
     domain: Domain = "unknown"
     restart: Restart = "unknown"
-    signs: tuple[Sign, ...] = ()
+    signs: Mapping[str, Sign] = MappingProxyType({})
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()

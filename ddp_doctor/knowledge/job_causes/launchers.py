@@ -35,15 +35,14 @@ CAUSES = (
         ),
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
-        signs=(
-            launcher_sign(
-                "launcher-sighup",
+        signs={
+            "launcher-sighup": launcher_sign(
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
                 r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ181",
@@ -63,9 +62,8 @@ CAUSES = (
         next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
         references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
         found_by=("DD102", "DDL112", "DDL118"),
-        signs=(
-            Sign(
-                "variable-not-set",
+        signs={
+            "variable-not-set": Sign(
                 (
                     "expected, but not set",
                     "KeyError: 'LOCAL_RANK'",
@@ -76,14 +74,10 @@ CAUSES = (
                 r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
                 confidence=PROVED,
             ),
-            Sign(
-                "local-rank-argument",  # torch.distributed.launch hands it over as an argument, torchrun does not
-                "unrecognized arguments: ",
-                r"unrecognized arguments: .*--local[-_]rank",
-                confidence=PROVED,
+            "local-rank-argument": Sign(  # torch.distributed.launch hands it over as an argument, torchrun does not
+                "unrecognized arguments: ", r"unrecognized arguments: .*--local[-_]rank", confidence=PROVED
             ),
-            Sign(
-                "variable-of-launcher-not-set",
+            "variable-of-launcher-not-set": Sign(
                 (
                     "KeyError: 'SLURM_",
                     "KeyError: 'OMPI_COMM_",
@@ -97,7 +91,7 @@ CAUSES = (
                 r"KeyError: '(?P<variable>[A-Z_]+)'|rendezvous: (?:rank|world size|port number) parameter missing"
                 r"|: (?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|(?:LOCAL_|NODE_)?RANK|SLURM_\w+): unbound variable",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ182",
@@ -119,31 +113,25 @@ CAUSES = (
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
         found_by=("DD514", "DDL162"),
-        signs=(
-            launcher_sign(
-                "store-cannot-listen",
+        signs={
+            "store-cannot-listen": launcher_sign(
                 "The server socket has failed to",
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE|[^:]*address\.\s*$)",
                 confidence=PROVED,
             ),
-            launcher_sign(
-                "address-in-use",
+            "address-in-use": launcher_sign(
                 "Address already in use",
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
             ),
-            launcher_sign(  # accelerate
-                "port-of-another",
-                "but another process is utilizing it",
-                r"on port \W?(?P<port>\d{1,5})",
-                confidence=PROVED,
+            "port-of-another": launcher_sign(  # accelerate
+                "but another process is utilizing it", r"on port \W?(?P<port>\d{1,5})", confidence=PROVED
             ),
-            launcher_sign(
-                "cannot-bind",
+            "cannot-bind": launcher_sign(
                 ("Address already in use", "address already in use"),
                 r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ183",
@@ -162,17 +150,16 @@ CAUSES = (
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
         references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
-        signs=(
-            launcher_sign(
-                "foreign-store",
+        signs={
+            "foreign-store": launcher_sign(
                 "Ping failed, invalid value returned from server",
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
             ),
-            nccl_sign(  # NCCL's own first contact
-                "rank-twice", "ranks has already checked in", confidence=POSSIBLE
+            "rank-twice": nccl_sign(  # NCCL's own first contact
+                "ranks has already checked in", confidence=POSSIBLE
             ),
-            launcher_sign("rendezvous-closed", "RendezvousClosedError", confidence=POSSIBLE),
-        ),
+            "rendezvous-closed": launcher_sign("RendezvousClosedError", confidence=POSSIBLE),
+        },
     ),
     JobCause(
         code="DDJ184",
@@ -194,20 +181,16 @@ CAUSES = (
         # The judge: where the address answers with “refused” (store-refused, pointers.py) and no other cause stands on
         # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
-        signs=(
-            launcher_sign(  # torchrun on other nodes says the same when the one that served it has ended
-                "rendezvous-connection",
-                "RendezvousConnectionError: ",
-                confidence=POSSIBLE,
-                beside=("store-refused", "store-unreached"),
+        signs={
+            # torchrun on other nodes says the same when the one that served it has ended
+            "rendezvous-connection": launcher_sign(
+                "RendezvousConnectionError: ", confidence=POSSIBLE, beside=("store-refused", "store-unreached")
             ),
-            launcher_sign(  # each node then serves a rendezvous of its own, and waits for the others
-                "endpoint-is-localhost",
-                "  rdzv_endpoint  ",
-                r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
-                beside=("rendezvous-timeout",),
+            # each node then serves a rendezvous of its own, and waits for the others
+            "endpoint-is-localhost": launcher_sign(
+                "  rdzv_endpoint  ", r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])", beside=("rendezvous-timeout",)
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ185",
@@ -227,28 +210,23 @@ CAUSES = (
         # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
         found_by=("DD510", "DD526"),
-        signs=(
-            launcher_sign(
-                "name-not-resolved",
+        signs={
+            "name-not-resolved": launcher_sign(
                 " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
-            nccl_sign("nccl-name-not-resolved", "error encountered when getting address info"),
-            launcher_sign(
-                "gaierror", ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"), confidence=PROVED
+            "nccl-name-not-resolved": nccl_sign("error encountered when getting address info"),
+            "gaierror": launcher_sign(
+                ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"), confidence=PROVED
             ),
-            launcher_sign(
-                "ssh-name-not-resolved",
-                "ssh: Could not resolve hostname ",
-                r"resolve hostname (?P<name>[^:\s]{1,255})",
-                confidence=PROVED,
+            "ssh-name-not-resolved": launcher_sign(
+                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})", confidence=PROVED
             ),
-            launcher_sign(  # torch up to 1.9
-                "store-name-not-resolved",
+            "store-name-not-resolved": launcher_sign(  # torch up to 1.9
                 ("Name or service not known", "Temporary failure in name resolution"),
                 r"(?:RuntimeError|ValueError|DistNetworkError): (?:host not found: )?(?:Name or|Temporary failure)",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ186",
@@ -268,14 +246,11 @@ CAUSES = (
         next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
         references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
         found_by=("DD105", "DD521"),
-        signs=(
-            Sign(
-                "gloo-no-interface",
-                "Unable to find address for: ",
-                r"Unable to find address for: (?P<interface>\S+)",
-                confidence=PROVED,
-            ),
-        ),
+        signs={
+            "gloo-no-interface": Sign(
+                "Unable to find address for: ", r"Unable to find address for: (?P<interface>\S+)", confidence=PROVED
+            )
+        },
     ),
     JobCause(
         code="DDJ187",
@@ -296,15 +271,13 @@ CAUSES = (
         ),
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
-        signs=(
-            launcher_sign(
-                "gloo-dials-loopback",
+        signs={
+            "gloo-dials-loopback": launcher_sign(
                 ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused", " connect [127."),
                 r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
                 r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
             ),
-            launcher_sign(
-                "gloo-no-own-address",
+            "gloo-no-own-address": launcher_sign(
                 "Unable to resolve hostname to a (local) address",
                 beside=(
                     "peer-gone",
@@ -315,15 +288,13 @@ CAUSES = (
                     "store-timeout",
                 ),
             ),
-            launcher_sign(
-                "gloo-own-address-elsewhere",
-                "Unable to find interface for: ",
-                r"Unable to find interface for: \[?(?P<peer>[\w.:]+)",
+            "gloo-own-address-elsewhere": launcher_sign(
+                "Unable to find interface for: ", r"Unable to find interface for: \[?(?P<peer>[\w.:]+)"
             ),
-            launcher_sign(  # ranks that never reached each other
-                "gloo-without-mesh", "connectFullMesh failed", confidence=POSSIBLE
+            "gloo-without-mesh": launcher_sign(  # ranks that never reached each other
+                "connectFullMesh failed", confidence=POSSIBLE
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ192",
@@ -336,9 +307,8 @@ CAUSES = (
         remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
-        signs=(
-            Sign(
-                "usage-error",
+        signs={
+            "usage-error": Sign(
                 (
                     ": error: the following arguments are required",
                     ": error: unrecognized arguments",
@@ -347,8 +317,8 @@ CAUSES = (
                 r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ193",
@@ -365,28 +335,22 @@ CAUSES = (
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
         # The judge: also a rank that ended with signal 11, 7, 4 or 8 (pointers.py) where nothing else explains it, then
         # as possible alone. Signal 6 is mostly a watchdog's (terminated-by-watchdog) or gloo's (gloo-sizes-differ).
-        signs=(
-            Sign(
-                "fatal-python-error",
-                "Fatal Python error: ",
-                r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})",
-                is_final=True,
+        signs={
+            "fatal-python-error": Sign(
+                "Fatal Python error: ", r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})", is_final=True
             ),
-            Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
-                "crash-handler",
+            "crash-handler": Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
                 ("Caught signal ", "*** SIG", "] Signal: "),
                 r"(?:Caught signal (?:4|7|8|11) \(|\] Signal: )(?P<signal>(?:Segmentation|Bus|Illegal|Floating)[\w ]*)"
                 r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),
-            kernel_sign(
-                "kernel-segfault",
+            "kernel-segfault": kernel_sign(
                 (" segfault at ", "traps: ", "general protection fault"),
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
                 r"|general protection)(?!.* in libnccl)",
             ),
-            Sign(  # glibc
-                "heap-corrupted",
+            "heap-corrupted": Sign(  # glibc
                 (
                     "free(): invalid",
                     "double free or corruption",
@@ -398,6 +362,6 @@ CAUSES = (
                 r"(?:^|: |\s)(?P<signal>free\(\): invalid \w+|double free or corruption|malloc\(\): \w+[\w ]{0,40}"
                 r"|munmap_chunk\(\): invalid \w+|corrupted size vs\. prev_size|\*\*\* stack smashing detected)",
             ),
-        ),
+        },
     ),
 )

@@ -21,19 +21,17 @@ CAUSES = (
         ),
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
-        signs=(
-            nccl_sign(
-                "bootstrap-message-truncated",
+        signs={
+            "bootstrap-message-truncated": nccl_sign(
                 "Message truncated : received",
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
             ),
-            nccl_sign("segment-without-a-name", "Error while attaching to shared memory segment /dev/shm/nccl- "),
-            nccl_sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
-                "met-another-release",
-                "mismatch in info from procs",
-                r"mismatch in info from procs, nranks (\d+) vs \1\b",
+            "segment-without-a-name": nccl_sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
+            # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+            "met-another-release": nccl_sign(
+                "mismatch in info from procs", r"mismatch in info from procs, nranks (\d+) vs \1\b"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ159",
@@ -54,19 +52,15 @@ CAUSES = (
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
-        signs=(
-            nccl_sign(
-                "rank-beyond-world",
-                "Invalid rank requested",
-                r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)",
-                confidence=PROVED,
+        signs={
+            "rank-beyond-world": nccl_sign(
+                "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)", confidence=PROVED
             ),
-            nccl_sign(  # which of the two is wrong, the first rank does not know
-                "world-sizes-differ",
+            "world-sizes-differ": nccl_sign(  # which of the two is wrong, the first rank does not know
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
                 r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ158",
@@ -93,26 +87,23 @@ CAUSES = (
             "NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs",
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
-        signs=(
-            nccl_sign(
-                "list-not-understood",
+        signs={
+            "list-not-understood": nccl_sign(
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
                 confidence=PROVED,
             ),
-            nccl_sign(
-                "graph-file-not-there",
+            "graph-file-not-there": nccl_sign(
                 "Could not open XML graph file",
                 r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
                 confidence=PROVED,
             ),
-            nccl_sign(
-                "no-algorithm-left",
+            "no-algorithm-left": nccl_sign(
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
 )

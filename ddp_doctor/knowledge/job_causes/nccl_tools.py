@@ -26,21 +26,17 @@ CAUSES = (
         remedies=(remedy("Read that process's output and its host's kernel log first", "dmesg -T"),),
         next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
         references=(_RAS,),
-        signs=(
-            Sign(
-                "ras-dead",
+        signs={
+            "ras-dead": Sign(
                 _NOTE,
                 r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]",
                 tier="ras",
                 confidence=PROVED,
             ),
-            Sign(
-                "ras-unresponsive",
-                _NOTE,
-                r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]",
-                tier="ras",
+            "ras-unresponsive": Sign(
+                _NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]", tier="ras"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ154",
@@ -53,22 +49,18 @@ CAUSES = (
         remedies=(in_code("Look at what that rank does", "py-spy dump --pid PID"),),
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
-        signs=(
-            Sign(
-                "ras-stands-still",
-                _NOTE,
-                r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)",
-                tier="ras",
+        signs={
+            "ras-stands-still": Sign(
+                _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)", tier="ras"
             ),
-            Sign(
-                "ras-behind",
+            "ras-behind": Sign(
                 _NOTE,
                 r"\[RAS: rank (?P<rank>\d+) behind at (?P<launched>\d+) of (?P<most>\d+)",
                 tier="ras",
                 confidence=POSSIBLE,
                 beside=("watchdog-timeout", "nccl2-timeout"),
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ155",
@@ -87,15 +79,14 @@ CAUSES = (
         ),
         next_check="ddp-doctor run --only allreduce,p2p on the same nodes",
         references=("nccl-tests, src/util.cu",),
-        signs=(
-            Sign(
-                "out-of-bounds",
+        signs={
+            "out-of-bounds": Sign(
                 "# Out of bounds values :",
                 r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED",
                 tier="exception",
                 confidence=PROVED,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ156",
@@ -115,20 +106,18 @@ CAUSES = (
         ),
         next_check="ddp-doctor run --only p2p on that node",
         references=("NCCL user guide, troubleshooting, diagnostics; src/diagnostics/p2p.cc (NCCL 2.31)",),
-        signs=(
-            nccl_sign(
-                "diag-mismatch",
+        signs={
+            "diag-mismatch": nccl_sign(
                 "NCCL DIAG [INFO] p2p: ",
                 r"p2p: (?:write|read) mismatch srcRank=(?P<rank>\d+).*? dstRank=(?P<peer_rank>\d+)"
                 r"(?:.*? path=(?P<path>\w+))?",
                 confidence=PROVED,
             ),
-            nccl_sign(
-                "diag-failed",
+            "diag-failed": nccl_sign(
                 "NCCL DIAG [INFO] p2p: ",
                 r"p2p: (?:launch/check|peer-memory import|topology check) failed srcRank=(?P<rank>\d+).*?"
                 r" dstRank=(?P<peer_rank>\d+)(?:.*? path=(?P<path>\w+))?",
             ),
-        ),
+        },
     ),
 )

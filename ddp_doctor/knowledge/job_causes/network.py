@@ -50,22 +50,18 @@ _NO_INTERFACE = (
 _NAME = setting("NCCL_SOCKET_IFNAME", "eth0", "the interface that joins the nodes; ip route get PEER names it")
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
-SIGNS = (
-    nccl_sign(
-        "connect-refused",
-        _CONNECT,
-        rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)",
-        role="victim",
+SIGNS = {
+    "connect-refused": nccl_sign(
+        _CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)", role="victim"
     ),
-    Sign("interface-set", "NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
+    "interface-set": Sign("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
     # Each rank is alone on its node, as the launcher was told.
-    Sign(
-        "one-rank-a-node",
+    "one-rank-a-node": Sign(
         ("nproc_per_node", "nproc-per-node", "ntasks-per-node", "LOCAL_WORLD_SIZE"),
         r"(?:nproc[_-]per[_-]node|ntasks-per-node|LOCAL_WORLD_SIZE)[= ]1\b",
         role="context",
     ),
-)
+}
 
 CAUSES = (
     JobCause(
@@ -89,53 +85,44 @@ CAUSES = (
         next_check="on the peer: python3 -m http.server PORT; here: curl -m 5 PEER:PORT. Or ddp-doctor run on both"
         " nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
-        signs=(
-            nccl_sign(
-                "nccl-cannot-connect",
-                _CONNECT,
-                rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
+        signs={
+            "nccl-cannot-connect": nccl_sign(
+                _CONNECT, rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)"
             ),
-            nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
-                "nccl-connect-failed",
+            "nccl-connect-failed": nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
                 "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
             ),
-            nccl_sign(
-                "nccl-connect-timed-out", "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
+            "nccl-connect-timed-out": nccl_sign(
+                "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
             ),
-            Sign(
-                "mpi-cannot-connect",  # Open MPI's help texts
-                "was unable to complete a TCP connection",
+            "mpi-cannot-connect": Sign(  # Open MPI's help texts
+                "was unable to complete a TCP connection"
             ),
-            Sign(
-                "store-cannot-connect",
+            "store-cannot-connect": Sign(
                 "client socket has failed to connect to",
                 r"connect to \[?(?P<peer>(?!localhost)[^\s\],]{1,80})\]?:(?P<port>\d+) \(errno: (?:110|113"
                 r"|101) - (?P<reason>[^)]+)\)",
             ),
-            Sign(
-                "gloo-cannot-connect",
+            "gloo-cannot-connect": Sign(
                 ("SO_ERROR: No route to host", "SO_ERROR: Connection timed out", "SO_ERROR: Network is unreachable"),
                 rf"SO_ERROR: {_UNREACHED}, remote=\[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}})",
             ),
-            Sign(  # older gloo
-                "gloo-connect-failed",
+            "gloo-connect-failed": Sign(  # older gloo
                 "] connect [",
                 rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_UNREACHED}",
             ),
-            launcher_sign(
-                "ssh-cannot-connect",
+            "ssh-cannot-connect": launcher_sign(
                 "ssh: connect to host ",
                 rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
                 r"|Connection refused)",
             ),
-            Sign(  # a sandbox, or a filter on this very machine
-                "connection-not-permitted",
+            "connection-not-permitted": Sign(  # a sandbox, or a filter on this very machine
                 ("(errno: 1 - Operation not permitted", "(errno: 13 - Permission denied"),
                 r"connect to \[?(?P<peer>[^\s\],]{1,255}?)\]?:(?P<port>\d{1,5}) \(errno: (?:1"
                 r"|13) - (?P<reason>[^)]+)\)",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ141",
@@ -156,14 +143,12 @@ CAUSES = (
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
-        signs=(
-            nccl_sign("no-interface", _NO_INTERFACE, confidence=PROVED),
-            nccl_sign(  # an interface without an address: NCCL up to 2.23
-                "no-address-family",
-                "Socket creation failed : ",
-                r"Socket creation failed : Address family not supported",
+        signs={
+            "no-interface": nccl_sign(_NO_INTERFACE, confidence=PROVED),
+            "no-address-family": nccl_sign(  # an interface without an address: NCCL up to 2.23
+                "Socket creation failed : ", r"Socket creation failed : Address family not supported"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ142",
@@ -180,42 +165,37 @@ CAUSES = (
         next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
-        signs=(
-            nccl_sign(
-                "named-interface-missing",
+        signs={
+            "named-interface-missing": nccl_sign(
                 "NCCL_SOCKET_IFNAME set",
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
                 confidence=PROVED,
                 lines=12,
             ),
-            nccl_sign(  # far apart, or of several processes
-                "interface-missing", _NO_INTERFACE, confidence=PROVED, beside=("interface-set",)
+            "interface-missing": nccl_sign(  # far apart, or of several processes
+                _NO_INTERFACE, confidence=PROVED, beside=("interface-set",)
             ),
-            nccl_sign(
-                "oob-interface-missing",
+            "oob-interface-missing": nccl_sign(
                 "verify NCCL_OOB_NET_IFNAME",
                 r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
                 confidence=PROVED,
             ),
-            nccl_sign(
-                "peer-address-not-routed",
+            "peer-address-not-routed": nccl_sign(
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
             ),
-            nccl_sign(  # who refuses there is this machine itself, on whose interface nobody listens
-                "peer-address-of-own-machine",
-                _CONNECT,
-                rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)",
+            # who refuses there is this machine itself, on whose interface nobody listens
+            "peer-address-of-own-machine": nccl_sign(
+                _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
-            nccl_sign(
-                "address-not-assignable",
+            "address-not-assignable": nccl_sign(
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ143",
@@ -236,7 +216,7 @@ CAUSES = (
         next_check="hostname; cat /proc/sys/kernel/random/boot_id on each node",
         references=("NCCL 2.5 to 2.30, src/misc/utils.cc (getHostHash)",),
         instead_of=("duplicate-gpu",),
-        signs=(Sign("one-host-for-nccl", "Duplicate GPU detected : rank", beside=("one-rank-a-node",)),),
+        signs={"one-host-for-nccl": Sign("Duplicate GPU detected : rank", beside=("one-rank-a-node",))},
     ),
     JobCause(
         code="DDJ134",
@@ -261,41 +241,34 @@ CAUSES = (
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
-        signs=(
-            nccl_sign("no-net-plugin", "Failed to initialize any NET plugin", confidence=PROVED),
-            nccl_sign(
-                "net-plugin-not-initialised",
+        signs={
+            "no-net-plugin": nccl_sign("Failed to initialize any NET plugin", confidence=PROVED),
+            "net-plugin-not-initialised": nccl_sign(
                 "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
             ),
             # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
             # everyday life.
-            nccl_sign(
-                "net-plugin-lacks-library",
+            "net-plugin-lacks-library": nccl_sign(
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
             ),
-            nccl_sign(
-                "ofi-finds-nothing",
+            "ofi-finds-nothing": nccl_sign(
                 "NET/OFI",
                 r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
             ),
-            nccl_sign(  # a name in NCCL_NET, up to NCCL 2.26
-                "named-network-missing",
-                "Error: network ",
-                r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
-                confidence=PROVED,
+            "named-network-missing": nccl_sign(  # a name in NCCL_NET, up to NCCL 2.26
+                "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found", confidence=PROVED
             ),
-            nccl_sign(
-                "net-plugin-of-cloud",
+            "net-plugin-of-cloud": nccl_sign(
                 ("NET/GPUDirectTCPX", "NET/FasTrak"),
                 r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ135",
@@ -309,15 +282,14 @@ CAUSES = (
         remedies=(on_node("Install plug-in, NCCL and driver of one set that the provider names"),),
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
-        signs=(
-            nccl_sign(
-                "net-plugin-interface",
+        signs={
+            "net-plugin-interface": nccl_sign(
                 ("symbols v4 and lower are not supported", "External network plugin"),
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
             ),
-            nccl_sign("net-plugin-device-version", "plugin has incompatible version", confidence=PROVED),
-        ),
+            "net-plugin-device-version": nccl_sign("plugin has incompatible version", confidence=PROVED),
+        },
     ),
     JobCause(
         code="DDJ136",
@@ -337,20 +309,18 @@ CAUSES = (
         ),
         next_check='NCCL_DEBUG=INFO: "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
-        signs=(
-            nccl_sign(
-                "connection-of-other-kind",
+        signs={
+            "connection-of-other-kind": nccl_sign(
                 ("socketFinalizeAccept", "Wrong socket type from"),
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
             ),
-            nccl_sign(
-                "link-layers-differ",
+            "link-layers-differ": nccl_sign(
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
 )

@@ -66,7 +66,7 @@ _WITHOUT_NODE = remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = (nccl_sign("rdma-flushed", _GOT, completion("5"), role="victim"),)
+SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
 
 CAUSES = (
     JobCause(
@@ -90,33 +90,28 @@ CAUSES = (
         ),
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
-            nccl_sign(
-                "verbs-call-failed",
+        signs={
+            "verbs-call-failed": nccl_sign(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
                 r"|create_qp))"
                 r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
             ),
-            nccl_sign(
-                "hca-cannot-be-opened",
-                "NET/IB : Unable to",
-                r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)",
+            "hca-cannot-be-opened": nccl_sign(
+                "NET/IB : Unable to", r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)"
             ),
-            nccl_sign(
-                "verbs-call-failed-with",
+            "verbs-call-failed-with": nccl_sign(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
                 r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
                 confidence=POSSIBLE,
             ),
-            nccl_sign(
-                "modify-qp-failed",
+            "modify-qp-failed": nccl_sign(
                 "ibv_modify_qp failed",
                 r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
                 r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ145",
@@ -142,22 +137,17 @@ CAUSES = (
         " ib_write_bw",
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
-        signs=(
-            nccl_sign(
-                "rdma-retries-exceeded",
-                _GOT,
-                completion("12", r"(?![^\n]{0,400}localGid fe80:)"),
-                confidence=POSSIBLE,
-                run_code="DD584",
+        signs={
+            "rdma-retries-exceeded": nccl_sign(
+                _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), confidence=POSSIBLE, run_code="DD584"
             ),
-            nccl_sign("rdma-receiver-not-ready", _GOT, completion("13"), confidence=POSSIBLE),
-            nccl_sign(
-                "ucx-retries-exceeded",
+            "rdma-receiver-not-ready": nccl_sign(_GOT, completion("13"), confidence=POSSIBLE),
+            "ucx-retries-exceeded": nccl_sign(
                 ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
                 r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ146",
@@ -172,25 +162,21 @@ CAUSES = (
         next_check="dmesg | grep -iE 'mlx5|Link (up|down)'; mlxlink -d DEVICE -c -e; ibqueryerrors",
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
-        signs=(
-            nccl_sign(
-                "async-port-error",
+        signs={
+            "async-port-error": nccl_sign(
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
                 confidence=PROVED,
             ),
-            kernel_sign(
-                "nic-link-down",
+            "nic-link-down": kernel_sign(
                 ("Link down", "link is not ready", "Link is Down"),
                 r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
             ),
-            kernel_sign(
-                "nic-health",
-                ("device's health compromised", "health recovery flow aborted"),
-                r"mlx5_core (?P<device>[0-9a-f:.]+)",
+            "nic-health": kernel_sign(
+                ("device's health compromised", "health recovery flow aborted"), r"mlx5_core (?P<device>[0-9a-f:.]+)"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ147",
@@ -212,15 +198,14 @@ CAUSES = (
         ),
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
-        signs=(
-            nccl_sign("rdma-length-error", _GOT, completion("1|9"), confidence=POSSIBLE),
-            nccl_sign(
-                "queue-access-error",
+        signs={
+            "rdma-length-error": nccl_sign(_GOT, completion("1|9"), confidence=POSSIBLE),
+            "queue-access-error": nccl_sign(
                 "local access violation work queue error",
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
                 confidence=POSSIBLE,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ148",
@@ -242,22 +227,18 @@ CAUSES = (
         next_check="NCCL_CROSS_NIC=0 with the same job; ib_write_bw -d DEVICE between the two ports that the line"
         " names",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
+        signs={
             # GIDs of two IPv4 networks.
-            nccl_sign(
-                "rtr-timed-out-across",
+            "rtr-timed-out-across": nccl_sign(
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
             ),
-            nccl_sign(
-                "rtr-timed-out",
-                _MODIFY,
-                rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}",
-                confidence=POSSIBLE,
+            "rtr-timed-out": nccl_sign(
+                _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}", confidence=POSSIBLE
             ),
-            nccl_sign("rail-hint", "NICs are not cross-rail connected"),
-        ),
+            "rail-hint": nccl_sign("NICs are not cross-rail connected"),
+        },
     ),
     JobCause(
         code="DDJ149",
@@ -281,35 +262,28 @@ CAUSES = (
         ),
         next_check="show_gids on both nodes; ib_write_bw -d DEVICE -x INDEX between them",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
-            nccl_sign(
-                "rdma-over-link-local",
-                _GOT,
-                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
-                run_code="DD584",
+        signs={
+            "rdma-over-link-local": nccl_sign(
+                _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"), run_code="DD584"
             ),
-            nccl_sign(
-                "gid-refused",
+            "gid-refused": nccl_sign(
                 _MODIFY,
                 rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
                 rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
             ),
-            nccl_sign(
-                "rtr-timed-out-link-local",
-                _MODIFY,
-                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
+            "rtr-timed-out-link-local": nccl_sign(
+                _MODIFY, rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)"
             ),
-            nccl_sign("gid-table-changed", "GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
-            nccl_sign("gid-hint", "incorrect GID index is forced"),
-            nccl_sign("gid-not-found", "Call to ibv_query_gid failed"),
+            "gid-table-changed": nccl_sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
+            "gid-hint": nccl_sign("incorrect GID index is forced"),
+            "gid-not-found": nccl_sign("Call to ibv_query_gid failed"),
             # the port has no GID at that index
-            nccl_sign(
-                "gid-empty",
+            "gid-empty": nccl_sign(
                 "ibv_modify_qp failed",
                 r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
                 r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ151",
@@ -323,22 +297,19 @@ CAUSES = (
         remedies=(on_node("Load nvidia_peermem of the driver's version", "modprobe nvidia_peermem"), WITHOUT_GPUDIRECT),
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
-        signs=(
-            nccl_sign(
-                "gpu-memory-not-registered",
-                "Call to ibv_reg_",
-                r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address",
+        signs={
+            "gpu-memory-not-registered": nccl_sign(
+                "Call to ibv_reg_", r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address"
             ),
-            kernel_sign(
-                "peermem-symbols",
+            "peermem-symbols": kernel_sign(
                 (
                     "nvidia_peermem: disagrees",
                     "nv_peer_mem: disagrees",
                     "nvidia_peermem: Unknown symbol",
                     "nvidia_peermem': Invalid argument",
-                ),
+                )
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ152",
@@ -359,17 +330,15 @@ CAUSES = (
         ),
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
-        signs=(
-            nccl_sign("efa-no-answer", ("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
-            nccl_sign(  # libfabric makes an address handle, which asks the device for the way there
-                "efa-address-refused", "Unable to insert remote address into address vector", confidence=POSSIBLE
+        signs={
+            "efa-no-answer": nccl_sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            # libfabric makes an address handle, which asks the device for the way there
+            "efa-address-refused": nccl_sign(
+                "Unable to insert remote address into address vector", confidence=POSSIBLE
             ),
-            nccl_sign(
-                "efa-completed-with-error",
-                "completed with error. RC",
-                r"NET/OFI Request[^\n]{0,60} completed with error\. RC",
-                confidence=POSSIBLE,
+            "efa-completed-with-error": nccl_sign(
+                "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC", confidence=POSSIBLE
             ),
-        ),
+        },
     ),
 )

@@ -20,16 +20,15 @@ CAUSES = (
         ),
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
-        signs=(
-            kernel_sign(
-                "time-limit",
+        signs={
+            "time-limit": kernel_sign(
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
                 confidence=PROVED,
             ),
-            kernel_sign("time-limit-of-cloud", "MaxRuntimeExceeded", confidence=PROVED),
-        ),
+            "time-limit-of-cloud": kernel_sign("MaxRuntimeExceeded", confidence=PROVED),
+        },
     ),
     JobCause(
         code="DDJ189",
@@ -45,9 +44,8 @@ CAUSES = (
         ),
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
-        signs=(
-            kernel_sign(
-                "preempted",
+        signs={
+            "preempted": kernel_sign(
                 (
                     "DUE TO PREEMPTION",
                     "DUE TO JOB REQUEUE",
@@ -57,13 +55,12 @@ CAUSES = (
                 ),
                 confidence=PROVED,
             ),
-            kernel_sign(
-                "taken-by-cloud",
+            "taken-by-cloud": kernel_sign(
                 (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
                 r"(?i)\b(?:instance|vm|node|machine|job|pod)(?: \S{1,100})? (?:was|has been|is being) (?:preempted"
                 r"|evicted)|spot (?:instance )?interruption notice|TaintManagerEviction",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ190",
@@ -78,25 +75,22 @@ CAUSES = (
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
-        signs=(
-            launcher_sign(
-                "cancelled",
+        signs={
+            "cancelled": launcher_sign(
                 "CANCELLED AT ",
                 r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
                 confidence=PROVED,
             ),
-            launcher_sign(
-                "launcher-told-to-end",
+            "launcher-told-to-end": launcher_sign(
                 ("death signal, shutting down workers", "got signal: "),
                 r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|2|3)$",
             ),
-            launcher_sign(
-                "ended-by-owner",
+            "ended-by-owner": launcher_sign(
                 ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
                 r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ191",
@@ -112,24 +106,21 @@ CAUSES = (
         ),
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
-        signs=(
-            kernel_sign(
-                "node-failure",
+        signs={
+            "node-failure": kernel_sign(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
                 confidence=PROVED,
             ),
-            launcher_sign(
-                "node-lost-by-mpirun",
+            "node-lost-by-mpirun": launcher_sign(
                 "has lost communication with a remote daemon",
                 r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
                 lines=8,
             ),
-            launcher_sign(
-                "node-lost-by-ray",
+            "node-lost-by-ray": launcher_sign(
                 "has been marked dead because the detector",
                 r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
             ),
-        ),
+        },
     ),
 )

@@ -42,30 +42,27 @@ CAUSES = (
         next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
-        signs=(
-            nccl_sign(
-                "shm-no-space",
+        signs={
+            "shm-no-space": nccl_sign(
                 ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
                 confidence=PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-posix-fallocate",
+            "shm-posix-fallocate": nccl_sign(
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
                 confidence=PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
+            "shm-not-made": nccl_sign(  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
                 r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to (?P<bytes>\d+)"
                 r" bytes)(?!.*error:)",
                 run_code="DD237",
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ102",
@@ -85,25 +82,22 @@ CAUSES = (
         next_check="df -h /dev/shm, in the container of the job, while its loaders run",
         references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD221",),
-        signs=(
-            Sign(
-                "dataloader-bus-error",
+        signs={
+            "dataloader-bus-error": Sign(
                 ("is killed by signal: Bus error", "might be caused by insufficient shared memory (shm)"),
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
                 confidence=PROVED,
             ),
-            launcher_sign(  # a shell's word; memory that is mapped from a file that was cut ends so as well
-                "bare-bus-error", "Bus error", r"Bus error\s{1,20}\(core dumped\)", confidence=POSSIBLE
-            ),
-            Sign(
-                "torch-shm-no-space",
+            # a shell's word; memory that is mapped from a file that was cut ends so as well
+            "bare-bus-error": launcher_sign("Bus error", r"Bus error\s{1,20}\(core dumped\)", confidence=POSSIBLE),
+            "torch-shm-no-space": Sign(
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
                 r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
                 r".*(?:No space left on device|Cannot allocate memory)",
                 confidence=PROVED,
             ),
-            Sign("torch-file-not-written", "unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
-        ),
+            "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
+        },
     ),
     JobCause(
         code="DDJ103",
@@ -119,28 +113,25 @@ CAUSES = (
         ),
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
-        signs=(
-            nccl_sign(
-                "shm-denied",
+        signs={
+            "shm-denied": nccl_sign(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
                 confidence=PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-open-denied",
+            "shm-open-denied": nccl_sign(
                 ("Call to shm_open failed", "shm_open failed to open"),
                 r"Permission denied",
                 confidence=PROVED,
                 run_code="DD237",
             ),
-            Sign(  # Python's locks are files there, too
-                "semaphore-not-made",
+            "semaphore-not-made": Sign(  # Python's locks are files there, too
                 "_multiprocessing.SemLock(",
                 r"(?s)SemLock\(.*?(?:PermissionError|FileNotFoundError|\[Errno 38\])",
                 lines=4,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ104",
@@ -163,14 +154,13 @@ CAUSES = (
         ),
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
-        signs=(
-            nccl_sign(
-                "shm-not-there",
+        signs={
+            "shm-not-there": nccl_sign(
                 "while attaching to shared memory segment",
                 r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
                 confidence=POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ105",
@@ -193,21 +183,19 @@ CAUSES = (
         next_check="NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
-        signs=(
-            nccl_sign(
-                "shm-cuda-217",
+        signs={
+            "shm-cuda-217": nccl_sign(
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
                 confidence=PROVED,
                 run_code="DD446",
             ),
-            nccl_sign(
-                "shm-cuda-failed",
+            "shm-cuda-failed": nccl_sign(
                 "transport/shm.cc:",
                 rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)",
                 confidence=POSSIBLE,
                 run_code="DD446",
             ),
-        ),
+        },
     ),
 )

@@ -50,20 +50,19 @@ CAUSES = (
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         found_by=("DD322", "DD338", "DD301"),
-        signs=(
-            Sign("nvml-version-mismatch", "river/library version mismatch", confidence=PROVED),
-            kernel_sign("kernel-api-mismatch", "NVRM: API mismatch", confidence=PROVED),
-            Sign("cuda-driver-mismatch", "unsupported display driver / cuda driver combination", confidence=PROVED),
-            Sign("cuda-compat-refused", "forward compatibility was attempted on non supported HW"),
-            Sign(
-                "driver-mismatch-by-name",
+        signs={
+            "nvml-version-mismatch": Sign("river/library version mismatch", confidence=PROVED),
+            "kernel-api-mismatch": kernel_sign("NVRM: API mismatch", confidence=PROVED),
+            "cuda-driver-mismatch": Sign("unsupported display driver / cuda driver combination", confidence=PROVED),
+            "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
+            "driver-mismatch-by-name": Sign(
                 (
                     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
                     "cudaErrorSystemDriverMismatch",
                     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-                ),
+                )
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ126",
@@ -84,26 +83,23 @@ CAUSES = (
         " print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY),
         found_by=("DD204",),
-        signs=(
-            Sign(
-                "driver-insufficient", "CUDA driver version is insufficient for CUDA runtime version", confidence=PROVED
+        signs={
+            "driver-insufficient": Sign(
+                "CUDA driver version is insufficient for CUDA runtime version", confidence=PROVED
             ),
-            Sign(
-                "driver-too-old-for-torch",
+            "driver-too-old-for-torch": Sign(
                 "NVIDIA driver on your system is too old",
                 r"is too old \(found version (?P<version>\d+)\)",
                 confidence=PROVED,
             ),
-            Sign(
-                "driver-lacks-call",
-                ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver"),
+            "driver-lacks-call": Sign(
+                ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver")
             ),
-            Sign("driver-too-old-for-container", "requirement error: unsatisfied condition: cuda", confidence=PROVED),
-            Sign(
-                "driver-too-old-by-name",
-                ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion"),
+            "driver-too-old-for-container": Sign("requirement error: unsatisfied condition: cuda", confidence=PROVED),
+            "driver-too-old-by-name": Sign(
+                ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion")
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ127",
@@ -120,31 +116,28 @@ CAUSES = (
         " print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
         instead_of=("driver-too-old",),
-        signs=(
-            nccl_sign(
-                "nccl-kernel-refused",
+        signs={
+            "nccl-kernel-refused": nccl_sign(
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
             # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
-            Sign(
-                "nccl-tests-refused",
+            "nccl-tests-refused": Sign(
                 "Test NCCL failure",
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
                 confidence=PROVED,
                 beside=("driver-insufficient",),
             ),
-            nccl_sign(
-                "nccl-of-old-cuda", "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
+            "nccl-of-old-cuda": nccl_sign(
+                "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
-            Sign(
-                "nccl-without-its-cuda",
+            "nccl-without-its-cuda": Sign(
                 "libnccl.so",
                 r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
                 r"|libcudart\.so\.[\d.]+[^\n]{0,80}libnccl\.so",
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ128",
@@ -168,16 +161,14 @@ CAUSES = (
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
         references=(CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
         instead_of=("nccl-cuda-mismatch",),
-        signs=(
-            Sign("kernel-image-missing", "no kernel image is available for execution"),
-            Sign(
-                "capability-unsupported",
+        signs={
+            "kernel-image-missing": Sign("no kernel image is available for execution"),
+            "capability-unsupported": Sign(
                 "is not compatible with the current PyTorch installation",
                 r"CUDA capability (?P<capability>sm_\w+)",
                 confidence=PROVED,
             ),
-            Sign(
-                "kernel-not-in-binary",
+            "kernel-not-in-binary": Sign(
                 (
                     "CUDA error: invalid device function",
                     "HIP error: invalid device function",
@@ -187,12 +178,12 @@ CAUSES = (
                     "cudaErrorNoKernelImageForDevice",
                     "is not defined for option 'gpu-name'",
                     "FlashAttention only supports ",
-                ),
+                )
             ),
-            nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
-                "nccl-without-kernel", "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
+            "nccl-without-kernel": nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+                "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ129",
@@ -212,9 +203,8 @@ CAUSES = (
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
-        signs=(
-            nccl_sign(
-                "topology-not-understood",
+        signs={
+            "topology-not-understood": nccl_sign(
                 (
                     "Could not find ",
                     "No path computed to go from",
@@ -228,8 +218,8 @@ CAUSES = (
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
                 confidence=POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ130",
@@ -244,20 +234,18 @@ CAUSES = (
         next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each node",
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
         found_by=("DD207", "DD205", "DD208"),
-        signs=(
-            Sign(
-                "nccl-symbol-missing",
+        signs={
+            "nccl-symbol-missing": Sign(
                 ("undefined symbol: nccl", "undefined symbol: pnccl"),
                 r"undefined symbol: (?P<symbol>p?nccl\w+)",
                 confidence=PROVED,
             ),
-            Sign("nccl-versions-differ", "Mismatched NCCL version detected", confidence=PROVED),
-            Sign(
-                "nccl-other-than-compiled",
+            "nccl-versions-differ": Sign("Mismatched NCCL version detected", confidence=PROVED),
+            "nccl-other-than-compiled": Sign(
                 ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
                 confidence=PROVED,
             ),
-        ),
+        },
     ),
     JobCause(
         code="DDJ131",
@@ -277,13 +265,11 @@ CAUSES = (
         next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
         found_by=("DD203",),
-        signs=(
-            Sign(
-                "torch-without-nccl",
-                ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"),
-                confidence=PROVED,
-            ),
-        ),
+        signs={
+            "torch-without-nccl": Sign(
+                ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"), confidence=PROVED
+            )
+        },
     ),
     JobCause(
         code="DDJ132",
@@ -300,9 +286,8 @@ CAUSES = (
         next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the line",
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
-        signs=(
-            nccl_sign(
-                "nccl-state-impossible",
+        signs={
+            "nccl-state-impossible": nccl_sign(
                 (
                     "schedule creation has bugs",
                     "Proxy append",
@@ -313,8 +298,8 @@ CAUSES = (
                 ),
                 r"NCCL WARN ",
                 confidence=POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
     JobCause(
         code="DDJ133",
@@ -335,27 +320,22 @@ CAUSES = (
         ),
         next_check="nvidia-smi in the job's container; ldconfig -p | grep libnvidia-ml",
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
-        signs=(
-            Sign(
-                "nvml-not-found", ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"), confidence=PROVED
+        signs={
+            "nvml-not-found": Sign(
+                ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"), confidence=PROVED
             ),
-            nccl_sign(
-                "nvml-not-initialised",
-                "nvmlInit",
-                r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
+            "nvml-not-initialised": nccl_sign(
+                "nvmlInit", r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})"
             ),
-            Sign("nvml-unknown-error", "Failed to initialize NVML: Unknown Error"),
-            Sign(
-                "nvml-of-others",
+            "nvml-unknown-error": Sign("Failed to initialize NVML: Unknown Error"),
+            "nvml-of-others": Sign(
                 ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
                 r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded"
                 r"|communicate with the NVIDIA driver",
             ),
-            nccl_sign(
-                "nvml-call-failed",
-                (" failed: Unknown Error", " failed: Driver Not Loaded"),
-                r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: ",
+            "nvml-call-failed": nccl_sign(
+                (" failed: Unknown Error", " failed: Driver Not Loaded"), r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: "
             ),
-        ),
+        },
     ),
 )
