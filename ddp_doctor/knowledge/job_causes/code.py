@@ -1,17 +1,7 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
-from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
-    JobCause,
-    Sign,
-    in_code,
-    nccl_sign,
-    on_node,
-    remedy,
-    setting,
-)
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_hint, on_node, proof, remedy, setting
 
 CAUSES = (
     JobCause(
@@ -51,20 +41,18 @@ CAUSES = (
         references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
         found_by=("DD305",),
         signs={
-            "cuda-out-of-memory": Sign(
+            "cuda-out-of-memory": proof(
                 ("OutOfMemoryError: ", "CUDA out of memory. ", "HIP out of memory. "),
                 r"(?:OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate"
                 r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
-                confidence=PROVED,
             ),
             "cuda-out-of-memory-told": Sign(  # as engines repeat it
                 ("CUDA out of memory. ", "HIP out of memory. "),
                 r"^(?!.*retry).*(?:CUDA|HIP) out of memory\. Tried to allocate",
             ),
-            "cuda-error-2": Sign(
+            "cuda-error-2": proof(
                 ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),
                 r"(?:CUDA(?: driver)? error: out of memory|Cuda failure (?:2 )?'out of memory')",
-                confidence=PROVED,
             ),
             "cublas-no-memory": Sign("CUBLAS_STATUS_ALLOC_FAILED"),
             "gpu-memory-by-name": Sign(
@@ -75,12 +63,11 @@ CAUSES = (
                     "RESOURCE_EXHAUSTED: Out of memory",
                 )
             ),
-            "no-room-for-cache": Sign(  # vLLM
+            "no-room-for-cache": proof(  # vLLM
                 ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
                 r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
-                confidence=PROVED,
             ),
-            "nccl-no-gpu-memory": nccl_sign("Failed to CUDA calloc", confidence=POSSIBLE),
+            "nccl-no-gpu-memory": nccl_hint("Failed to CUDA calloc"),
         },
     ),
     JobCause(
@@ -97,25 +84,22 @@ CAUSES = (
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
         found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
         signs={
-            "two-devices": Sign(
+            "two-devices": proof(
                 ("all tensors to be on the same device", "DistributedDataParallel device_ids and output_device"),
                 r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
                 r"on the same device\b|device_ids and output_device arguments only work)",
-                confidence=PROVED,
             ),
-            "bound-elsewhere": Sign(
+            "bound-elsewhere": proof(
                 "ProcessGroupNCCL is bound to device",
                 r"is bound to device (?P<bound>cuda(?::\d{1,5})?) but an operation was issued on"
                 r" (?P<issued>cuda(?::\d{1,5})?)",
-                confidence=PROVED,
             ),
-            "input-and-weight": Sign(
+            "input-and-weight": proof(
                 (") and weight type (", "its parameters and buffers on device"),
                 r"Input type \((?P<found>.{1,80}?)\) should be the same|found one of them on device: "
                 r"(?P<where_else>\S+)",
-                confidence=PROVED,
             ),
-            "devices-in-other-words": Sign(
+            "devices-in-other-words": proof(
                 (
                     "Expected object of device type",
                     "Expected object of backend ",
@@ -128,7 +112,6 @@ CAUSES = (
                 ),
                 r"Error: (?:[^\n]{0,200}Expected object of (?:device type|backend) (?P<found>\w+ but got (?:device type"
                 r" |backend )?\w+)|[^\n]{0,200}(?:the same device|different GPUs|cpu tensor|for generator but found))",
-                confidence=PROVED,
             ),
         },
     ),
@@ -145,10 +128,9 @@ CAUSES = (
         next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
         references=("torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",),
         signs={
-            "no-backend-for-device": Sign(
+            "no-backend-for-device": proof(
                 ("No backend type associated with device type", "Tensors must be CUDA and dense"),
                 r"No backend type associated with device type (?P<on>\w+)|Tensors must be CUDA and dense",
-                confidence=PROVED,
             )
         },
     ),
@@ -166,11 +148,10 @@ CAUSES = (
         next_check="dmesg -T | grep -i -E 'oom|segfault' on the host",
         references=("torch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",),
         signs={
-            "worker-signal": Sign(
+            "worker-signal": proof(
                 "is killed by signal: ",
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal:"
                 r" (?P<signal>(?!Bus error|Terminated|Interrupt)[^.\n]+)",
-                confidence=PROVED,
             ),
             "worker-left": Sign(
                 "exited unexpectedly",
@@ -195,7 +176,7 @@ CAUSES = (
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
         found_by=("DDL129",),
         signs={
-            "state-dict": Sign(
+            "state-dict": proof(
                 (
                     "Error(s) in loading state_dict for",
                     "loaded state dict contains a parameter group that",
@@ -205,15 +186,13 @@ CAUSES = (
                 ),
                 r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
                 r"|Attempting to deserialize object on (?:a )?CUDA|Weights only load failed",
-                confidence=PROVED,
             ),
-            "checkpoint-of-other-job": Sign(
+            "checkpoint-of-other-job": proof(
                 (
                     "The checkpoint being loaded used a DP world size",
                     "Missing key in checkpoint state_dict:",
                     "Size mismatch between saved",
-                ),
-                confidence=PROVED,
+                )
             ),
         },
     ),
@@ -235,7 +214,7 @@ CAUSES = (
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
         references=("Python: ModuleNotFoundError, ImportError; Modules/main.c",),
         signs={
-            "module-not-found": Sign(
+            "module-not-found": proof(
                 (
                     "ModuleNotFoundError: No module named",
                     "ImportError: cannot import name",
@@ -244,21 +223,17 @@ CAUSES = (
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
                 r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
-                confidence=PROVED,
             ),
-            "no-script": Sign(
-                ": can't open file '",
-                r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]",
-                confidence=PROVED,
+            "no-script": proof(
+                ": can't open file '", r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]"
             ),
-            "interpreter-lacks-module": Sign(
-                ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)", confidence=PROVED
+            "interpreter-lacks-module": proof(
+                ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)"
             ),
-            "library-of-other-build": Sign(
+            "library-of-other-build": proof(
                 ("undefined symbol: ", "' not found (required by "),
                 r"ImportError: (?P<missing>(?!\S*libnccl)[^\s:]+): (?:undefined symbol: (?!p?nccl)"
                 r"|version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)",
-                confidence=PROVED,
             ),
             "command-not-found": Sign(
                 (": command not found", "error: execve(): "),
@@ -284,7 +259,7 @@ CAUSES = (
             "Megatron-LM, core/distributed/param_and_grad_buffer.py; torchvision, references/detection/engine.py",
         ),
         signs={
-            "nan-guard": Sign(
+            "nan-guard": proof(
                 (
                     "stopping training",
                     "Minimum loss scale reached",
@@ -297,14 +272,12 @@ CAUSES = (
                 r"(?i)loss is (?:nan|-?inf)\w*, stopping|minimum loss scale reached"
                 r"|already at minimum - cannot decrease"
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
-                confidence=PROVED,
             ),
-            "loss-exception": Sign(  # a guard of the job's own, by its exception
+            "loss-exception": proof(  # a guard of the job's own, by its exception
                 ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
                 r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
-                confidence=PROVED,
             ),
-            "guard-of-framework": Sign(
+            "guard-of-framework": proof(
                 (
                     "found NaN in local forward",
                     "found Inf in local",
@@ -314,7 +287,6 @@ CAUSES = (
                 ),
                 r"found (?:NaN in local forward|Inf in local)|Backward\w*' returned nan values in its|is non-finite"
                 r"|`training_step` is (?:nan|inf)",
-                confidence=PROVED,
             ),
         },
     ),
@@ -333,11 +305,10 @@ CAUSES = (
         next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the CPU",
         references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
         signs={
-            "kernel-assertion": Sign(
+            "kernel-assertion": proof(
                 ("device-side assert triggered", ": block: ["),
                 r"block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<assertion>[^`]{1,120})` failed"
                 r"|device-side assert triggered",
-                confidence=PROVED,
             )
         },
     ),

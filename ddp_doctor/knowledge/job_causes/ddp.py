@@ -1,6 +1,6 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, Sign, in_code, nccl_sign, remedy, watchdog_sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_sign, proof, remedy, watchdog_sign
 
 CAUSES = (
     JobCause(
@@ -19,9 +19,8 @@ CAUSES = (
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
         found_by=("DDL108", "DDL109"),
         signs={
-            "no-default-group": Sign(
-                ("Default process group has not been initialized", "Default process group is not initialized"),
-                confidence=PROVED,
+            "no-default-group": proof(
+                ("Default process group has not been initialized", "Default process group is not initialized")
             ),
             "group-of-framework-missing": Sign(
                 ("group is not initialized", "DeepSpeed backend not set"),
@@ -49,7 +48,7 @@ CAUSES = (
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         found_by=("DD775", "DD776", "DDL128"),
         signs={
-            "unfinished-reduction": Sign(
+            "unfinished-reduction": proof(
                 (
                     "Expected to have finished reduction in the prior iteration",
                     "has parameters that were not used in producing the loss",  # Lightning's words for it
@@ -57,7 +56,6 @@ CAUSES = (
                 r"(?s)not used in producing the loss|finished reduction in the prior iteration"
                 r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<parameters>[^\n]{1,200}))?"
                 r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
-                confidence=PROVED,
                 lines=6,
             )
         },
@@ -78,11 +76,10 @@ CAUSES = (
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         signs={
-            "marked-twice": Sign(
+            "marked-twice": proof(
                 ("Expected to mark a variable ready only once", "has been marked as ready twice"),
                 r"(?s)mark a variable ready only once(?:.*?with name (?P<parameter>\S+) has been marked)?"
                 r"|with name (?P<name>\S+) has been marked|marked as ready twice",
-                confidence=PROVED,
                 lines=3,
             )
         },
@@ -103,9 +100,9 @@ CAUSES = (
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
         signs={
-            "nothing-to-train": Sign("DistributedDataParallel is not needed when a module", confidence=PROVED),
-            "no-tensors-for-buckets": Sign(  # torch up to 1.2
-                "tensors.size() > 0 INTERNAL ASSERT FAILED", r"reducer\.cpp", confidence=PROVED
+            "nothing-to-train": proof("DistributedDataParallel is not needed when a module"),
+            "no-tensors-for-buckets": proof(  # torch up to 1.2
+                "tensors.size() > 0 INTERNAL ASSERT FAILED", r"reducer\.cpp"
             ),
         },
     ),
@@ -164,15 +161,14 @@ CAUSES = (
         ),
         found_by=("DD614", "DDL133", "DDL134", "DDL135", "DD773", "DD770"),
         signs={
-            "fingerprints-differ": Sign(
+            "fingerprints-differ": proof(
                 "Detected mismatch between collectives on ranks",
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
                 r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
                 r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType="
                 r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
-                confidence=PROVED,
             ),
-            "models-differ": Sign(
+            "models-differ": proof(
                 (
                     "appears not to match sizes of the same param in process",
                     "appears not to match strides of the same param in process",
@@ -183,25 +179,21 @@ CAUSES = (
                 r"|strides) of the same param in process (?P<peer_rank>\d+)|DDP expects same model across all ranks,"
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
-                confidence=PROVED,
             ),
             "submitted-by-some-ranks": watchdog_sign(  # Horovod, common/stall_inspector.cc
                 "broadcasted by subset of ranks"
             ),
-            "gloo-sizes-differ": Sign(
+            "gloo-sizes-differ": proof(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
-                confidence=PROVED,
             ),
             "nccl-sizes-differ": nccl_sign(
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
             ),
-            "fingerprint-of-one": Sign(  # a line that was cut before the second rank
-                "Detected mismatch between collectives on ranks",
-                r"between collectives on ranks(?!.*\bbut Rank)",
-                confidence=PROVED,
+            "fingerprint-of-one": proof(  # a line that was cut before the second rank
+                "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
             ),
             "mismatch-of-old-nccl": nccl_sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
             "mismatch-of-frameworks": Sign(  # Horovod, DeepSpeed, accelerate

@@ -17,15 +17,20 @@ from ddp_doctor.knowledge.gpu.xids import (
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
     NCCL_WARN,
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
+    hint,
+    kernel_proof,
     kernel_sign,
+    nccl_context,
+    nccl_hint,
+    nccl_proof,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
+    victim,
 )
 
 _XID = ("NVRM: Xid",)
@@ -55,14 +60,13 @@ SIGNS = {
         role="pointer",
     ),
     # All that NCCL says of NVLS before it fails, want of memory too.
-    "nvls-fails": nccl_sign(
+    "nvls-fails": nccl_context(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
-        role="context",
         run_code="DD444",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
-    "peer-gpu-failed": Sign("Invalid access of peer GPU memory over nvlink", role="victim"),
+    "peer-gpu-failed": victim("Invalid access of peer GPU memory over nvlink"),
 }
 
 CAUSES = (
@@ -81,15 +85,11 @@ CAUSES = (
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs={
             "xid-nvlink": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
-            "xid-nvlink-fatal": kernel_sign(
-                _XID,
-                rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b",
-                confidence=PROVED,
+            "xid-nvlink-fatal": kernel_proof(
+                _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b"
             ),
-            "nvswitch-fatal": kernel_sign(
-                ": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b", confidence=PROVED
-            ),
-            "cuda-nvlink-error": Sign("uncorrectable NVLink error detected", confidence=PROVED),
+            "nvswitch-fatal": kernel_proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
+            "cuda-nvlink-error": proof("uncorrectable NVLink error detected"),
             "nvlink-without-p2p": nccl_sign("P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
             "xid-after-nvlink": kernel_sign(
@@ -112,10 +112,10 @@ CAUSES = (
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
         signs={
-            "xid-memory": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=PROVED),
-            "cuda-ecc-error": Sign("uncorrectable ECC error encountered", confidence=PROVED),
+            "xid-memory": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
+            "cuda-ecc-error": proof("uncorrectable ECC error encountered"),
             # by themselves they ended nothing: a hint, below what other lines say
-            "xid-row-remapped": nccl_sign(_XID, rf"{XID_LINE}63\b", confidence=POSSIBLE),
+            "xid-row-remapped": nccl_hint(_XID, rf"{XID_LINE}63\b"),
             "xid-after-memory": kernel_sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
             ),
@@ -141,20 +141,19 @@ CAUSES = (
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs={
-            "xid-off-bus": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=PROVED),
-            "off-bus": kernel_sign("has fallen off the bus", OFF_BUS_LINE, confidence=PROVED),
+            "xid-off-bus": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
+            "off-bus": kernel_proof("has fallen off the bus", OFF_BUS_LINE),
             # One message of three lines; lines of other CPUs may stand between them.
-            "off-bus-in-lines": kernel_sign(
+            "off-bus-in-lines": kernel_proof(
                 "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
-                confidence=PROVED,
                 lines=8,
             ),
             "no-handle-of-gpu": Sign(
                 "Unable to determine the device handle for ",
                 rf"device handle for (?:GPU\d* ?)?(?P<bus>{BUS})?: (?:Unknown Error|GPU is lost)",
             ),
-            "gpu-is-lost": Sign("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost", confidence=PROVED),
+            "gpu-is-lost": proof("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost"),
         },
     ),
     JobCause(
@@ -181,7 +180,7 @@ CAUSES = (
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
         signs={
-            "xid-gsp": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=PROVED),
+            "xid-gsp": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
             "gsp-history": kernel_sign(
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
                 r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
@@ -213,9 +212,7 @@ CAUSES = (
             "system-not-initialized": Sign(
                 "system not yet initialized", r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized"
             ),
-            "fabric-manager-of-other-version": Sign(
-                "fabric manager NVIDIA GPU driver interface version", confidence=PROVED
-            ),
+            "fabric-manager-of-other-version": proof("fabric manager NVIDIA GPU driver interface version"),
             "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         },
     ),
@@ -250,11 +247,10 @@ CAUSES = (
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            "nvls-bind-failed": nccl_sign(
+            "nvls-bind-failed": nccl_hint(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
-                confidence=POSSIBLE,
             ),
         },
     ),
@@ -281,7 +277,7 @@ CAUSES = (
         next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
         references=(CATALOG, CUDA_ERRORS),
         signs={
-            "kernel-failed": Sign(
+            "kernel-failed": hint(
                 (
                     "an illegal memory access was encountered",
                     "an illegal instruction was encountered",
@@ -293,13 +289,10 @@ CAUSES = (
                 r"(?:CUDA|Cuda)[^\n]{0,60}?(?P<what>an illegal (?:memory access|instruction) was encountered"
                 r"|unspecified launch failure|misaligned address|invalid program counter"
                 r"|operation not supported on global/shared address space)",
-                confidence=POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
-            "xid-of-program": Sign(
-                _XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b", confidence=POSSIBLE
-            ),
-            "kernel-failed-by-name": Sign(
+            "xid-of-program": hint(_XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b"),
+            "kernel-failed-by-name": hint(
                 (
                     "HIP error: an illegal memory access",
                     "HIP error: unspecified launch failure",
@@ -310,7 +303,6 @@ CAUSES = (
                 ),
                 r"(?P<what>an illegal memory access was encountered|unspecified launch failure|Memory access fault"
                 r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
-                confidence=POSSIBLE,
             ),
         },
     ),
@@ -328,9 +320,7 @@ CAUSES = (
         references=(CATALOG,),
         signs={
             "xid-other": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
-            "xid-unlisted": nccl_sign(
-                _XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b", confidence=POSSIBLE
-            ),
+            "xid-unlisted": nccl_hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
             "gpu-not-initialised": kernel_sign(
                 "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
@@ -364,11 +354,8 @@ CAUSES = (
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
         signs={
-            "mnnvl-not-working": nccl_sign(
-                "MNNVL (cliqueSize",
-                r"MNNVL \(cliqueSize \d+\) is available but not",
-                confidence=PROVED,
-                run_code="DD445",
+            "mnnvl-not-working": nccl_proof(
+                "MNNVL (cliqueSize", r"MNNVL \(cliqueSize \d+\) is available but not", run_code="DD445"
             )
         },
     ),

@@ -7,20 +7,23 @@ and where nothing better is known.
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
     NCCL_WARN,
-    POSSIBLE,
-    PROVED,
     TEST_BEGINS,
     JobCause,
     Page,
     Sign,
     Tier,
+    context,
+    hint,
     in_code,
     kernel_sign,
+    nccl_context,
+    nccl_hint,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
-    watchdog_sign,
+    watchdog_hint,
 )
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 
@@ -60,26 +63,21 @@ _WITHOUT_TRANSLATION = on_node(
 
 #: Signs of no cause of their own.
 SIGNS = {
-    "mig-device": Sign(
-        ("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g."), role="context"
-    ),
-    "iommu-translates": Sign(
-        ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'), role="context"
-    ),
+    "mig-device": context(("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g.")),
+    "iommu-translates": context(("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"')),
     # CUDA refuses what NCCL takes for possible between two GPUs.
-    "p2p-refused": nccl_sign(
+    "p2p-refused": nccl_context(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
-        role="context",
         run_code="DD446",
         page=Page(
             "NCCL takes P2P for possible between two GPUs, and CUDA refuses it.", ("DD446", "DD411"), _NCCL_GUIDE
         ),
     ),
-    "geforce": Sign(("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
-    "test-without-end": Sign(TEST_BEGINS, role="context"),
-    "test-without-results": Sign(TEST_BEGINS, role="context"),
-    "nvls-last": Sign("NCCL INFO NVLS comm 0x", role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
+    "geforce": context(("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO")),
+    "test-without-end": context(TEST_BEGINS),
+    "test-without-results": context(TEST_BEGINS),
+    "nvls-last": context("NCCL INFO NVLS comm 0x", unless=("Init COMPLETE", "Connected NVLS tree")),
 }
 
 CAUSES = (
@@ -106,7 +104,7 @@ CAUSES = (
             "torch 2.15 c10d/nccl2, c10d/ProcessGroupNCCL.cpp; torch/csrc/cuda and c10/cuda/CUDAFunctions.cpp",
         ),
         signs={
-            "no-gpu": Sign(
+            "no-gpu": proof(
                 (
                     "nccl2 requires at least one CUDA device",
                     "ProcessGroupNCCL is only supported with GPUs",
@@ -116,7 +114,6 @@ CAUSES = (
                     "RuntimeError: Found no NVIDIA driver on your system",
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
-                confidence=PROVED,
             )
         },
     ),
@@ -187,22 +184,19 @@ CAUSES = (
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
         found_by=("DD605", "DDL104", "DDL106", "DDL107"),
         signs={
-            "same-device-of-host": Sign(
+            "same-device-of-host": proof(
                 "Duplicated GPU device",
                 r"Rank \[(?P<rank>\d+)\] and rank \[(?P<peer_rank>\d+)\] both attached to GPU device (?P<gpu>\d+)",
-                confidence=PROVED,
             ),
-            "duplicate-gpu-of-ranks": Sign(
+            "duplicate-gpu-of-ranks": proof(
                 "Duplicate GPU detected : rank",
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
-                confidence=PROVED,
             ),
-            "multiple-ranks-on-gpu": Sign(
+            "multiple-ranks-on-gpu": proof(
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
-                confidence=PROVED,
             ),
-            "usage-refused": nccl_sign(*_REFUSED, confidence=POSSIBLE),
+            "usage-refused": nccl_hint(*_REFUSED),
         },
     ),
     JobCause(
@@ -233,13 +227,13 @@ CAUSES = (
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            "acs-redirects": nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+", confidence=POSSIBLE
+            "acs-redirects": nccl_hint(  # of lspci -vvv: requests between devices go up to the root complex
+                "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+"
             ),
             "acs-hint": nccl_sign(
                 "ACS is enabled", r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled"
             ),
-            "rdma-protection-error": nccl_sign("Got completion", completion("4|8|10|11"), confidence=POSSIBLE),
+            "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
         },
     ),
     JobCause(
@@ -254,7 +248,7 @@ CAUSES = (
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs={"hang-with-iommu": Sign(*_HANGS, confidence=POSSIBLE, beside=("iommu-translates",), is_final=True)},
+        signs={"hang-with-iommu": hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
     JobCause(
         code="DDJ121",
@@ -266,7 +260,7 @@ CAUSES = (
         remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs={"hang-of-geforce": Sign(*_HANGS, confidence=POSSIBLE, beside=("geforce",), is_final=True)},
+        signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
     JobCause(
         code="DDJ122",
@@ -289,9 +283,7 @@ CAUSES = (
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
         signs={
-            "hang-at-nvls": watchdog_sign(
-                (*_HANGS[0], "watchdog got stuck for"), confidence=POSSIBLE, beside=("nvls-last",), is_final=True
-            )
+            "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
         },
     ),
     JobCause(
@@ -309,7 +301,7 @@ CAUSES = (
         references=("CUDA runtime, cudaErrorInvalidDevice",),
         found_by=("DD311", "DD103", "DDL105"),
         signs={
-            "device-ordinal": Sign(
+            "device-ordinal": proof(
                 (
                     "invalid device ordinal",
                     "AssertionError: Invalid device id",
@@ -318,7 +310,6 @@ CAUSES = (
                 ),
                 # NCCL meets it where it imports another container's memory.
                 r"^(?!.*transport/p2p)",
-                confidence=PROVED,
             )
         },
     ),

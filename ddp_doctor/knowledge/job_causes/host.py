@@ -1,14 +1,15 @@
 """Causes in the host or its container: memory, disk, limits."""
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
+    hint,
     in_code,
-    kernel_sign,
+    kernel_proof,
+    nccl_hint,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
 )
@@ -39,7 +40,7 @@ CAUSES = (
         # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
         # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
         signs={
-            "kernel-oom": kernel_sign(
+            "kernel-oom": kernel_proof(
                 (
                     "Out of memory: Kill",
                     "Memory cgroup out of memory",
@@ -49,9 +50,8 @@ CAUSES = (
                 ),
                 r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:(?P<anon_kb>\d+)kB)?"
                 r"|invoked oom-killer|oom-kill:constraint",
-                confidence=PROVED,
             ),
-            "slurm-oom": kernel_sign(
+            "slurm-oom": kernel_proof(
                 (
                     "oom-kill event",
                     "oom_kill event",
@@ -62,16 +62,12 @@ CAUSES = (
                 ),
                 r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
-                confidence=PROVED,
             ),
-            "container-oom": kernel_sign("OOMKilled", r"\bOOMKilled\b(?!: false)", confidence=PROVED),
-            "ray-oom": kernel_sign(
-                ("due to the node running low on memory", "killed due to memory pressure (OOM)"), confidence=PROVED
-            ),
-            "batch-system-oom": kernel_sign(
+            "container-oom": kernel_proof("OOMKilled", r"\bOOMKilled\b(?!: false)"),
+            "ray-oom": kernel_proof(("due to the node running low on memory", "killed due to memory pressure (OOM)")),
+            "batch-system-oom": kernel_proof(
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
                 r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
-                confidence=PROVED,
             ),
         },
     ),
@@ -94,17 +90,16 @@ CAUSES = (
         next_check="df -h and df -i of the folder that the checkpoint is written to, on the rank's host",
         references=("errno(3): ENOSPC, EDQUOT", "torch, caffe2/serialize/inline_container.cc"),
         signs={
-            "no-space": Sign(
+            "no-space": proof(
                 ("No space left on device", "Disk quota exceeded"),
                 r"^(?!.*(?:shm|NCCL|/torch_|/psm_|fallocate)).*(?:No space left on device|Disk quota exceeded)"
                 r"(?:: ['\"](?P<path>[^'\"]+))?",
-                confidence=PROVED,
             ),
             "checkpoint-cut-short": Sign(  # torch.save onto a full disk: libstdc++ does not tell the error number
                 ("PytorchStreamWriter failed writing", ". unexpected pos "),
                 r"PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+",
             ),
-            "no-temporary-directory": Sign("No usable temporary directory found in", confidence=POSSIBLE),
+            "no-temporary-directory": hint("No usable temporary directory found in"),
         },
     ),
     JobCause(
@@ -128,7 +123,7 @@ CAUSES = (
         next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
         found_by=("DD223",),
-        signs={"too-many-files": Sign(("Too many open files", "received 0 items of ancdata"), confidence=PROVED)},
+        signs={"too-many-files": proof(("Too many open files", "received 0 items of ancdata"))},
     ),
     JobCause(
         code="DDJ109",
@@ -146,16 +141,13 @@ CAUSES = (
         next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
         references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
         signs={
-            "cpu-allocator": Sign(
+            "cpu-allocator": proof(
                 ("DefaultCPUAllocator: ", "you tried to allocate"),
                 r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)(?:.*you tried to allocate "
                 r"(?P<bytes>\d+) bytes)?",
-                confidence=PROVED,
             ),
             "memory-error": Sign("MemoryError", r"(?:^|\s|\._?(?:Array)?)MemoryError(?:: |$)"),
-            "no-memory-for-process": Sign(
-                "[Errno 12] Cannot allocate memory", r"Error: \[Errno 12\]", confidence=PROVED
-            ),
+            "no-memory-for-process": proof("[Errno 12] Cannot allocate memory", r"Error: \[Errno 12\]"),
             "bad-alloc": Sign("std::bad_alloc"),
         },
     ),
@@ -193,8 +185,8 @@ CAUSES = (
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
-            "memory-not-registered-untold": nccl_sign(  # NCCL up to 2.19 does not tell why
-                "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$", confidence=POSSIBLE
+            "memory-not-registered-untold": nccl_hint(  # NCCL up to 2.19 does not tell why
+                "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$"
             ),
             "memlock-of-others": nccl_sign(
                 ("set max locked memory (ulimit -l)", "allocate some locked memory", "Unable to register memory"),

@@ -78,6 +78,23 @@ kernel_sign = partial(Sign, tier="kernel")
 nccl_sign = partial(Sign, tier="nccl")
 watchdog_sign = partial(Sign, tier="watchdog")
 launcher_sign = partial(Sign, tier="launcher")
+#: Signs that prove their cause, and weak ones, which count where nothing better is known.
+proof = partial(Sign, confidence=PROVED)
+kernel_proof = partial(kernel_sign, confidence=PROVED)
+nccl_proof = partial(nccl_sign, confidence=PROVED)
+launcher_proof = partial(launcher_sign, confidence=PROVED)
+hint = partial(Sign, confidence=POSSIBLE)
+nccl_hint = partial(nccl_sign, confidence=POSSIBLE)
+watchdog_hint = partial(watchdog_sign, confidence=POSSIBLE)
+launcher_hint = partial(launcher_sign, confidence=POSSIBLE)
+#: Signs of no cause.
+pointer = partial(Sign, role="pointer")
+nccl_pointer = partial(nccl_sign, role="pointer")
+watchdog_pointer = partial(watchdog_sign, role="pointer")
+launcher_pointer = partial(launcher_sign, role="pointer")
+victim = partial(Sign, role="victim")
+context = partial(Sign, role="context")
+nccl_context = partial(nccl_sign, role="context")
 
 
 def remedy(

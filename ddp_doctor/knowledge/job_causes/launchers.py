@@ -1,15 +1,17 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
     in_code,
     kernel_sign,
+    launcher_hint,
+    launcher_proof,
     launcher_sign,
+    nccl_hint,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
     unset,
@@ -36,11 +38,10 @@ CAUSES = (
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
         signs={
-            "launcher-sighup": launcher_sign(
+            "launcher-sighup": launcher_proof(
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
                 r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
-                confidence=PROVED,
             )
         },
     ),
@@ -63,7 +64,7 @@ CAUSES = (
         references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
         found_by=("DD102", "DDL112", "DDL118"),
         signs={
-            "variable-not-set": Sign(
+            "variable-not-set": proof(
                 (
                     "expected, but not set",
                     "KeyError: 'LOCAL_RANK'",
@@ -72,10 +73,9 @@ CAUSES = (
                     "KeyError: 'MASTER_",
                 ),
                 r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
-                confidence=PROVED,
             ),
-            "local-rank-argument": Sign(  # torch.distributed.launch hands it over as an argument, torchrun does not
-                "unrecognized arguments: ", r"unrecognized arguments: .*--local[-_]rank", confidence=PROVED
+            "local-rank-argument": proof(  # torch.distributed.launch hands it over as an argument, torchrun does not
+                "unrecognized arguments: ", r"unrecognized arguments: .*--local[-_]rank"
             ),
             "variable-of-launcher-not-set": Sign(
                 (
@@ -114,18 +114,17 @@ CAUSES = (
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
         found_by=("DD514", "DDL162"),
         signs={
-            "store-cannot-listen": launcher_sign(
+            "store-cannot-listen": launcher_proof(
                 "The server socket has failed to",
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE|[^:]*address\.\s*$)",
-                confidence=PROVED,
             ),
             "address-in-use": launcher_sign(
                 "Address already in use",
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
             ),
-            "port-of-another": launcher_sign(  # accelerate
-                "but another process is utilizing it", r"on port \W?(?P<port>\d{1,5})", confidence=PROVED
+            "port-of-another": launcher_proof(  # accelerate
+                "but another process is utilizing it", r"on port \W?(?P<port>\d{1,5})"
             ),
             "cannot-bind": launcher_sign(
                 ("Address already in use", "address already in use"),
@@ -155,10 +154,10 @@ CAUSES = (
                 "Ping failed, invalid value returned from server",
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
             ),
-            "rank-twice": nccl_sign(  # NCCL's own first contact
-                "ranks has already checked in", confidence=POSSIBLE
+            "rank-twice": nccl_hint(  # NCCL's own first contact
+                "ranks has already checked in"
             ),
-            "rendezvous-closed": launcher_sign("RendezvousClosedError", confidence=POSSIBLE),
+            "rendezvous-closed": launcher_hint("RendezvousClosedError"),
         },
     ),
     JobCause(
@@ -183,8 +182,8 @@ CAUSES = (
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
         signs={
             # torchrun on other nodes says the same when the one that served it has ended
-            "rendezvous-connection": launcher_sign(
-                "RendezvousConnectionError: ", confidence=POSSIBLE, beside=("store-refused", "store-unreached")
+            "rendezvous-connection": launcher_hint(
+                "RendezvousConnectionError: ", beside=("store-refused", "store-unreached")
             ),
             # each node then serves a rendezvous of its own, and waits for the others
             "endpoint-is-localhost": launcher_sign(
@@ -216,11 +215,9 @@ CAUSES = (
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
             "nccl-name-not-resolved": nccl_sign("error encountered when getting address info"),
-            "gaierror": launcher_sign(
-                ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"), confidence=PROVED
-            ),
-            "ssh-name-not-resolved": launcher_sign(
-                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})", confidence=PROVED
+            "gaierror": launcher_proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
+            "ssh-name-not-resolved": launcher_proof(
+                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})"
             ),
             "store-name-not-resolved": launcher_sign(  # torch up to 1.9
                 ("Name or service not known", "Temporary failure in name resolution"),
@@ -247,8 +244,8 @@ CAUSES = (
         references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
         found_by=("DD105", "DD521"),
         signs={
-            "gloo-no-interface": Sign(
-                "Unable to find address for: ", r"Unable to find address for: (?P<interface>\S+)", confidence=PROVED
+            "gloo-no-interface": proof(
+                "Unable to find address for: ", r"Unable to find address for: (?P<interface>\S+)"
             )
         },
     ),
@@ -291,8 +288,8 @@ CAUSES = (
             "gloo-own-address-elsewhere": launcher_sign(
                 "Unable to find interface for: ", r"Unable to find interface for: \[?(?P<peer>[\w.:]+)"
             ),
-            "gloo-without-mesh": launcher_sign(  # ranks that never reached each other
-                "connectFullMesh failed", confidence=POSSIBLE
+            "gloo-without-mesh": launcher_hint(  # ranks that never reached each other
+                "connectFullMesh failed"
             ),
         },
     ),
@@ -308,7 +305,7 @@ CAUSES = (
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
         signs={
-            "usage-error": Sign(
+            "usage-error": proof(
                 (
                     ": error: the following arguments are required",
                     ": error: unrecognized arguments",
@@ -316,7 +313,6 @@ CAUSES = (
                 ),
                 r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
-                confidence=PROVED,
             )
         },
     ),

@@ -1,6 +1,6 @@
 """Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
 
-from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, nccl_sign, remedy, unset
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_proof, nccl_sign, remedy, unset
 
 CAUSES = (
     JobCause(
@@ -53,8 +53,8 @@ CAUSES = (
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
         signs={
-            "rank-beyond-world": nccl_sign(
-                "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)", confidence=PROVED
+            "rank-beyond-world": nccl_proof(
+                "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)"
             ),
             "world-sizes-differ": nccl_sign(  # which of the two is wrong, the first rank does not know
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
@@ -88,21 +88,17 @@ CAUSES = (
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
         signs={
-            "list-not-understood": nccl_sign(
+            "list-not-understood": nccl_proof(
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
-                confidence=PROVED,
             ),
-            "graph-file-not-there": nccl_sign(
-                "Could not open XML graph file",
-                r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
-                confidence=PROVED,
+            "graph-file-not-there": nccl_proof(
+                "Could not open XML graph file", r"Could not open XML (?P<setting>graph file [^\s:]{1,200})"
             ),
-            "no-algorithm-left": nccl_sign(
+            "no-algorithm-left": nccl_proof(
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
-                confidence=PROVED,
             ),
         },
     ),

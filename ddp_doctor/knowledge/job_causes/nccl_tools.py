@@ -1,14 +1,15 @@
 """Causes that NCCL's own tools show: RAS (parse/job_log/ras.py notes whom it names), its diagnostics, nccl-tests."""
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
     RAS_NOTE,
     JobCause,
     Sign,
+    hint,
     in_code,
+    nccl_proof,
     nccl_sign,
     on_node,
+    proof,
     remedy,
 )
 
@@ -27,12 +28,7 @@ CAUSES = (
         next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
         references=(_RAS,),
         signs={
-            "ras-dead": Sign(
-                _NOTE,
-                r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]",
-                tier="ras",
-                confidence=PROVED,
-            ),
+            "ras-dead": proof(_NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]", tier="ras"),
             "ras-unresponsive": Sign(
                 _NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]", tier="ras"
             ),
@@ -53,11 +49,10 @@ CAUSES = (
             "ras-stands-still": Sign(
                 _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)", tier="ras"
             ),
-            "ras-behind": Sign(
+            "ras-behind": hint(
                 _NOTE,
                 r"\[RAS: rank (?P<rank>\d+) behind at (?P<launched>\d+) of (?P<most>\d+)",
                 tier="ras",
-                confidence=POSSIBLE,
                 beside=("watchdog-timeout", "nccl2-timeout"),
             ),
         },
@@ -80,11 +75,8 @@ CAUSES = (
         next_check="ddp-doctor run --only allreduce,p2p on the same nodes",
         references=("nccl-tests, src/util.cu",),
         signs={
-            "out-of-bounds": Sign(
-                "# Out of bounds values :",
-                r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED",
-                tier="exception",
-                confidence=PROVED,
+            "out-of-bounds": proof(
+                "# Out of bounds values :", r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED", tier="exception"
             )
         },
     ),
@@ -107,11 +99,10 @@ CAUSES = (
         next_check="ddp-doctor run --only p2p on that node",
         references=("NCCL user guide, troubleshooting, diagnostics; src/diagnostics/p2p.cc (NCCL 2.31)",),
         signs={
-            "diag-mismatch": nccl_sign(
+            "diag-mismatch": nccl_proof(
                 "NCCL DIAG [INFO] p2p: ",
                 r"p2p: (?:write|read) mismatch srcRank=(?P<rank>\d+).*? dstRank=(?P<peer_rank>\d+)"
                 r"(?:.*? path=(?P<path>\w+))?",
-                confidence=PROVED,
             ),
             "diag-failed": nccl_sign(
                 "NCCL DIAG [INFO] p2p: ",

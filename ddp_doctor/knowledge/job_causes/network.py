@@ -16,11 +16,12 @@ A refused connection is no firewall's: nobody listens there, because the peer ha
 """
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
+    context,
     launcher_sign,
+    nccl_hint,
+    nccl_proof,
     nccl_sign,
     on_node,
     remedy,
@@ -54,12 +55,11 @@ SIGNS = {
     "connect-refused": nccl_sign(
         _CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)", role="victim"
     ),
-    "interface-set": Sign("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
+    "interface-set": context("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to"),
     # Each rank is alone on its node, as the launcher was told.
-    "one-rank-a-node": Sign(
+    "one-rank-a-node": context(
         ("nproc_per_node", "nproc-per-node", "ntasks-per-node", "LOCAL_WORLD_SIZE"),
         r"(?:nproc[_-]per[_-]node|ntasks-per-node|LOCAL_WORLD_SIZE)[= ]1\b",
-        role="context",
     ),
 }
 
@@ -144,7 +144,7 @@ CAUSES = (
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
         signs={
-            "no-interface": nccl_sign(_NO_INTERFACE, confidence=PROVED),
+            "no-interface": nccl_proof(_NO_INTERFACE),
             "no-address-family": nccl_sign(  # an interface without an address: NCCL up to 2.23
                 "Socket creation failed : ", r"Socket creation failed : Address family not supported"
             ),
@@ -166,20 +166,17 @@ CAUSES = (
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
         signs={
-            "named-interface-missing": nccl_sign(
+            "named-interface-missing": nccl_proof(
                 "NCCL_SOCKET_IFNAME set",
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
-                confidence=PROVED,
                 lines=12,
             ),
-            "interface-missing": nccl_sign(  # far apart, or of several processes
-                _NO_INTERFACE, confidence=PROVED, beside=("interface-set",)
+            "interface-missing": nccl_proof(  # far apart, or of several processes
+                _NO_INTERFACE, beside=("interface-set",)
             ),
-            "oob-interface-missing": nccl_sign(
-                "verify NCCL_OOB_NET_IFNAME",
-                r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
-                confidence=PROVED,
+            "oob-interface-missing": nccl_proof(
+                "verify NCCL_OOB_NET_IFNAME", r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)"
             ),
             "peer-address-not-routed": nccl_sign(
                 _CONNECT,
@@ -190,10 +187,9 @@ CAUSES = (
             "peer-address-of-own-machine": nccl_sign(
                 _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
-            "address-not-assignable": nccl_sign(
+            "address-not-assignable": nccl_hint(
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
-                confidence=POSSIBLE,
             ),
         },
     ),
@@ -242,7 +238,7 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
         signs={
-            "no-net-plugin": nccl_sign("Failed to initialize any NET plugin", confidence=PROVED),
+            "no-net-plugin": nccl_proof("Failed to initialize any NET plugin"),
             "net-plugin-not-initialised": nccl_sign(
                 "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
@@ -260,13 +256,11 @@ CAUSES = (
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
             ),
-            "named-network-missing": nccl_sign(  # a name in NCCL_NET, up to NCCL 2.26
-                "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found", confidence=PROVED
+            "named-network-missing": nccl_proof(  # a name in NCCL_NET, up to NCCL 2.26
+                "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found"
             ),
-            "net-plugin-of-cloud": nccl_sign(
-                ("NET/GPUDirectTCPX", "NET/FasTrak"),
-                r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed",
-                confidence=POSSIBLE,
+            "net-plugin-of-cloud": nccl_hint(
+                ("NET/GPUDirectTCPX", "NET/FasTrak"), r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed"
             ),
         },
     ),
@@ -288,7 +282,7 @@ CAUSES = (
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
             ),
-            "net-plugin-device-version": nccl_sign("plugin has incompatible version", confidence=PROVED),
+            "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
         },
     ),
     JobCause(
@@ -315,11 +309,10 @@ CAUSES = (
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
             ),
-            "link-layers-differ": nccl_sign(
+            "link-layers-differ": nccl_proof(
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
-                confidence=PROVED,
             ),
         },
     ),

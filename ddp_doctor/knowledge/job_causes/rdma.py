@@ -15,10 +15,10 @@ the whole output tells.
 """
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    POSSIBLE,
-    PROVED,
     JobCause,
     kernel_sign,
+    nccl_hint,
+    nccl_proof,
     nccl_sign,
     on_node,
     remedy,
@@ -100,11 +100,10 @@ CAUSES = (
             "hca-cannot-be-opened": nccl_sign(
                 "NET/IB : Unable to", r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)"
             ),
-            "verbs-call-failed-with": nccl_sign(
+            "verbs-call-failed-with": nccl_hint(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
                 r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
-                confidence=POSSIBLE,
             ),
             "modify-qp-failed": nccl_sign(
                 "ibv_modify_qp failed",
@@ -138,14 +137,13 @@ CAUSES = (
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
         signs={
-            "rdma-retries-exceeded": nccl_sign(
-                _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), confidence=POSSIBLE, run_code="DD584"
+            "rdma-retries-exceeded": nccl_hint(
+                _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), run_code="DD584"
             ),
-            "rdma-receiver-not-ready": nccl_sign(_GOT, completion("13"), confidence=POSSIBLE),
-            "ucx-retries-exceeded": nccl_sign(
+            "rdma-receiver-not-ready": nccl_hint(_GOT, completion("13")),
+            "ucx-retries-exceeded": nccl_hint(
                 ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
                 r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
-                confidence=POSSIBLE,
             ),
         },
     ),
@@ -163,11 +161,10 @@ CAUSES = (
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
         signs={
-            "async-port-error": nccl_sign(
+            "async-port-error": nccl_proof(
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
-                confidence=PROVED,
             ),
             "nic-link-down": kernel_sign(
                 ("Link down", "link is not ready", "Link is Down"),
@@ -199,11 +196,10 @@ CAUSES = (
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
         signs={
-            "rdma-length-error": nccl_sign(_GOT, completion("1|9"), confidence=POSSIBLE),
-            "queue-access-error": nccl_sign(
+            "rdma-length-error": nccl_hint(_GOT, completion("1|9")),
+            "queue-access-error": nccl_hint(
                 "local access violation work queue error",
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
-                confidence=POSSIBLE,
             ),
         },
     ),
@@ -234,8 +230,8 @@ CAUSES = (
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
             ),
-            "rtr-timed-out": nccl_sign(
-                _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}", confidence=POSSIBLE
+            "rtr-timed-out": nccl_hint(
+                _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}"
             ),
             "rail-hint": nccl_sign("NICs are not cross-rail connected"),
         },
@@ -333,11 +329,9 @@ CAUSES = (
         signs={
             "efa-no-answer": nccl_sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
             # libfabric makes an address handle, which asks the device for the way there
-            "efa-address-refused": nccl_sign(
-                "Unable to insert remote address into address vector", confidence=POSSIBLE
-            ),
-            "efa-completed-with-error": nccl_sign(
-                "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC", confidence=POSSIBLE
+            "efa-address-refused": nccl_hint("Unable to insert remote address into address vector"),
+            "efa-completed-with-error": nccl_hint(
+                "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC"
             ),
         },
     ),

@@ -1,6 +1,13 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import PROVED, JobCause, kernel_sign, launcher_sign, remedy
+from ddp_doctor.knowledge.job_causes.kinds import (
+    JobCause,
+    kernel_proof,
+    kernel_sign,
+    launcher_proof,
+    launcher_sign,
+    remedy,
+)
 
 CAUSES = (
     JobCause(
@@ -21,13 +28,12 @@ CAUSES = (
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
         signs={
-            "time-limit": kernel_sign(
+            "time-limit": kernel_proof(
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
-                confidence=PROVED,
             ),
-            "time-limit-of-cloud": kernel_sign("MaxRuntimeExceeded", confidence=PROVED),
+            "time-limit-of-cloud": kernel_proof("MaxRuntimeExceeded"),
         },
     ),
     JobCause(
@@ -45,15 +51,14 @@ CAUSES = (
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
         signs={
-            "preempted": kernel_sign(
+            "preempted": kernel_proof(
                 (
                     "DUE TO PREEMPTION",
                     "DUE TO JOB REQUEUE",
                     "TERM_PREEMPT",
                     "The node was low on resource",
                     "Preempted by ",
-                ),
-                confidence=PROVED,
+                )
             ),
             "taken-by-cloud": kernel_sign(
                 (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
@@ -76,10 +81,8 @@ CAUSES = (
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
         signs={
-            "cancelled": launcher_sign(
-                "CANCELLED AT ",
-                r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
-                confidence=PROVED,
+            "cancelled": launcher_proof(
+                "CANCELLED AT ", r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))"
             ),
             "launcher-told-to-end": launcher_sign(
                 ("death signal, shutting down workers", "got signal: "),
@@ -107,10 +110,9 @@ CAUSES = (
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
         signs={
-            "node-failure": kernel_sign(
+            "node-failure": kernel_proof(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
-                confidence=PROVED,
             ),
             "node-lost-by-mpirun": launcher_sign(
                 "has lost communication with a remote daemon",

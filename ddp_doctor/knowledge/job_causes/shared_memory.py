@@ -2,14 +2,15 @@
 
 from ddp_doctor.knowledge.job_causes.kinds import (
     NCCL_WARN,
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
     in_code,
-    launcher_sign,
+    launcher_hint,
+    nccl_hint,
+    nccl_proof,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
 )
@@ -43,17 +44,15 @@ CAUSES = (
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
         signs={
-            "shm-no-space": nccl_sign(
+            "shm-no-space": nccl_proof(
                 ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
-                confidence=PROVED,
                 run_code="DD237",
             ),
-            "shm-posix-fallocate": nccl_sign(
+            "shm-posix-fallocate": nccl_proof(
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
-                confidence=PROVED,
                 run_code="DD237",
             ),
             "shm-not-made": nccl_sign(  # NCCL 2.4 to 2.21: without the error number
@@ -83,18 +82,16 @@ CAUSES = (
         references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD221",),
         signs={
-            "dataloader-bus-error": Sign(
+            "dataloader-bus-error": proof(
                 ("is killed by signal: Bus error", "might be caused by insufficient shared memory (shm)"),
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
-                confidence=PROVED,
             ),
             # a shell's word; memory that is mapped from a file that was cut ends so as well
-            "bare-bus-error": launcher_sign("Bus error", r"Bus error\s{1,20}\(core dumped\)", confidence=POSSIBLE),
-            "torch-shm-no-space": Sign(
+            "bare-bus-error": launcher_hint("Bus error", r"Bus error\s{1,20}\(core dumped\)"),
+            "torch-shm-no-space": proof(
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
                 r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
                 r".*(?:No space left on device|Cannot allocate memory)",
-                confidence=PROVED,
             ),
             "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
         },
@@ -114,17 +111,13 @@ CAUSES = (
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
         signs={
-            "shm-denied": nccl_sign(
+            "shm-denied": nccl_proof(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
-                confidence=PROVED,
                 run_code="DD237",
             ),
-            "shm-open-denied": nccl_sign(
-                ("Call to shm_open failed", "shm_open failed to open"),
-                r"Permission denied",
-                confidence=PROVED,
-                run_code="DD237",
+            "shm-open-denied": nccl_proof(
+                ("Call to shm_open failed", "shm_open failed to open"), r"Permission denied", run_code="DD237"
             ),
             "semaphore-not-made": Sign(  # Python's locks are files there, too
                 "_multiprocessing.SemLock(",
@@ -155,10 +148,9 @@ CAUSES = (
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
         signs={
-            "shm-not-there": nccl_sign(
+            "shm-not-there": nccl_hint(
                 "while attaching to shared memory segment",
                 r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
-                confidence=POSSIBLE,
             )
         },
     ),
@@ -184,17 +176,13 @@ CAUSES = (
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
         signs={
-            "shm-cuda-217": nccl_sign(
+            "shm-cuda-217": nccl_proof(
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
-                confidence=PROVED,
                 run_code="DD446",
             ),
-            "shm-cuda-failed": nccl_sign(
-                "transport/shm.cc:",
-                rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)",
-                confidence=POSSIBLE,
-                run_code="DD446",
+            "shm-cuda-failed": nccl_hint(
+                "transport/shm.cc:", rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)", run_code="DD446"
             ),
         },
     ),

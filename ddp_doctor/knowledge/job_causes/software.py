@@ -3,14 +3,14 @@
 from ddp_doctor.knowledge.job_causes.kinds import (
     CUDA_ERRORS,
     NCCL_WARN,
-    POSSIBLE,
-    PROVED,
     JobCause,
     Sign,
     in_code,
-    kernel_sign,
+    kernel_proof,
+    nccl_hint,
     nccl_sign,
     on_node,
+    proof,
     remedy,
     setting,
 )
@@ -51,9 +51,9 @@ CAUSES = (
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         found_by=("DD322", "DD338", "DD301"),
         signs={
-            "nvml-version-mismatch": Sign("river/library version mismatch", confidence=PROVED),
-            "kernel-api-mismatch": kernel_sign("NVRM: API mismatch", confidence=PROVED),
-            "cuda-driver-mismatch": Sign("unsupported display driver / cuda driver combination", confidence=PROVED),
+            "nvml-version-mismatch": proof("river/library version mismatch"),
+            "kernel-api-mismatch": kernel_proof("NVRM: API mismatch"),
+            "cuda-driver-mismatch": proof("unsupported display driver / cuda driver combination"),
             "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
             "driver-mismatch-by-name": Sign(
                 (
@@ -84,18 +84,14 @@ CAUSES = (
         references=(CUDA_ERRORS, _COMPATIBILITY),
         found_by=("DD204",),
         signs={
-            "driver-insufficient": Sign(
-                "CUDA driver version is insufficient for CUDA runtime version", confidence=PROVED
-            ),
-            "driver-too-old-for-torch": Sign(
-                "NVIDIA driver on your system is too old",
-                r"is too old \(found version (?P<version>\d+)\)",
-                confidence=PROVED,
+            "driver-insufficient": proof("CUDA driver version is insufficient for CUDA runtime version"),
+            "driver-too-old-for-torch": proof(
+                "NVIDIA driver on your system is too old", r"is too old \(found version (?P<version>\d+)\)"
             ),
             "driver-lacks-call": Sign(
                 ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver")
             ),
-            "driver-too-old-for-container": Sign("requirement error: unsatisfied condition: cuda", confidence=PROVED),
+            "driver-too-old-for-container": proof("requirement error: unsatisfied condition: cuda"),
             "driver-too-old-by-name": Sign(
                 ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion")
             ),
@@ -122,20 +118,18 @@ CAUSES = (
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
             # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
-            "nccl-tests-refused": Sign(
+            "nccl-tests-refused": proof(
                 "Test NCCL failure",
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
-                confidence=PROVED,
                 beside=("driver-insufficient",),
             ),
             "nccl-of-old-cuda": nccl_sign(
                 "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
-            "nccl-without-its-cuda": Sign(
+            "nccl-without-its-cuda": proof(
                 "libnccl.so",
                 r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
                 r"|libcudart\.so\.[\d.]+[^\n]{0,80}libnccl\.so",
-                confidence=PROVED,
             ),
         },
     ),
@@ -163,10 +157,8 @@ CAUSES = (
         instead_of=("nccl-cuda-mismatch",),
         signs={
             "kernel-image-missing": Sign("no kernel image is available for execution"),
-            "capability-unsupported": Sign(
-                "is not compatible with the current PyTorch installation",
-                r"CUDA capability (?P<capability>sm_\w+)",
-                confidence=PROVED,
+            "capability-unsupported": proof(
+                "is not compatible with the current PyTorch installation", r"CUDA capability (?P<capability>sm_\w+)"
             ),
             "kernel-not-in-binary": Sign(
                 (
@@ -204,7 +196,7 @@ CAUSES = (
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
         signs={
-            "topology-not-understood": nccl_sign(
+            "topology-not-understood": nccl_hint(
                 (
                     "Could not find ",
                     "No path computed to go from",
@@ -217,7 +209,6 @@ CAUSES = (
                 r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
-                confidence=POSSIBLE,
             )
         },
     ),
@@ -235,15 +226,12 @@ CAUSES = (
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
         found_by=("DD207", "DD205", "DD208"),
         signs={
-            "nccl-symbol-missing": Sign(
-                ("undefined symbol: nccl", "undefined symbol: pnccl"),
-                r"undefined symbol: (?P<symbol>p?nccl\w+)",
-                confidence=PROVED,
+            "nccl-symbol-missing": proof(
+                ("undefined symbol: nccl", "undefined symbol: pnccl"), r"undefined symbol: (?P<symbol>p?nccl\w+)"
             ),
-            "nccl-versions-differ": Sign("Mismatched NCCL version detected", confidence=PROVED),
-            "nccl-other-than-compiled": Sign(
-                ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
-                confidence=PROVED,
+            "nccl-versions-differ": proof("Mismatched NCCL version detected"),
+            "nccl-other-than-compiled": proof(
+                ("This application was compiled with NCCL version", "compiled with too old version of NCCL")
             ),
         },
     ),
@@ -266,9 +254,7 @@ CAUSES = (
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
         found_by=("DD203",),
         signs={
-            "torch-without-nccl": Sign(
-                ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"), confidence=PROVED
-            )
+            "torch-without-nccl": proof(("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"))
         },
     ),
     JobCause(
@@ -287,7 +273,7 @@ CAUSES = (
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs={
-            "nccl-state-impossible": nccl_sign(
+            "nccl-state-impossible": nccl_hint(
                 (
                     "schedule creation has bugs",
                     "Proxy append",
@@ -297,7 +283,6 @@ CAUSES = (
                     "Internal error : tree already has",
                 ),
                 r"NCCL WARN ",
-                confidence=POSSIBLE,
             )
         },
     ),
@@ -321,9 +306,7 @@ CAUSES = (
         next_check="nvidia-smi in the job's container; ldconfig -p | grep libnvidia-ml",
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
         signs={
-            "nvml-not-found": Sign(
-                ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"), confidence=PROVED
-            ),
+            "nvml-not-found": proof(("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open")),
             "nvml-not-initialised": nccl_sign(
                 "nvmlInit", r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})"
             ),
