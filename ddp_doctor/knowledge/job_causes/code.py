@@ -3,6 +3,13 @@
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_hint, on_node, proof, remedy, setting
 
+#: What libraries say of files that they cannot decode.
+_NOT_DECODED = (
+    "cannot identify image file", "image file is truncated", "Truncated File Read", "EOFError: Ran out of input",
+    "PytorchStreamReader failed", "The file might be corrupted", "BadZipFile", "tarfile.ReadError", "zlib.error: Error",
+    "JSONDecodeError: ", "UnpicklingError: ", "SafetensorError: ", "lib.ArrowInvalid",
+    "Unable to open file (truncated file", "invalid load key",
+)  # fmt: skip
 CAUSES = (
     JobCause(
         code="DDJ160",
@@ -331,23 +338,7 @@ CAUSES = (
         ),
         signs={
             "not-decoded": Sign(
-                (
-                    "cannot identify image file",
-                    "image file is truncated",
-                    "Truncated File Read",
-                    "EOFError: Ran out of input",
-                    "PytorchStreamReader failed",
-                    "The file might be corrupted",
-                    "BadZipFile",
-                    "tarfile.ReadError",
-                    "zlib.error: Error",
-                    "JSONDecodeError: ",
-                    "UnpicklingError: ",
-                    "SafetensorError: ",
-                    "lib.ArrowInvalid",
-                    "Unable to open file (truncated file",
-                    "invalid load key",
-                ),
+                _NOT_DECODED,
                 r"(?P<reason>cannot identify image file[^\n]{0,120}|image file is truncated|Truncated File Read"
                 r"|EOFError: Ran out of input|PytorchStreamReader failed[^\n]{0,80}|The file might be corrupted"
                 r"|BadZipFile: [^\n]{0,80}|tarfile\.ReadError: [^\n]{0,80}|zlib\.error: Error[^\n]{0,80}"

@@ -116,6 +116,12 @@ _HIDDEN = "NCCL hides the cause: its own log has it."
 _RESULTS = "torch 2.15 c10d/NCCLUtils.cpp, NCCL 2.30.7 src/init.cc (ncclGetErrorString)"
 #: Words that NCCL has for a peer's end, and for faults of all other kinds.
 _OF_ANYTHING = ("unhandled system error", "ncclSystemError")
+_EXCEPTIONS = (
+    "RuntimeError", "ValueError", "TypeError", "AssertionError", "KeyError", "IndexError", "AttributeError",
+    "ModuleNotFoundError", "DistBackendError", "DistNetworkError", "DistStoreError", "AcceleratorError", "OSError",
+    "ImportError", "FileNotFoundError", "PermissionError", "NotImplementedError", "TimeoutError", "ConnectionError",
+    "CalledProcessError", "NameError", "OutOfMemoryError",
+)  # fmt: skip
 _ENDS = {
     "nccl-error": nccl_pointer(  # that a call of NCCL failed; its warnings say why
         (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
@@ -141,33 +147,7 @@ _ENDS = {
     ),
     # Of a traceback whose beginning is missing: output that was cut, or only its end.
     "last-line-of-exception": pointer(
-        tuple(
-            f"{name}: "
-            for name in (
-                "RuntimeError",
-                "ValueError",
-                "TypeError",
-                "AssertionError",
-                "KeyError",
-                "IndexError",
-                "AttributeError",
-                "ModuleNotFoundError",
-                "DistBackendError",
-                "DistNetworkError",
-                "DistStoreError",
-                "AcceleratorError",
-                "OSError",
-                "ImportError",
-                "FileNotFoundError",
-                "PermissionError",
-                "NotImplementedError",
-                "TimeoutError",
-                "ConnectionError",
-                "CalledProcessError",
-                "NameError",
-                "OutOfMemoryError",
-            )
-        ),
+        tuple(f"{name}: " for name in _EXCEPTIONS),
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
     ),
     "exit-code": launcher_pointer(  # torchrun's agent, of the rank that it saw first on its node
@@ -297,6 +277,14 @@ _NO_EVIDENCE = {
 _SIGNALS = (
     r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
 )
+#: How a shell, make, a container or a service says that a command failed.
+_BAD_ENDS = (
+    "Killed", "killed ", "Segmentation fault", "segmentation fault", "Bus error", "bus error", "Aborted", "abort ",
+    "Illegal instruction", "illegal hardware instruction", "Floating point exception", "floating point exception",
+    "make: *** ", "]: *** [", "+  Exit ", "build stopped: ", "exit code", "exit status", "exited with",
+    "terminated with ", "Exit status ", "with error code", "code=exited", "code=killed", "code=dumped",
+    "Failed with result",
+)  # fmt: skip
 _MORE = {
     # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
     "exception-ignored": context(
@@ -313,34 +301,7 @@ _MORE = {
     # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
     # A monitor of the job is ended when the job is.
     "ended-badly": launcher_sign(
-        (
-            "Killed",
-            "killed ",
-            "Segmentation fault",
-            "segmentation fault",
-            "Bus error",
-            "bus error",
-            "Aborted",
-            "abort ",
-            "Illegal instruction",
-            "illegal hardware instruction",
-            "Floating point exception",
-            "floating point exception",
-            "make: *** ",
-            "]: *** [",
-            "+  Exit ",
-            "build stopped: ",
-            "exit code",
-            "exit status",
-            "exited with",
-            "terminated with ",
-            "Exit status ",
-            "with error code",
-            "code=exited",
-            "code=killed",
-            "code=dumped",
-            "Failed with result",
-        ),
+        _BAD_ENDS,
         rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
         r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
         r"|\[\d+\][+-]? +Exit [1-9]|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped"
