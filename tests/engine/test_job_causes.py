@@ -24,7 +24,7 @@ PROVED, LIKELY, POSSIBLE = Confidence.PROVED, Confidence.LIKELY, Confidence.POSS
 def row(name: str, domain: Domain, *signs: Sign) -> JobCause:
     restart: Restart = "on the same nodes" if domain == "scheduler" else "unknown"
     signs_by_id = {sign.id: sign for sign in signs}
-    return JobCause("DDJ000", name, "{who}", "", "", (), "", (), domain, restart, signs_by_id)
+    return JobCause(name, "{who}", "", "", (), "", (), domain, restart, signs_by_id, code="DDJ000")
 
 
 ROWS = (

@@ -34,25 +34,11 @@ from ddp_doctor.knowledge.job_causes import (
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
 _MODULES = (
-    shared_memory,
-    host,
-    gpu,
-    gpu_access,
-    software,
-    network,
-    rdma,
-    nccl_settings,
-    nccl_tools,
-    code,
-    ddp,
-    launchers,
-    scheduler,
-    hangs,
-    live,
-    unproven,
-)
+    shared_memory, host, gpu, gpu_access, software, network, rdma, nccl_settings, nccl_tools, code, ddp, launchers,
+    scheduler, hangs, live, unproven,
+)  # fmt: skip
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
+    cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {

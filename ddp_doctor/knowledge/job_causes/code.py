@@ -10,9 +10,8 @@ _NOT_DECODED = (
     "JSONDecodeError: ", "UnpicklingError: ", "SafetensorError: ", "lib.ArrowInvalid",
     "Unable to open file (truncated file", "invalid load key",
 )  # fmt: skip
-CAUSES = (
-    JobCause(
-        code="DDJ160",
+CAUSES = {
+    "DDJ160": JobCause(
         name="rank-exception",
         title="{who} stopped[ in {where}]: {type}[: {message}]",
         domain="code",
@@ -24,8 +23,7 @@ CAUSES = (
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
     ),
-    JobCause(
-        code="DDJ161",
+    "DDJ161": JobCause(
         name="gpu-out-of-memory",
         title="GPU[ {gpu}] of {who} has no memory left[: {size} more were asked for]",
         domain="code",
@@ -77,8 +75,7 @@ CAUSES = (
             "nccl-no-gpu-memory": nccl_hint("Failed to CUDA calloc"),
         },
     ),
-    JobCause(
-        code="DDJ163",
+    "DDJ163": JobCause(
         name="device-mismatch",
         title="Tensors of {who} that belong together are on different devices[: {found}][: the group is on {bound},"
         " the tensor on {issued}]",
@@ -122,8 +119,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ164",
+    "DDJ164": JobCause(
         name="backend-device-mismatch",
         title="{who} gave the process group a tensor of a device that it cannot carry[: {on}]",
         domain="code",
@@ -141,8 +137,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ174",
+    "DDJ174": JobCause(
         name="dataloader-worker-died",
         title="A DataLoader worker of {who} died[: {signal}][, process {pid}]",
         finds="A worker process of a DataLoader was ended by a signal or left.",
@@ -166,8 +161,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ175",
+    "DDJ175": JobCause(
         name="checkpoint-mismatch",
         title="The checkpoint that {who} loaded does not fit[ {module}]",
         domain="code",
@@ -203,8 +197,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ176",
+    "DDJ176": JobCause(
         name="import-failed",
         title="{who} could not load {missing}",
         domain="code",
@@ -249,8 +242,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ177",
+    "DDJ177": JobCause(
         name="loss-not-finite",
         title="The job ended itself because the loss or a gradient of {who} was not a number, or infinite",
         finds="A guard of the training code or of torch stops at NaN, or at a loss scale that cannot fall further.",
@@ -297,8 +289,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ178",
+    "DDJ178": JobCause(
         name="device-assert",
         title="A kernel on the GPU of {who} stopped at an assertion[: {assertion}]",
         domain="code",
@@ -319,8 +310,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ179",
+    "DDJ179": JobCause(
         name="corrupt-data",
         title="{who} could not read a file: it is cut short or damaged[: {reason}]",
         domain="data",
@@ -352,4 +342,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

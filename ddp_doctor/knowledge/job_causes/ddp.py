@@ -2,9 +2,8 @@
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_sign, proof, remedy, watchdog_sign
 
-CAUSES = (
-    JobCause(
-        code="DDJ165",
+CAUSES = {
+    "DDJ165": JobCause(
         name="pg-not-initialized",
         title="{who} called torch.distributed without a process group",
         domain="code",
@@ -28,8 +27,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ166",
+    "DDJ166": JobCause(
         name="ddp-unused-parameters",
         title="Parameters of the model took no part in the loss on {who}[: numbers {indices}][, {parameters}]",
         domain="code",
@@ -60,8 +58,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ167",
+    "DDJ167": JobCause(
         name="ddp-ready-twice",
         title="DDP got the gradient of a parameter twice in one step on {who}[: {parameter}]",
         domain="code",
@@ -84,8 +81,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ168",
+    "DDJ168": JobCause(
         name="ddp-no-grad-params",
         title="{who} wrapped a model in DDP that has nothing to train",
         domain="code",
@@ -106,8 +102,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ169",
+    "DDJ169": JobCause(
         name="ddp-buffer-inplace",
         title="DDP's broadcast of buffers changed a tensor of {who} between forward and backward[: {tensor}]",
         domain="code",
@@ -135,8 +130,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ170",
+    "DDJ170": JobCause(
         name="collective-mismatch",
         title="Ranks called different collectives, or with different tensors or models"
         "[: rank {rank} called {op}][ of {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}]"
@@ -208,8 +202,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ171",
+    "DDJ171": JobCause(
         name="rank0-only-collective",
         title="{who} called a collective that the other ranks did not call[: {call}]",
         domain="code",
@@ -222,8 +215,7 @@ CAUSES = (
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
     ),
-    JobCause(
-        code="DDJ172",
+    "DDJ172": JobCause(
         name="timeout-long-rank0-work",
         title="{who} was still at work of its own when the other ranks gave up waiting[ in {call}]",
         domain="code",
@@ -238,8 +230,7 @@ CAUSES = (
         references=("torch 2.15, distributed/constants.py",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
     ),
-    JobCause(
-        code="DDJ173",
+    "DDJ173": JobCause(
         name="peer-died-secondary",
         title="{gone} went away without a word; {who} saw the connection closed",
         finds="Ranks report closed connections, and nothing says why the other end closed.",
@@ -256,4 +247,4 @@ CAUSES = (
         references=("gloo transport/tcp/pair.cc; errno(3)",),
         # The judge: signs of role victim (pointers.py) alone.
     ),
-)
+}

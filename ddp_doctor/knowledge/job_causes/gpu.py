@@ -69,9 +69,8 @@ SIGNS = {
     "peer-gpu-failed": victim("Invalid access of peer GPU memory over nvlink"),
 }
 
-CAUSES = (
-    JobCause(
-        code="DDJ110",
+CAUSES = {
+    "DDJ110": JobCause(
         name="nvlink-error",
         title="An NVLink failed on {who}[, GPU {bus}]",
         domain="gpu",
@@ -97,8 +96,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ111",
+    "DDJ111": JobCause(
         name="gpu-ecc-error",
         title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
         domain="gpu",
@@ -121,8 +119,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ112",
+    "DDJ112": JobCause(
         name="gpu-off-bus",
         title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
         domain="gpu",
@@ -156,8 +153,7 @@ CAUSES = (
             "gpu-is-lost": proof("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost"),
         },
     ),
-    JobCause(
-        code="DDJ113",
+    "DDJ113": JobCause(
         name="gsp-timeout",
         title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
         domain="gpu",
@@ -187,8 +183,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ114",
+    "DDJ114": JobCause(
         name="fabric-manager-down",
         title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
         domain="host",
@@ -216,8 +211,7 @@ CAUSES = (
             "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         },
     ),
-    JobCause(
-        code="DDJ115",
+    "DDJ115": JobCause(
         name="fabric-manager-restarted",
         title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
         domain="gpu",
@@ -254,8 +248,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ123",
+    "DDJ123": JobCause(
         name="illegal-memory-access",
         title="A kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
         finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
@@ -306,8 +299,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ124",
+    "DDJ124": JobCause(
         name="gpu-fault",
         title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
         domain="gpu",
@@ -328,8 +320,7 @@ CAUSES = (
             "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
         },
     ),
-    JobCause(
-        code="DDJ137",
+    "DDJ137": JobCause(
         name="imex-not-working",
         title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
         domain="host",
@@ -359,4 +350,4 @@ CAUSES = (
             )
         },
     ),
-)
+}

@@ -80,9 +80,8 @@ SIGNS = {
     "nvls-last": context("NCCL INFO NVLS comm 0x", unless=("Init COMPLETE", "Connected NVLS tree")),
 }
 
-CAUSES = (
-    JobCause(
-        code="DDJ138",
+CAUSES = {
+    "DDJ138": JobCause(
         name="no-gpu-visible",
         title="{who} sees no GPU",
         domain="host",
@@ -117,8 +116,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ116",
+    "DDJ116": JobCause(
         name="gpu-exclusive-mode",
         title="{who} finds its GPU taken by another process: the GPU serves one process alone, or is out of order",
         domain="host",
@@ -146,8 +144,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ117",
+    "DDJ117": JobCause(
         name="mig-unsupported",
         title="Ranks of this job use MIG slices of one GPU, which NCCL does not join",
         domain="host",
@@ -169,8 +166,7 @@ CAUSES = (
             "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
         },
     ),
-    JobCause(
-        code="DDJ118",
+    "DDJ118": JobCause(
         name="duplicate-gpu",
         title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
         domain="code",
@@ -199,8 +195,7 @@ CAUSES = (
             "usage-refused": nccl_hint(*_REFUSED),
         },
     ),
-    JobCause(
-        code="DDJ119",
+    "DDJ119": JobCause(
         name="acs-p2p-fault",
         title="PCIe ACS or the IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
         domain="host",
@@ -236,8 +231,7 @@ CAUSES = (
             "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
         },
     ),
-    JobCause(
-        code="DDJ120",
+    "DDJ120": JobCause(
         name="iommu-p2p-hang",
         title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
         domain="host",
@@ -250,8 +244,7 @@ CAUSES = (
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
         signs={"hang-with-iommu": hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
-    JobCause(
-        code="DDJ121",
+    "DDJ121": JobCause(
         name="p2p-broken-hang",
         title="P2P between the GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
@@ -262,8 +255,7 @@ CAUSES = (
         references=(_NCCL_GUIDE,),
         signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
-    JobCause(
-        code="DDJ122",
+    "DDJ122": JobCause(
         name="nvls-hang",
         title="{who} hangs while NVLink SHARP (NVLS) is set up",
         domain="gpu",
@@ -286,8 +278,7 @@ CAUSES = (
             "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
         },
     ),
-    JobCause(
-        code="DDJ162",
+    "DDJ162": JobCause(
         name="invalid-device-ordinal",
         title="{who} used a GPU by a number that it is not shown",
         domain="code",
@@ -313,4 +304,4 @@ CAUSES = (
             )
         },
     ),
-)
+}

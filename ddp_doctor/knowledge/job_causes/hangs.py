@@ -2,9 +2,8 @@
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, remedy
 
-CAUSES = (
-    JobCause(
-        code="DDJ195",
+CAUSES = {
+    "DDJ195": JobCause(
         name="stuck-outside-collective",
         title="{who} never entered [{call}, in which other ranks wait][; {stands}]",
         domain="code",
@@ -24,8 +23,7 @@ CAUSES = (
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
-    JobCause(
-        code="DDJ196",
+    "DDJ196": JobCause(
         name="cross-group-deadlock",
         title="Ranks wait for each other in different process groups[, or {otherwise}]"
         "[: {odd} took them in another order]",
@@ -39,8 +37,7 @@ CAUSES = (
         next_check="TORCH_FR_BUFFER_SIZE=20000, and compare the order of groups in each rank's dump",
         references=("torch 2.13 docs, torch.distributed.new_group: using multiple process groups",),
     ),
-    JobCause(
-        code="DDJ197",
+    "DDJ197": JobCause(
         name="rank-unreachable",
         title="{who} left no flight-recorder dump that can be read, and the other ranks wait for it",
         finds="Ranks wait for a rank of which there is no dump of torch's flight recorder, or an empty or cut-off"
@@ -51,8 +48,7 @@ CAUSES = (
         next_check="dmesg -T on that rank's host, and the scheduler's record of the job",
         references=("torch issue 196968: a rank in teardown writes no dump",),
     ),
-    JobCause(
-        code="DDJ199",
+    "DDJ199": JobCause(
         name="collective-stalled",
         title="{who} [entered {call} and] do not get out of it",
         finds="All ranks whose dumps of torch's flight recorder are there wait in the same collective.",
@@ -62,4 +58,4 @@ CAUSES = (
         next_check="ddp-doctor run on the same hosts, and NCCL_DEBUG=INFO in the job",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
-)
+}

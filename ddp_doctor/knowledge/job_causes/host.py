@@ -14,9 +14,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     setting,
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ106",
+CAUSES = {
+    "DDJ106": JobCause(
         name="host-oom-kill",
         title="Memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
         domain="host",
@@ -71,8 +70,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ107",
+    "DDJ107": JobCause(
         name="disk-full",
         title="The disk that {who} wrote to is full[: {path}]",
         domain="host",
@@ -102,8 +100,7 @@ CAUSES = (
             "no-temporary-directory": hint("No usable temporary directory found in"),
         },
     ),
-    JobCause(
-        code="DDJ108",
+    "DDJ108": JobCause(
         name="too-many-open-files",
         title="Too many open files on {who}: the limit (ulimit -n) is too low",
         domain="host",
@@ -125,8 +122,7 @@ CAUSES = (
         found_by=("DD223",),
         signs={"too-many-files": proof(("Too many open files", "received 0 items of ancdata"))},
     ),
-    JobCause(
-        code="DDJ109",
+    "DDJ109": JobCause(
         name="host-out-of-memory",
         title="Not enough host memory on {who}[, at {raised_at}][: {bytes} bytes were asked for]",
         domain="host",
@@ -151,8 +147,7 @@ CAUSES = (
             "bad-alloc": Sign("std::bad_alloc"),
         },
     ),
-    JobCause(
-        code="DDJ150",
+    "DDJ150": JobCause(
         name="memlock-limit",
         title="{who} may lock too little memory for RDMA (ulimit -l)",
         domain="host",
@@ -195,4 +190,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

@@ -135,7 +135,6 @@ class JobCause(NamedTuple):
     script; the likeliest first.
     """
 
-    code: str
     name: str
     title: str
     finds: str
@@ -148,3 +147,4 @@ class JobCause(NamedTuple):
     signs: Mapping[str, Sign] = MappingProxyType({})
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()
+    code: str = ""  # its key in the table

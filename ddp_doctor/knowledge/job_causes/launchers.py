@@ -17,9 +17,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     unset,
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ180",
+CAUSES = {
+    "DDJ180": JobCause(
         name="sighup-terminal",
         title="The terminal that torchrun was started from was closed, and the job ended with it",
         domain="scheduler",
@@ -45,8 +44,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ181",
+    "DDJ181": JobCause(
         name="launch-env-missing",
         title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
         domain="code",
@@ -93,8 +91,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ182",
+    "DDJ182": JobCause(
         name="port-in-use",
         title="Port[ {port}] on {who} is taken by another program, or by what is left of an older job",
         domain="host",
@@ -132,8 +129,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ183",
+    "DDJ183": JobCause(
         name="rendezvous-port-conflict",
         title="Another job meets this one at its rendezvous[: a foreign server answered {who} at {peer}:{port}]",
         domain="scheduler",
@@ -160,8 +156,7 @@ CAUSES = (
             "rendezvous-closed": launcher_hint("RendezvousClosedError"),
         },
     ),
-    JobCause(
-        code="DDJ184",
+    "DDJ184": JobCause(
         name="rendezvous-host-mismatch",
         title="No node serves the rendezvous[ at {server}:{port}]: {who} found nobody there",
         domain="scheduler",
@@ -191,8 +186,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ185",
+    "DDJ185": JobCause(
         name="hostname-unresolvable",
         title="{who} could not resolve the name[ {name}]",
         domain="network",
@@ -225,8 +219,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ186",
+    "DDJ186": JobCause(
         name="gloo-ifname-invalid",
         title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
         domain="network",
@@ -249,8 +242,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ187",
+    "DDJ187": JobCause(
         name="gloo-loopback-hostname",
         title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
         domain="network",
@@ -293,8 +285,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ192",
+    "DDJ192": JobCause(
         name="script-arguments",
         title="A script refused its arguments[ ({script})]: {message}",
         domain="code",
@@ -316,8 +307,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ193",
+    "DDJ193": JobCause(
         name="process-crashed",
         title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
         " code, went wrong",
@@ -360,4 +350,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

@@ -5,9 +5,8 @@ from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, on_node, re
 _PROC = ("proc(5), /proc/PID/stat and /proc/PID/status",)
 _STACKS = ("py-spy 0.4, dump --nonblocking", "torch 2.13 torch/distributed/distributed_c10d.py")
 
-CAUSES = (
-    JobCause(
-        code="DDJ301",
+CAUSES = {
+    "DDJ301": JobCause(
         name="rank-stopped",
         title="{who} {is} {how}, and the job waits for it",
         domain="host",
@@ -18,8 +17,7 @@ CAUSES = (
         next_check="grep -E 'State|TracerPid' /proc/PID/status on its host",
         references=_PROC,
     ),
-    JobCause(
-        code="DDJ302",
+    "DDJ302": JobCause(
         name="rank-gone",
         title="{who} {is} gone[, {how}][, and {others} still there]",
         finds="A job has fewer ranks on a host than its launcher started, while the others wait.",
@@ -29,8 +27,7 @@ CAUSES = (
         next_check="dmesg -T on its host, and ddp-doctor logs with the job's output",
         references=_PROC,
     ),
-    JobCause(
-        code="DDJ303",
+    "DDJ303": JobCause(
         name="data-loader-stuck",
         title="{who} {waits} for data that does not come[: a worker of its data loader stands at {line}]",
         domain="data",
@@ -47,8 +44,7 @@ CAUSES = (
         next_check="py-spy dump --pid of the worker; num_workers=0 in a short run",
         references=("torch 2.13 torch/utils/data/dataloader.py, _try_get_data",),
     ),
-    JobCause(
-        code="DDJ304",
+    "DDJ304": JobCause(
         name="rank-in-kernel",
         title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not answer",
         domain="host",
@@ -65,8 +61,7 @@ CAUSES = (
         next_check="sudo cat /proc/PID/stack on its host",
         references=_PROC,
     ),
-    JobCause(
-        code="DDJ305",
+    "DDJ305": JobCause(
         name="data-not-acknowledged",
         title="What {who} sends to {peer} is not acknowledged, so the network loses it",
         domain="network",
@@ -88,8 +83,7 @@ CAUSES = (
             "tcp(7), tcp_retries2",
         ),
     ),
-    JobCause(
-        code="DDJ306",
+    "DDJ306": JobCause(
         name="others-wait-for-work",
         title="{who} {does}[ at {line}][ in {looks} looks]"
         "[ (a worker of its data loader is at {worker})], and {others} for it",
@@ -105,8 +99,7 @@ CAUSES = (
         next_check="ddp-doctor attach again in a minute: whether it stands elsewhere then",
         references=_STACKS,
     ),
-    JobCause(
-        code="DDJ307",
+    "DDJ307": JobCause(
         name="progress-not-known",
         title="{what}",
         finds="What could be read of a job that runs does not tell whether it gets on.",
@@ -116,4 +109,4 @@ CAUSES = (
         next_check="ddp-doctor attach again in a minute, on every host of the job",
         references=_STACKS,
     ),
-)
+}

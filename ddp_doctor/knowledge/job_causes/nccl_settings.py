@@ -2,9 +2,8 @@
 
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_proof, nccl_sign, remedy, unset
 
-CAUSES = (
-    JobCause(
-        code="DDJ157",
+CAUSES = {
+    "DDJ157": JobCause(
         name="nccl-settings-differ",
         title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
         domain="host",
@@ -33,8 +32,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ159",
+    "DDJ159": JobCause(
         name="world-sizes-differ",
         title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
         domain="code",
@@ -62,8 +60,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ158",
+    "DDJ158": JobCause(
         name="nccl-setting-refused",
         title="NCCL refuses the setting of {who}[: {setting}]",
         domain="host",
@@ -102,4 +99,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

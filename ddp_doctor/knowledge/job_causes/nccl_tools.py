@@ -16,9 +16,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
 _NOTE = (RAS_NOTE,)
 
-CAUSES = (
-    JobCause(
-        code="DDJ153",
+CAUSES = {
+    "DDJ153": JobCause(
         name="rank-not-answering",
         title="A process of the job no longer answers NCCL's RAS[: that of rank {rank}][ on {node}]",
         restart="on other nodes",
@@ -34,8 +33,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ154",
+    "DDJ154": JobCause(
         name="rank-behind",
         title="Rank {rank} has launched fewer collectives than the others: {launched} of {most}",
         finds="A rank behind the others in NCCL's counts of launched operations: the same in two answers of RAS, or in"
@@ -57,8 +55,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ155",
+    "DDJ155": JobCause(
         name="wrong-results",
         title="The results of nccl-tests are wrong: values out of bounds: {elements}",
         domain="gpu",
@@ -80,8 +77,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ156",
+    "DDJ156": JobCause(
         name="p2p-test-failed",
         title="P2P from the GPU of rank {rank} to that of rank {peer_rank} moves wrong data, or none[, over {path}]",
         domain="gpu",
@@ -111,4 +107,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

@@ -63,9 +63,8 @@ SIGNS = {
     ),
 }
 
-CAUSES = (
-    JobCause(
-        code="DDJ140",
+CAUSES = {
+    "DDJ140": JobCause(
         name="firewall-or-unreachable",
         title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
         domain="network",
@@ -124,8 +123,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ141",
+    "DDJ141": JobCause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",
         domain="host",
@@ -150,8 +148,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ142",
+    "DDJ142": JobCause(
         name="socket-ifname-wrong",
         title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
         " machine on each node]",
@@ -193,8 +190,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ143",
+    "DDJ143": JobCause(
         name="duplicate-hostname",
         title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
         domain="host",
@@ -214,8 +210,7 @@ CAUSES = (
         instead_of=("duplicate-gpu",),
         signs={"one-host-for-nccl": Sign("Duplicate GPU detected : rank", beside=("one-rank-a-node",))},
     ),
-    JobCause(
-        code="DDJ134",
+    "DDJ134": JobCause(
         name="net-plugin-load-failed",
         title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
         domain="host",
@@ -264,8 +259,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ135",
+    "DDJ135": JobCause(
         name="net-plugin-version-mismatch",
         title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
         domain="host",
@@ -285,8 +279,7 @@ CAUSES = (
             "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
         },
     ),
-    JobCause(
-        code="DDJ136",
+    "DDJ136": JobCause(
         name="net-transport-mismatch",
         title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
         domain="host",
@@ -316,4 +309,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

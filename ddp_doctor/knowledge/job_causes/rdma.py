@@ -68,9 +68,8 @@ _WITHOUT_NODE = remedy(
 #: Signs of no cause of their own: what follows after a connection has failed.
 SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
 
-CAUSES = (
-    JobCause(
-        code="DDJ144",
+CAUSES = {
+    "DDJ144": JobCause(
         name="ib-unusable",
         title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
         domain="network",
@@ -112,8 +111,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ145",
+    "DDJ145": JobCause(
         name="ib-fabric-fault",
         title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
         domain="network",
@@ -147,8 +145,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ146",
+    "DDJ146": JobCause(
         name="ib-link-flap",
         title="The link of an RDMA port of {who} went down[: {device}]",
         domain="network",
@@ -175,8 +172,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ147",
+    "DDJ147": JobCause(
         name="ib-mtu-mismatch",
         title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
         domain="network",
@@ -203,8 +199,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ148",
+    "DDJ148": JobCause(
         name="ib-rail-unroutable",
         title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
         domain="network",
@@ -236,8 +231,7 @@ CAUSES = (
             "rail-hint": nccl_sign("NICs are not cross-rail connected"),
         },
     ),
-    JobCause(
-        code="DDJ149",
+    "DDJ149": JobCause(
         name="roce-gid-index",
         title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
         domain="network",
@@ -281,8 +275,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ151",
+    "DDJ151": JobCause(
         name="gdr-peermem-missing",
         title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
         domain="host",
@@ -307,8 +300,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ152",
+    "DDJ152": JobCause(
         name="efa-security-group",
         title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
         domain="network",
@@ -335,4 +327,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

@@ -9,9 +9,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     remedy,
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ188",
+CAUSES = {
+    "DDJ188": JobCause(
         name="scheduler-time-limit",
         title="The scheduler ended the job at its time limit",
         domain="scheduler",
@@ -36,8 +35,7 @@ CAUSES = (
             "time-limit-of-cloud": kernel_proof("MaxRuntimeExceeded"),
         },
     ),
-    JobCause(
-        code="DDJ189",
+    "DDJ189": JobCause(
         name="scheduler-preempted",
         title="The scheduler took the nodes away for another job",
         domain="scheduler",
@@ -67,8 +65,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ190",
+    "DDJ190": JobCause(
         name="scheduler-cancelled",
         title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
         domain="scheduler",
@@ -95,8 +92,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ191",
+    "DDJ191": JobCause(
         name="scheduler-node-failure",
         title="The scheduler lost a node of the job[: {node}]",
         domain="host",
@@ -125,4 +121,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

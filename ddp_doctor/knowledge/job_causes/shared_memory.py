@@ -21,9 +21,8 @@ _MORE_SHARED_MEMORY = remedy(
     container=("--shm-size=8g",),
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ101",
+CAUSES = {
+    "DDJ101": JobCause(
         name="shm-too-small",
         title="/dev/shm of {who} is too small for NCCL[: no room for {size} more bytes]",
         domain="host",
@@ -63,8 +62,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ102",
+    "DDJ102": JobCause(
         name="shm-too-small-dataloader",
         title="/dev/shm of {who} is too small for the batches of the DataLoader's workers",
         domain="host",
@@ -96,8 +94,7 @@ CAUSES = (
             "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
         },
     ),
-    JobCause(
-        code="DDJ103",
+    "DDJ103": JobCause(
         name="shm-permission",
         title="/dev/shm of {who} may not be written by the job's user",
         domain="host",
@@ -126,8 +123,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ104",
+    "DDJ104": JobCause(
         name="shm-cumem-numa",
         title="A rank of {who} cannot open the shared memory that another rank of the node made[: {segment}]",
         domain="host",
@@ -154,8 +150,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ105",
+    "DDJ105": JobCause(
         name="cumem-host-unsupported",
         title="NCCL cannot share host memory between the GPUs of {who} by cuMem",
         domain="host",
@@ -186,4 +181,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

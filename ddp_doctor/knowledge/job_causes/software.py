@@ -23,9 +23,8 @@ _SAME_NCCL = remedy(
     "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ125",
+CAUSES = {
+    "DDJ125": JobCause(
         name="driver-library-mismatch",
         title="The NVIDIA libraries and the kernel module on {who} are of different versions",
         domain="host",
@@ -64,8 +63,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ126",
+    "DDJ126": JobCause(
         name="driver-too-old",
         title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
         domain="host",
@@ -97,8 +95,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ127",
+    "DDJ127": JobCause(
         name="nccl-cuda-mismatch",
         title="The NCCL library that {who} loads was built for another CUDA version",
         domain="host",
@@ -133,8 +130,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ128",
+    "DDJ128": JobCause(
         name="no-kernel-image",
         title="This software has no code for the GPU of {who}[ ({capability})]",
         domain="host",
@@ -177,8 +173,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ129",
+    "DDJ129": JobCause(
         name="nccl-too-old-for-gpu",
         title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
         domain="host",
@@ -212,8 +207,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ130",
+    "DDJ130": JobCause(
         name="nccl-library-conflict",
         title="{who} loads another NCCL library than the one that this software was built for",
         domain="host",
@@ -235,8 +229,7 @@ CAUSES = (
             ),
         },
     ),
-    JobCause(
-        code="DDJ131",
+    "DDJ131": JobCause(
         name="nccl-not-built",
         title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
         domain="host",
@@ -257,8 +250,7 @@ CAUSES = (
             "torch-without-nccl": proof(("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"))
         },
     ),
-    JobCause(
-        code="DDJ132",
+    "DDJ132": JobCause(
         name="nccl-bug",
         title="NCCL met a state on {who} that its own authors rule out",
         finds="NCCL's checks of its own state failed.",
@@ -286,8 +278,7 @@ CAUSES = (
             )
         },
     ),
-    JobCause(
-        code="DDJ133",
+    "DDJ133": JobCause(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
         domain="host",
@@ -321,4 +312,4 @@ CAUSES = (
             ),
         },
     ),
-)
+}

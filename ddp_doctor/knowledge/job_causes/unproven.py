@@ -7,9 +7,8 @@ NOT_PROVEN = "DDJ198"
 #: Classes of jobs of which nothing says that they failed.
 NOT_FAILED = ("job-starting", "end-not-shown")
 
-CAUSES = (
-    JobCause(
-        code=NOT_PROVEN,
+CAUSES = {
+    NOT_PROVEN: JobCause(
         name="job-failed-cause-not-proven",
         title="{what}, and nothing shows why",
         finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",
@@ -36,8 +35,7 @@ CAUSES = (
             "NCCL 2.30.7 src/debug.cc",
         ),
     ),
-    JobCause(
-        code="DDJ139",
+    "DDJ139": JobCause(
         name="job-starting",
         title="The job was still starting, or hangs while it starts: {what}",
         finds="Most ranks' dumps of the flight recorder hold no collective, or communicators of NCCL were begun and"
@@ -48,8 +46,7 @@ CAUSES = (
         next_check="py-spy dump --pid PID of a rank that has not come; ddp-doctor logs again, some minutes later",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
     ),
-    JobCause(
-        code="DDJ194",
+    "DDJ194": JobCause(
         name="end-not-shown",
         title="Nothing shows how the job ended: {why}",
         finds="A file of the job is cut off or damaged, or nccl-tests began without printing results, and nothing says"
@@ -59,4 +56,4 @@ CAUSES = (
         next_check="ddp-doctor logs over the whole output",
         references=("nccl-tests, src/common.cu",),
     ),
-)
+}
