@@ -180,7 +180,7 @@ CAUSES = {
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
-            "memory-not-registered-untold": nccl_hint(  # NCCL up to 2.19 does not tell why
+            "reg-mr-failed-without-errno": nccl_hint(  # NCCL up to 2.19 does not tell why
                 "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$"
             ),
             "memlock-of-others": nccl_sign(

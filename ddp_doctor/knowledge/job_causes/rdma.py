@@ -252,6 +252,7 @@ CAUSES = {
         ),
         next_check="show_gids on both nodes; ib_write_bw -d DEVICE -x INDEX between them",
         references=(_NET_IB, _NCCL_VARIABLES),
+        found_by=("DD568", "DD569", "DD584"),
         signs={
             "rdma-over-link-local": nccl_sign(
                 _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"), run_code="DD584"

@@ -107,6 +107,7 @@ CAUSES = {
         ),
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
+        found_by=("DD237",),
         signs={
             "shm-denied": nccl_proof(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
