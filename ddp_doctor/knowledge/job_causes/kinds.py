@@ -7,7 +7,6 @@ victim.
 
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
@@ -144,7 +143,7 @@ class JobCause(NamedTuple):
     references: tuple[str, ...]
     domain: Domain = "unknown"
     restart: Restart = "unknown"
-    signs: Mapping[str, Sign] = MappingProxyType({})
+    signs: Mapping[str, Sign] = {}
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()
     code: str = ""  # its key in the table
