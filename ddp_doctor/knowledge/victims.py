@@ -21,49 +21,24 @@ import re
 
 #: Words of such messages, as their sources write them; a job's output is searched for them as well.
 PEER_GONE = (
-    "Connection closed",
-    "Connection reset",
-    "Broken pipe",
-    "Read error",
-    "Write error",
-    "Socket closed",
-    "Socket Timeout",
-    "recvVector failed",
-    "recvValue failed",
-    "sendBytes failed",
-    "remote process",
-    "remote peer",
-    "connectFullMesh failed",
-    "ncclRemoteError",
-    "remote error",
-    "unexpected EOF",
-    "wait timeout",
-    "communicator was aborted",
-    "Application timeout caused pair closure",
-    "client socket has failed to connect",
-    "Software caused connection abort",
-    "NCCL operation failed",
-    "ncclSystemError",
-    "unhandled system error",
+    "Connection closed", "Connection reset", "Broken pipe", "Read error", "Write error", "Socket closed",
+    "Socket Timeout", "recvVector failed", "recvValue failed", "sendBytes failed", "remote process", "remote peer",
+    "connectFullMesh failed", "ncclRemoteError", "remote error", "unexpected EOF", "wait timeout",
+    "communicator was aborted", "Application timeout caused pair closure", "client socket has failed to connect",
+    "Software caused connection abort", "NCCL operation failed", "ncclSystemError", "unhandled system error",
     "waiting for clients",
-)
+)  # fmt: skip
 #: Of these, nobody listens there, any more or not yet.
 PEER_REFUSES = ("Connection refused",)
 #: Of these, there is no way to the peer's host.
 PEER_UNREACHED = ("No route to host", "Connection timed out")
 #: Of these, time-outs: a peer was silent.
 PEER_SILENT = (
-    "timed out waiting",
-    "watchdog caught collective operation timeout",
-    "client socket has timed out",
-    "NCCL operation timed out",
-    "work timed out during finalize",
-    "NCCL communicator timed out after",
-    "failed to pass monitoredBarrier",
-    "successfully reached monitoredBarrier",
-    "in store based barrier",
+    "timed out waiting", "watchdog caught collective operation timeout", "client socket has timed out",
+    "NCCL operation timed out", "work timed out during finalize", "NCCL communicator timed out after",
+    "failed to pass monitoredBarrier", "successfully reached monitoredBarrier", "in store based barrier",
     "Timeout waiting for key",
-)
+)  # fmt: skip
 #: What a peer sent is not what this rank expects: the two disagree, and the rank that reads first says so.
 _UNFIT = re.compile(
     r"connecting to address.{0,80} with family \d+ is neither|message truncated ?: receiv\w+ \d+ bytes instead of"

@@ -23,20 +23,21 @@ PROVED, LIKELY, POSSIBLE = Confidence.PROVED, Confidence.LIKELY, Confidence.POSS
 
 def row(name: str, domain: Domain, *signs: Sign) -> JobCause:
     restart: Restart = "on the same nodes" if domain == "scheduler" else "unknown"
-    return JobCause("DDJ000", name, "{who}", domain, restart, "", "", (), "", (), signs)
+    signs_by_id = {sign.id: sign for sign in signs}
+    return JobCause(name, "{who}", "", "", (), "", (), domain, restart, signs_by_id, code="DDJ000")
 
 
 ROWS = (
-    row("oom-kill", "host", Sign("oom", ("xxxxx",), tier="kernel", confidence=PROVED)),
-    row("gpu-off-bus", "gpu", Sign("xid79", ("xxxxx",), tier="kernel", confidence=PROVED)),
-    row("gsp-timeout", "gpu", Sign("xid119", ("xxxxx",), tier="kernel", confidence=PROVED)),
-    row("unused", "code", Sign("unused-parameters", ("xxxxx",), confidence=PROVED)),
-    row("port", "host", Sign("in-use", ("xxxxx",), confidence=PROVED)),
-    row("firewall", "network", Sign("connect-timeout", ("xxxxx",))),
-    row("shm", "host", Sign("shm", ("xxxxx",), tier="nccl", confidence=PROVED)),
-    row("fabric", "network", Sign("error-12", ("xxxxx",), tier="nccl")),
-    row("peermem", "host", Sign("no-peermem", ("xxxxx",), tier="nccl", confidence=POSSIBLE)),
-    row("time-limit", "scheduler", Sign("limit", ("xxxxx",), tier="kernel", confidence=PROVED)),
+    row("oom-kill", "host", Sign("xxxxx", id="oom", tier="kernel", confidence=PROVED)),
+    row("gpu-off-bus", "gpu", Sign("xxxxx", id="xid79", tier="kernel", confidence=PROVED)),
+    row("gsp-timeout", "gpu", Sign("xxxxx", id="xid119", tier="kernel", confidence=PROVED)),
+    row("unused", "code", Sign("xxxxx", id="unused-parameters", confidence=PROVED)),
+    row("port", "host", Sign("xxxxx", id="in-use", confidence=PROVED)),
+    row("firewall", "network", Sign("xxxxx", id="connect-timeout")),
+    row("shm", "host", Sign("xxxxx", id="shm", tier="nccl", confidence=PROVED)),
+    row("fabric", "network", Sign("xxxxx", id="error-12", tier="nccl")),
+    row("peermem", "host", Sign("xxxxx", id="no-peermem", tier="nccl", confidence=POSSIBLE)),
+    row("time-limit", "scheduler", Sign("xxxxx", id="limit", tier="kernel", confidence=PROVED)),
 )
 BY_NAME = (
     row("rank-exception", "code"),
@@ -51,14 +52,14 @@ BY_NAME = (
     row("firewall-or-unreachable", "network"),
 )
 POINTERS = (
-    Sign("exception", ("xxxxx",), role="pointer"),
-    Sign("watchdog-last-work", ("xxxxx",), tier="watchdog", role="pointer"),
-    Sign("peer-gone", ("xxxxx",), role="victim"),
-    Sign("hint", ("xxxxx",), role="advice"),
-    Sign("monitored", ("xxxxx",), tier="watchdog", role="pointer"),
-    Sign("store-refused", ("xxxxx",), role="pointer"),
-    Sign("store-unreached", ("xxxxx",), role="pointer"),
-    Sign("job-failed", ("xxxxx",), tier="launcher", role="pointer"),
+    Sign("xxxxx", id="exception", role="pointer"),
+    Sign("xxxxx", id="watchdog-last-work", tier="watchdog", role="pointer"),
+    Sign("xxxxx", id="peer-gone", role="victim"),
+    Sign("xxxxx", id="hint", role="advice"),
+    Sign("xxxxx", id="monitored", tier="watchdog", role="pointer"),
+    Sign("xxxxx", id="store-refused", role="pointer"),
+    Sign("xxxxx", id="store-unreached", role="pointer"),
+    Sign("xxxxx", id="job-failed", tier="launcher", role="pointer"),
 )
 
 
@@ -66,7 +67,7 @@ POINTERS = (
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for cause in (*ROWS, *BY_NAME):
         monkeypatch.setitem(job_causes._BY_NAME, cause.name, cause)
-        for sign in cause.signs:
+        for sign in cause.signs.values():
             monkeypatch.setitem(job_causes.SIGNS, sign.id, (sign, cause))
     for sign in POINTERS:
         monkeypatch.setitem(job_causes.SIGNS, sign.id, (sign, None))

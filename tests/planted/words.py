@@ -43,14 +43,14 @@ def page() -> Iterator[str]:
     yield f"| cause | sign | words | {' | '.join(RELEASES)} |\n|---|---|---|{'---|' * len(RELEASES)}"
     in_all = others = 0
     for cause in JOB_CAUSES:
-        for sign in cause.signs:
+        for name, sign in cause.signs.items():
             for word in sign.words if sign.tier == "nccl" else ():
                 cells = [has(texts[release], word) for release in RELEASES]
                 if all(cells):
                     in_all += 1
                 elif any(cells):
                     marks = " | ".join("yes" if cell else "" for cell in cells)
-                    yield f"| {cause.name} | {sign.id} | `{word.strip()}` | {marks} |"
+                    yield f"| {cause.name} | {name} | `{word.strip()}` | {marks} |"
                 else:
                     others += 1
     yield (

@@ -34,30 +34,20 @@ from ddp_doctor.knowledge.job_causes import (
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 
 _MODULES = (
-    shared_memory,
-    host,
-    gpu,
-    gpu_access,
-    software,
-    network,
-    rdma,
-    nccl_settings,
-    nccl_tools,
-    code,
-    ddp,
-    launchers,
-    scheduler,
-    hangs,
-    live,
-    unproven,
-)
+    shared_memory, host, gpu, gpu_access, software, network, rdma, nccl_settings, nccl_tools, code, ddp, launchers,
+    scheduler, hangs, live, unproven,
+)  # fmt: skip
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
-    sorted((cause for module in _MODULES for cause in module.CAUSES), key=lambda cause: cause.code)
+    cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())
 )
 #: Of which cause a sign is; None for one that only points.
 SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
-    **{sign.id: (sign, cause) for cause in JOB_CAUSES for sign in cause.signs},
-    **{sign.id: (sign, None) for module in (pointers, gpu, gpu_access, network, rdma) for sign in module.SIGNS},
+    **{name: (sign._replace(id=name), cause) for cause in JOB_CAUSES for name, sign in cause.signs.items()},
+    **{
+        name: (sign._replace(id=name), None)
+        for module in (pointers, gpu, gpu_access, network, rdma)
+        for name, sign in module.SIGNS.items()
+    },
 }
 #: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
 FOUND_BY_LINT = frozenset(

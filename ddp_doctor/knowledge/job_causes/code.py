@@ -1,32 +1,29 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_hint, on_node, proof, remedy, setting
 
-CAUSES = (
-    JobCause(
-        code="DDJ160",
+#: What libraries say of files that they cannot decode.
+_NOT_DECODED = (
+    "cannot identify image file", "image file is truncated", "Truncated File Read", "EOFError: Ran out of input",
+    "PytorchStreamReader failed", "The file might be corrupted", "BadZipFile", "tarfile.ReadError", "zlib.error: Error",
+    "JSONDecodeError: ", "UnpicklingError: ", "SafetensorError: ", "lib.ArrowInvalid",
+    "Unable to open file (truncated file", "invalid load key",
+)  # fmt: skip
+CAUSES = {
+    "DDJ160": JobCause(
         name="rank-exception",
         title="{who} stopped[ in {where}]: {type}[: {message}]",
         domain="code",
         restart="no",
         finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
         why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
-        remedies=(
-            Remedy(
-                summary="Read the traceback of the rank that is named first; those of the others follow from it",
-                scope="code",
-            ),
-        ),
+        remedies=(in_code("Read the traceback of the rank that is named first; those of the others follow from it"),),
         next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
-        signs=(),
     ),
-    JobCause(
-        code="DDJ161",
+    "DDJ161": JobCause(
         name="gpu-out-of-memory",
         title="GPU[ {gpu}] of {who} has no memory left[: {size} more were asked for]",
         domain="code",
@@ -35,61 +32,50 @@ CAUSES = (
         why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank with"
         " a longer batch stops, and the others wait for it.",
         remedies=(
-            Remedy(
-                summary="Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model"
-                " (fully_shard)",
-                scope="code",
+            in_code(
+                "Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model (fully_shard)"
             ),
-            Remedy(
-                summary="Where much is reserved but not allocated, let segments grow",
-                settings=(Setting(name="PYTORCH_CUDA_ALLOC_CONF", value="expandable_segments:True"),),
+            remedy(
+                "Where much is reserved but not allocated, let segments grow",
+                settings=(setting("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
                 undo="unset PYTORCH_CUDA_ALLOC_CONF",
             ),
-            Remedy(summary="End what else holds memory on the GPU", commands=("nvidia-smi",), scope="node"),
+            on_node("End what else holds memory on the GPU", "nvidia-smi"),
         ),
         next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
         references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
         found_by=("DD305",),
-        signs=(
-            Sign(
-                "cuda-out-of-memory",
+        signs={
+            "cuda-out-of-memory": proof(
                 ("OutOfMemoryError: ", "CUDA out of memory. ", "HIP out of memory. "),
                 r"(?:OutOfMemoryError|RuntimeError): (?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate"
                 r" (?P<size>[\d.]+ ?\w+)\.?(?: ?\(?GPU (?P<gpu>\d+))?)?",
-                confidence=Confidence.PROVED,
             ),
-            Sign(  # as engines repeat it
-                "cuda-out-of-memory-told",
+            "cuda-out-of-memory-told": Sign(  # as engines repeat it
                 ("CUDA out of memory. ", "HIP out of memory. "),
                 r"^(?!.*retry).*(?:CUDA|HIP) out of memory\. Tried to allocate",
             ),
-            Sign(
-                "cuda-error-2",
+            "cuda-error-2": proof(
                 ("CUDA error: out of memory", "CUDA driver error: out of memory", "'out of memory'"),
                 r"(?:CUDA(?: driver)? error: out of memory|Cuda failure (?:2 )?'out of memory')",
-                confidence=Confidence.PROVED,
             ),
-            Sign("cublas-no-memory", ("CUBLAS_STATUS_ALLOC_FAILED",)),
-            Sign(
-                "gpu-memory-by-name",
+            "cublas-no-memory": Sign("CUBLAS_STATUS_ALLOC_FAILED"),
+            "gpu-memory-by-name": Sign(
                 (
                     "CUDA_ERROR_OUT_OF_MEMORY",
                     "cudaErrorMemoryAllocation",
                     "hipErrorOutOfMemory",
                     "RESOURCE_EXHAUSTED: Out of memory",
-                ),
+                )
             ),
-            Sign(  # vLLM
-                "no-room-for-cache",
+            "no-room-for-cache": proof(  # vLLM
                 ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
                 r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
-                confidence=Confidence.PROVED,
             ),
-            nccl_sign("nccl-no-gpu-memory", ("Failed to CUDA calloc",), confidence=Confidence.POSSIBLE),
-        ),
+            "nccl-no-gpu-memory": nccl_hint("Failed to CUDA calloc"),
+        },
     ),
-    JobCause(
-        code="DDJ163",
+    "DDJ163": JobCause(
         name="device-mismatch",
         title="Tensors of {who} that belong together are on different devices[: {found}][: the group is on {bound},"
         " the tensor on {issued}]",
@@ -101,30 +87,23 @@ CAUSES = (
         next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
         found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
-        signs=(
-            Sign(
-                "two-devices",
+        signs={
+            "two-devices": proof(
                 ("all tensors to be on the same device", "DistributedDataParallel device_ids and output_device"),
                 r"(?:on the same device, but (?:found at least two devices, |got )(?P<found>[^!(]{1,80})|"
                 r"on the same device\b|device_ids and output_device arguments only work)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "bound-elsewhere",
-                ("ProcessGroupNCCL is bound to device",),
+            "bound-elsewhere": proof(
+                "ProcessGroupNCCL is bound to device",
                 r"is bound to device (?P<bound>cuda(?::\d{1,5})?) but an operation was issued on"
                 r" (?P<issued>cuda(?::\d{1,5})?)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "input-and-weight",
+            "input-and-weight": proof(
                 (") and weight type (", "its parameters and buffers on device"),
                 r"Input type \((?P<found>.{1,80}?)\) should be the same|found one of them on device: "
                 r"(?P<where_else>\S+)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "devices-in-other-words",
+            "devices-in-other-words": proof(
                 (
                     "Expected object of device type",
                     "Expected object of backend ",
@@ -137,12 +116,10 @@ CAUSES = (
                 ),
                 r"Error: (?:[^\n]{0,200}Expected object of (?:device type|backend) (?P<found>\w+ but got (?:device type"
                 r" |backend )?\w+)|[^\n]{0,200}(?:the same device|different GPUs|cpu tensor|for generator but found))",
-                confidence=Confidence.PROVED,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ164",
+    "DDJ164": JobCause(
         name="backend-device-mismatch",
         title="{who} gave the process group a tensor of a device that it cannot carry[: {on}]",
         domain="code",
@@ -150,58 +127,41 @@ CAUSES = (
         finds="A collective got a tensor on a device for which the process group has no backend: a CPU tensor with"
         " NCCL.",
         why="NCCL moves tensors of GPUs alone; gathered objects and metrics are often on the CPU.",
-        remedies=(
-            Remedy(
-                summary='Have both: init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU',
-                scope="code",
-            ),
-        ),
+        remedies=(in_code('Have both: init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU'),),
         next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
         references=("torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",),
-        signs=(
-            Sign(
-                "no-backend-for-device",
+        signs={
+            "no-backend-for-device": proof(
                 ("No backend type associated with device type", "Tensors must be CUDA and dense"),
                 r"No backend type associated with device type (?P<on>\w+)|Tensors must be CUDA and dense",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ174",
+    "DDJ174": JobCause(
         name="dataloader-worker-died",
         title="A DataLoader worker of {who} died[: {signal}][, process {pid}]",
-        domain="unknown",
-        restart="unknown",
         finds="A worker process of a DataLoader was ended by a signal or left.",
         why="“Killed” mostly means that the host ran out of memory; a segmentation fault comes from a library that"
         " decodes the samples.",
         remedies=(
-            Remedy(summary="Where it was killed: fewer workers, or more memory", scope="job"),
-            Remedy(
-                summary="Where it crashed: run with num_workers=0 to see the stack, and look at the sample",
-                scope="code",
-            ),
+            remedy("Where it was killed: fewer workers, or more memory"),
+            in_code("Where it crashed: run with num_workers=0 to see the stack, and look at the sample"),
         ),
         next_check="dmesg -T | grep -i -E 'oom|segfault' on the host",
         references=("torch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",),
-        signs=(
-            Sign(
-                "worker-signal",
-                ("is killed by signal: ",),
+        signs={
+            "worker-signal": proof(
+                "is killed by signal: ",
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal:"
                 r" (?P<signal>(?!Bus error|Terminated|Interrupt)[^.\n]+)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "worker-left",
-                ("exited unexpectedly",),
+            "worker-left": Sign(
+                "exited unexpectedly",
                 r"DataLoader worker \(pid\(s\) (?P<pid>[\d, ]+)\) exited unexpectedly|Pin memory thread exited",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ175",
+    "DDJ175": JobCause(
         name="checkpoint-mismatch",
         title="The checkpoint that {who} loaded does not fit[ {module}]",
         domain="code",
@@ -210,17 +170,14 @@ CAUSES = (
         why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names, or"
         " on GPUs that this job does not have.",
         remedies=(
-            Remedy(
-                summary="Save model.module.state_dict(), and load it before wrapping the model in DDP", scope="code"
-            ),
-            Remedy(summary="Load with torch.load(…, map_location='cpu', weights_only=True)", scope="code"),
+            in_code("Save model.module.state_dict(), and load it before wrapping the model in DDP"),
+            in_code("Load with torch.load(…, map_location='cpu', weights_only=True)"),
         ),
         next_check="list(torch.load(PATH, map_location='cpu'))[:5] beside list(model.state_dict())[:5]",
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
         found_by=("DDL129",),
-        signs=(
-            Sign(
-                "state-dict",
+        signs={
+            "state-dict": proof(
                 (
                     "Error(s) in loading state_dict for",
                     "loaded state dict contains a parameter group that",
@@ -230,21 +187,17 @@ CAUSES = (
                 ),
                 r"Error\(s\) in loading state_dict for (?P<module>\w+)|loaded state dict"
                 r"|Attempting to deserialize object on (?:a )?CUDA|Weights only load failed",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "checkpoint-of-other-job",
+            "checkpoint-of-other-job": proof(
                 (
                     "The checkpoint being loaded used a DP world size",
                     "Missing key in checkpoint state_dict:",
                     "Size mismatch between saved",
-                ),
-                confidence=Confidence.PROVED,
+                )
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ176",
+    "DDJ176": JobCause(
         name="import-failed",
         title="{who} could not load {missing}",
         domain="code",
@@ -253,16 +206,15 @@ CAUSES = (
         why="The environment of the ranks is not that of the shell: another interpreter, a node without the package, or"
         " a library that is not on the loader's path.",
         remedies=(
-            Remedy(
-                summary="Install it in the environment in which the ranks run, on every node",
-                commands=("srun --ntasks-per-node=1 python -m pip install …",),
+            remedy(
+                "Install it in the environment in which the ranks run, on every node",
+                "srun --ntasks-per-node=1 python -m pip install …",
             ),
         ),
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
         references=("Python: ModuleNotFoundError, ImportError; Modules/main.c",),
-        signs=(
-            Sign(
-                "module-not-found",
+        signs={
+            "module-not-found": proof(
                 (
                     "ModuleNotFoundError: No module named",
                     "ImportError: cannot import name",
@@ -271,48 +223,33 @@ CAUSES = (
                 ),
                 r"(?:ModuleNotFoundError: No module named '|ImportError: cannot import name '"
                 r"|(?:Import|OS)Error: (?=lib\S+: cannot open shared object file))(?P<missing>[^':]+)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "no-script",
-                (": can't open file '",),
-                r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]",
-                confidence=Confidence.PROVED,
+            "no-script": proof(
+                ": can't open file '", r"python[\d.]*: can't open file '(?P<missing>[^']{1,300})': \[Errno \d+\]"
             ),
-            Sign(
-                "interpreter-lacks-module",
-                (": No module named ",),
-                r"python[\d.]*: No module named (?P<missing>[\w.]+)",
-                confidence=Confidence.PROVED,
+            "interpreter-lacks-module": proof(
+                ": No module named ", r"python[\d.]*: No module named (?P<missing>[\w.]+)"
             ),
-            Sign(
-                "library-of-other-build",
+            "library-of-other-build": proof(
                 ("undefined symbol: ", "' not found (required by "),
                 r"ImportError: (?P<missing>(?!\S*libnccl)[^\s:]+): (?:undefined symbol: (?!p?nccl)"
                 r"|version `(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+' not found)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "command-not-found",
+            "command-not-found": Sign(
                 (": command not found", "error: execve(): "),
                 r"(?:^|: )(?P<missing>torchrun|python[\d.]*|deepspeed|accelerate|mpirun|horovodrun): command not found"
                 r"|error: execve\(\): (?P<command>\S+): No such file",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ177",
+    "DDJ177": JobCause(
         name="loss-not-finite",
         title="The job ended itself because the loss or a gradient of {who} was not a number, or infinite",
-        domain="unknown",
-        restart="unknown",
         finds="A guard of the training code or of torch stops at NaN, or at a loss scale that cannot fall further.",
         why="A learning rate that is too high, a bad sample, half precision and, seldom, a sick GPU lead there.",
         remedies=(
-            Remedy(
-                summary="Restart from the last checkpoint with a lower learning rate, or skip the batch", scope="code"
-            ),
-            Remedy(summary="Train in bfloat16, which needs no loss scale", scope="code"),
+            in_code("Restart from the last checkpoint with a lower learning rate, or skip the batch"),
+            in_code("Train in bfloat16, which needs no loss scale"),
         ),
         next_check="the same batch on another GPU: the same NaN tells of code or data, another result of the GPU",
         references=(
@@ -320,9 +257,8 @@ CAUSES = (
             "fairseq, optim/dynamic_loss_scaler.py; DeepSpeed, runtime/fp16/loss_scaler.py",
             "Megatron-LM, core/distributed/param_and_grad_buffer.py; torchvision, references/detection/engine.py",
         ),
-        signs=(
-            Sign(
-                "nan-guard",
+        signs={
+            "nan-guard": proof(
                 (
                     "stopping training",
                     "Minimum loss scale reached",
@@ -335,16 +271,12 @@ CAUSES = (
                 r"(?i)loss is (?:nan|-?inf)\w*, stopping|minimum loss scale reached"
                 r"|already at minimum - cannot decrease"
                 r"|NaN found in input tensor|found NaN in local grad|became infinite or NaN|not finite, stopping",
-                confidence=Confidence.PROVED,
             ),
-            Sign(  # a guard of the job's own, by its exception
-                "loss-exception",
+            "loss-exception": proof(  # a guard of the job's own, by its exception
                 ("FloatingPointError: ", "oss is nan", "oss is NaN", "oss is inf", "on-finite loss"),
                 r"(?i)[a-z]Error: (?=.{0,160}(?:loss|grad)).{0,160}\b(?:nan|inf|infinite|not finite|non-finite)\b",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "guard-of-framework",
+            "guard-of-framework": proof(
                 (
                     "found NaN in local forward",
                     "found Inf in local",
@@ -354,12 +286,10 @@ CAUSES = (
                 ),
                 r"found (?:NaN in local forward|Inf in local)|Backward\w*' returned nan values in its|is non-finite"
                 r"|`training_step` is (?:nan|inf)",
-                confidence=Confidence.PROVED,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ178",
+    "DDJ178": JobCause(
         name="device-assert",
         title="A kernel on the GPU of {who} stopped at an assertion[: {assertion}]",
         domain="code",
@@ -368,25 +298,19 @@ CAUSES = (
         " classes.",
         why="The GPU's context is lost with it, and every later call of the rank fails with the same message.",
         remedies=(
-            Remedy(
-                summary="Check indices and labels of the batch: ids.min() >= 0, ids.max() < embedding.num_embeddings",
-                scope="code",
-            ),
+            in_code("Check indices and labels of the batch: ids.min() >= 0, ids.max() < embedding.num_embeddings"),
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the CPU",
         references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
-        signs=(
-            Sign(
-                "kernel-assertion",
+        signs={
+            "kernel-assertion": proof(
                 ("device-side assert triggered", ": block: ["),
                 r"block: \[[\d,]+\], thread: \[[\d,]+\] Assertion `(?P<assertion>[^`]{1,120})` failed"
                 r"|device-side assert triggered",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ179",
+    "DDJ179": JobCause(
         name="corrupt-data",
         title="{who} could not read a file: it is cut short or damaged[: {reason}]",
         domain="data",
@@ -395,33 +319,16 @@ CAUSES = (
         why="An upload or a save that was interrupted, or a full disk, leaves such files; the rank that meets it"
         " stops.",
         remedies=(
-            Remedy(summary="Find the file, and fetch or write it again", scope="job"),
-            Remedy(summary="Skip samples that cannot be decoded, and count them", scope="code"),
+            remedy("Find the file, and fetch or write it again"),
+            in_code("Skip samples that cannot be decoded, and count them"),
         ),
         next_check="catch the exception in the dataset's __getitem__ and print the sample's path",
         references=(
             "Pillow; torch, caffe2/serialize/inline_container.cc; Python: zipfile, tarfile, zlib, json; Arrow",
         ),
-        signs=(
-            Sign(
-                "not-decoded",
-                (
-                    "cannot identify image file",
-                    "image file is truncated",
-                    "Truncated File Read",
-                    "EOFError: Ran out of input",
-                    "PytorchStreamReader failed",
-                    "The file might be corrupted",
-                    "BadZipFile",
-                    "tarfile.ReadError",
-                    "zlib.error: Error",
-                    "JSONDecodeError: ",
-                    "UnpicklingError: ",
-                    "SafetensorError: ",
-                    "lib.ArrowInvalid",
-                    "Unable to open file (truncated file",
-                    "invalid load key",
-                ),
+        signs={
+            "not-decoded": Sign(
+                _NOT_DECODED,
                 r"(?P<reason>cannot identify image file[^\n]{0,120}|image file is truncated|Truncated File Read"
                 r"|EOFError: Ran out of input|PytorchStreamReader failed[^\n]{0,80}|The file might be corrupted"
                 r"|BadZipFile: [^\n]{0,80}|tarfile\.ReadError: [^\n]{0,80}|zlib\.error: Error[^\n]{0,80}"
@@ -429,11 +336,10 @@ CAUSES = (
                 r"|SafetensorError: (?!.*StorageFull)[^\n]{0,80}"
                 r"|lib\.ArrowInvalid[^\n]{0,80}|Unable to open file \(truncated|invalid load key)",
             ),
-            Sign(
-                "archive-cut",
+            "archive-cut": Sign(
                 ("ended before the end-of-stream marker was reached", "BadGzipFile: ", "pickle data was truncated"),
                 r"(?P<reason>ended before the end-of-stream marker|BadGzipFile: [^\n]{0,80}|pickle data was truncated)",
             ),
-        ),
+        },
     ),
-)
+}

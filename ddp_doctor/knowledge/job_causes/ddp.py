@@ -1,12 +1,9 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, nccl_sign, watchdog_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_sign, proof, remedy, watchdog_sign
 
-CAUSES = (
-    JobCause(
-        code="DDJ165",
+CAUSES = {
+    "DDJ165": JobCause(
         name="pg-not-initialized",
         title="{who} called torch.distributed without a process group",
         domain="code",
@@ -14,29 +11,23 @@ CAUSES = (
         finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
         why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
         remedies=(
-            Remedy(
-                summary="Call init_process_group first, in every process, and start the job by torchrun", scope="code"
-            ),
-            Remedy(summary="On one GPU use BatchNorm in place of SyncBatchNorm", scope="code"),
+            in_code("Call init_process_group first, in every process, and start the job by torchrun"),
+            in_code("On one GPU use BatchNorm in place of SyncBatchNorm"),
         ),
         next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
         found_by=("DDL108", "DDL109"),
-        signs=(
-            Sign(
-                "no-default-group",
-                ("Default process group has not been initialized", "Default process group is not initialized"),
-                confidence=Confidence.PROVED,
+        signs={
+            "no-default-group": proof(
+                ("Default process group has not been initialized", "Default process group is not initialized")
             ),
-            Sign(
-                "group-of-framework-missing",
+            "group-of-framework-missing": Sign(
                 ("group is not initialized", "DeepSpeed backend not set"),
                 r"Error: (?:[\w -]{1,60} parallel group is not initialized|DeepSpeed backend not set)",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ166",
+    "DDJ166": JobCause(
         name="ddp-unused-parameters",
         title="Parameters of the model took no part in the loss on {who}[: numbers {indices}][, {parameters}]",
         domain="code",
@@ -45,19 +36,17 @@ CAUSES = (
         why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
         " incomplete.",
         remedies=(
-            Remedy(summary="Make every parameter take part in the loss, or freeze those that do not", scope="code"),
-            Remedy(
-                summary="Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
-                scope="code",
+            in_code("Make every parameter take part in the loss, or freeze those that do not"),
+            in_code(
+                "Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
                 cost="a walk over the graph in each step",
             ),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         found_by=("DD775", "DD776", "DDL128"),
-        signs=(
-            Sign(
-                "unfinished-reduction",
+        signs={
+            "unfinished-reduction": proof(
                 (
                     "Expected to have finished reduction in the prior iteration",
                     "has parameters that were not used in producing the loss",  # Lightning's words for it
@@ -65,13 +54,11 @@ CAUSES = (
                 r"(?s)not used in producing the loss|finished reduction in the prior iteration"
                 r"(?:.*?Parameters which did not receive grad for rank \d+: (?P<parameters>[^\n]{1,200}))?"
                 r"(?:.*?Parameter indices which did not receive grad for rank \d+: (?P<indices>\d[\d ]{0,80}))?",
-                confidence=Confidence.PROVED,
                 lines=6,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ167",
+    "DDJ167": JobCause(
         name="ddp-ready-twice",
         title="DDP got the gradient of a parameter twice in one step on {who}[: {parameter}]",
         domain="code",
@@ -80,27 +67,21 @@ CAUSES = (
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
         remedies=(
-            Remedy(summary="Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters", scope="code"),
-            Remedy(
-                summary="Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)",
-                scope="code",
-            ),
+            in_code("Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters"),
+            in_code("Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)"),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
-        signs=(
-            Sign(
-                "marked-twice",
+        signs={
+            "marked-twice": proof(
                 ("Expected to mark a variable ready only once", "has been marked as ready twice"),
                 r"(?s)mark a variable ready only once(?:.*?with name (?P<parameter>\S+) has been marked)?"
                 r"|with name (?P<name>\S+) has been marked|marked as ready twice",
-                confidence=Confidence.PROVED,
                 lines=3,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ168",
+    "DDJ168": JobCause(
         name="ddp-no-grad-params",
         title="{who} wrapped a model in DDP that has nothing to train",
         domain="code",
@@ -108,28 +89,20 @@ CAUSES = (
         finds="No parameter of the wrapped module requires a gradient.",
         why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
         remedies=(
-            Remedy(summary="Do not wrap frozen modules", scope="code"),
-            Remedy(summary="Look whether the filter that freezes parameters matches too many", scope="code"),
+            in_code("Do not wrap frozen modules"),
+            in_code("Look whether the filter that freezes parameters matches too many"),
         ),
         next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
-        signs=(
-            Sign(
-                "nothing-to-train",
-                ("DistributedDataParallel is not needed when a module",),
-                confidence=Confidence.PROVED,
+        signs={
+            "nothing-to-train": proof("DistributedDataParallel is not needed when a module"),
+            "no-tensors-for-buckets": proof(  # torch up to 1.2
+                "tensors.size() > 0 INTERNAL ASSERT FAILED", r"reducer\.cpp"
             ),
-            Sign(  # torch up to 1.2
-                "no-tensors-for-buckets",
-                ("tensors.size() > 0 INTERNAL ASSERT FAILED",),
-                r"reducer\.cpp",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ169",
+    "DDJ169": JobCause(
         name="ddp-buffer-inplace",
         title="DDP's broadcast of buffers changed a tensor of {who} between forward and backward[: {tensor}]",
         domain="code",
@@ -139,28 +112,25 @@ CAUSES = (
         " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
         " gives the same message.",
         remedies=(
-            Remedy(summary="DistributedDataParallel(…, broadcast_buffers=False)", scope="code"),
-            Remedy(summary="Run both inputs in one forward pass", scope="code"),
+            in_code("DistributedDataParallel(…, broadcast_buffers=False)"),
+            in_code("Run both inputs in one forward pass"),
         ),
         next_check="torch.autograd.set_detect_anomaly(True) in a short run: it names the forward line",
         references=("torch, torch/csrc/autograd/saved_variable.cpp; nn/parallel/distributed.py",),
-        signs=(
-            Sign(
-                "buffer-changed",
-                ("has been modified by an inplace operation",),
+        signs={
+            "buffer-changed": Sign(
+                "has been modified by an inplace operation",
                 r"modified by an inplace operation: \[(?P<tensor>torch\.[\w.]+ \[\d+\])\]",
             ),
-            Sign(  # broken into lines, as in reports
-                "buffer-changed-in-lines",
-                ("needed for gradient computation has been",),
+            "buffer-changed-in-lines": Sign(  # broken into lines, as in reports
+                "needed for gradient computation has been",
                 r"(?s)has been(?!\s+modified by an inplace operation:"
                 r" \[)\s+modified\s+by\s+an\s+inplace\s+operation:\s+\[(?P<tensor>torch\.[\w.]+\s\[\d+\])\]",
                 lines=4,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ170",
+    "DDJ170": JobCause(
         name="collective-mismatch",
         title="Ranks called different collectives, or with different tensors or models"
         "[: rank {rank} called {op}][ of {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}]"
@@ -172,14 +142,10 @@ CAUSES = (
         why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
         remedies=(
-            Remedy(
-                summary="Make every rank call the same collectives, in the same order, with the same shapes",
-                scope="code",
-            ),
-            Remedy(
-                summary="Build the model alike on every rank; use join() or drop_last=True where ranks have different"
-                " numbers of batches",
-                scope="code",
+            in_code("Make every rank call the same collectives, in the same order, with the same shapes"),
+            in_code(
+                "Build the model alike on every rank; use join() or drop_last=True where ranks have different"
+                " numbers of batches"
             ),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the ranks",
@@ -188,18 +154,15 @@ CAUSES = (
             "gloo transport/tcp/pair.cc",
         ),
         found_by=("DD614", "DDL133", "DDL134", "DDL135", "DD773", "DD770"),
-        signs=(
-            Sign(
-                "fingerprints-differ",
-                ("Detected mismatch between collectives on ranks",),
+        signs={
+            "fingerprints-differ": proof(
+                "Detected mismatch between collectives on ranks",
                 r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber="
                 r"(?P<seq>\d+),? ?)?OpType=(?P<op>\w+)(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?.*?but Rank "
                 r"(?P<peer_rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=\d+,? ?)?OpType="
                 r"(?P<peer_op>\w+)(?:, TensorShape=(?P<peer_shape>\[[\d, ]*\]))?",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "models-differ",
+            "models-differ": proof(
                 (
                     "appears not to match sizes of the same param in process",
                     "appears not to match strides of the same param in process",
@@ -210,32 +173,24 @@ CAUSES = (
                 r"|strides) of the same param in process (?P<peer_rank>\d+)|DDP expects same model across all ranks,"
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
-                confidence=Confidence.PROVED,
             ),
-            watchdog_sign(  # Horovod, common/stall_inspector.cc
-                "submitted-by-some-ranks", ("broadcasted by subset of ranks",)
+            "submitted-by-some-ranks": watchdog_sign(  # Horovod, common/stall_inspector.cc
+                "broadcasted by subset of ranks"
             ),
-            Sign(
-                "gloo-sizes-differ",
+            "gloo-sizes-differ": proof(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
-                confidence=Confidence.PROVED,
             ),
-            nccl_sign(
-                "nccl-sizes-differ",
+            "nccl-sizes-differ": nccl_sign(
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
             ),
-            Sign(  # a line that was cut before the second rank
-                "fingerprint-of-one",
-                ("Detected mismatch between collectives on ranks",),
-                r"between collectives on ranks(?!.*\bbut Rank)",
-                confidence=Confidence.PROVED,
+            "fingerprint-of-one": proof(  # a line that was cut before the second rank
+                "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
             ),
-            nccl_sign("mismatch-of-old-nccl", ("Mismatched collective detected",)),  # NCCL 2.4 to 2.6
-            Sign(  # Horovod, DeepSpeed, accelerate
-                "mismatch-of-frameworks",
+            "mismatch-of-old-nccl": nccl_sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
+            "mismatch-of-frameworks": Sign(  # Horovod, DeepSpeed, accelerate
                 (
                     "Mismatched data types: One rank",
                     "Mismatched MPI operations",
@@ -243,31 +198,24 @@ CAUSES = (
                     "disagreement between rank0 and rank",
                     "due to shape mismatches. All shapes",
                     "due to inadequate shapes. All shapes",
-                ),
+                )
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ171",
+    "DDJ171": JobCause(
         name="rank0-only-collective",
         title="{who} called a collective that the other ranks did not call[: {call}]",
         domain="code",
         restart="no",
         finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
         why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
-        remedies=(
-            Remedy(
-                summary="Call what holds a collective on every rank, and let it decide inside who writes", scope="code"
-            ),
-        ),
+        remedies=(in_code("Call what holds a collective on every rank, and let it decide inside who writes"),),
         next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
         " dumps",
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
-        signs=(),
     ),
-    JobCause(
-        code="DDJ172",
+    "DDJ172": JobCause(
         name="timeout-long-rank0-work",
         title="{who} was still at work of its own when the other ranks gave up waiting[ in {call}]",
         domain="code",
@@ -275,32 +223,28 @@ CAUSES = (
         finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
         why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(
-            Remedy(summary="Give it more time: init_process_group(timeout=timedelta(hours=2))", scope="code"),
-            Remedy(summary="Prepare the data before the job, or on every rank its part", scope="code"),
+            in_code("Give it more time: init_process_group(timeout=timedelta(hours=2))"),
+            in_code("Prepare the data before the job, or on every rank its part"),
         ),
         next_check="py-spy dump --pid PID of that rank, while the others wait",
         references=("torch 2.15, distributed/constants.py",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
-        signs=(),
     ),
-    JobCause(
-        code="DDJ173",
+    "DDJ173": JobCause(
         name="peer-died-secondary",
         title="{gone} went away without a word; {who} saw the connection closed",
-        domain="unknown",
-        restart="unknown",
         finds="Ranks report closed connections, and nothing says why the other end closed.",
         why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
         " record have the reason.",
         remedies=(
-            Remedy(
-                summary="Read the output of the rank at the address that the messages name, and its host's kernel log",
-                commands=("dmesg -T | tail", "sacct -j JOB"),
+            remedy(
+                "Read the output of the rank at the address that the messages name, and its host's kernel log",
+                "dmesg -T | tail",
+                "sacct -j JOB",
             ),
         ),
         next_check="torchrun --log-dir=/shared/logs --tee 3 …: keeps the output of every rank",
         references=("gloo transport/tcp/pair.cc; errno(3)",),
         # The judge: signs of role victim (pointers.py) alone.
-        signs=(),
     ),
-)
+}

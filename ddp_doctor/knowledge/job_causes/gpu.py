@@ -14,9 +14,24 @@ from ddp_doctor.knowledge.gpu.xids import (
     XIDS,
     xids_of,
 )
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    CUDA_ERRORS,
+    NCCL_WARN,
+    JobCause,
+    Sign,
+    hint,
+    kernel_proof,
+    kernel_sign,
+    nccl_context,
+    nccl_hint,
+    nccl_proof,
+    nccl_sign,
+    on_node,
+    proof,
+    remedy,
+    setting,
+    victim,
+)
 
 _XID = ("NVRM: Xid",)
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.
@@ -26,40 +41,36 @@ _KNOWN_XIDS = "|".join(
     if code not in XIDS or XIDS[code].cause != "gpu-fault" or XIDS[code].kind == "reset"
 )
 _NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
-_DRAIN = Remedy(
-    summary="Run the job on other nodes, and reset or replace the GPU before the node gets work again",
-    commands=("scontrol update nodename=NODE state=drain reason=GPU", "nvidia-smi --gpu-reset -i GPU"),
-    scope="node",
+_DRAIN = on_node(
+    "Run the job on other nodes, and reset or replace the GPU before the node gets work again",
+    "scontrol update nodename=NODE state=drain reason=GPU",
+    "nvidia-smi --gpu-reset -i GPU",
     cost="a reset ends everything that runs on the GPU; GPUs joined by NVLink are reset together",
 )
 
 #: Signs of no cause of their own.
-SIGNS = (
+SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
-    kernel_sign("xid-of-victim", _XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
+    "xid-of-victim": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
     # What the driver asks for after another Xid: a reset, a reboot.
-    kernel_sign(
-        "xid-recovery",
+    "xid-recovery": kernel_sign(
         _XID,
         rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
         role="pointer",
     ),
     # All that NCCL says of NVLS before it fails, want of memory too.
-    nccl_sign(
-        "nvls-fails",
+    "nvls-fails": nccl_context(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
-        role="context",
         run_code="DD444",
     ),
     # Another GPU of the node failed while this one used its memory (CUDA 721).
-    Sign("peer-gpu-failed", ("Invalid access of peer GPU memory over nvlink",), role="victim"),
-)
+    "peer-gpu-failed": victim("Invalid access of peer GPU memory over nvlink"),
+}
 
-CAUSES = (
-    JobCause(
-        code="DDJ110",
+CAUSES = {
+    "DDJ110": JobCause(
         name="nvlink-error",
         title="An NVLink failed on {who}[, GPU {bus}]",
         domain="gpu",
@@ -71,32 +82,21 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
-        signs=(
-            kernel_sign("xid-nvlink", _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
-            kernel_sign(
-                "xid-nvlink-fatal",
-                _XID,
-                rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b",
-                confidence=Confidence.PROVED,
+        signs={
+            "xid-nvlink": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
+            "xid-nvlink-fatal": kernel_proof(
+                _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b"
             ),
-            kernel_sign(
-                "nvswitch-fatal",
-                (": SXid (PCI:",),
-                rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b",
-                confidence=Confidence.PROVED,
-            ),
-            Sign("cuda-nvlink-error", ("uncorrectable NVLink error detected",), confidence=Confidence.PROVED),
-            nccl_sign("nvlink-without-p2p", ("P2P is disabled between NVLINK connected GPUs",)),
+            "nvswitch-fatal": kernel_proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
+            "cuda-nvlink-error": proof("uncorrectable NVLink error detected"),
+            "nvlink-without-p2p": nccl_sign("P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
-            kernel_sign(
-                "xid-after-nvlink",
-                _XID,
-                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b",
+            "xid-after-nvlink": kernel_sign(
+                _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ111",
+    "DDJ111": JobCause(
         name="gpu-ecc-error",
         title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
         domain="gpu",
@@ -109,22 +109,17 @@ CAUSES = (
         next_check="nvidia-smi -q -d ROW_REMAPPER,ECC; dmesg | grep Xid",
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
-        signs=(
-            kernel_sign(
-                "xid-memory", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b", confidence=Confidence.PROVED
-            ),
-            Sign("cuda-ecc-error", ("uncorrectable ECC error encountered",), confidence=Confidence.PROVED),
+        signs={
+            "xid-memory": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
+            "cuda-ecc-error": proof("uncorrectable ECC error encountered"),
             # by themselves they ended nothing: a hint, below what other lines say
-            nccl_sign("xid-row-remapped", _XID, rf"{XID_LINE}63\b", confidence=Confidence.POSSIBLE),
-            kernel_sign(
-                "xid-after-memory",
-                _XID,
-                rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b",
+            "xid-row-remapped": nccl_hint(_XID, rf"{XID_LINE}63\b"),
+            "xid-after-memory": kernel_sign(
+                _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ112",
+    "DDJ112": JobCause(
         name="gpu-off-bus",
         title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
         domain="gpu",
@@ -133,44 +128,32 @@ CAUSES = (
         why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
         " old firmware are the usual reasons; a program is not.",
         remedies=(
-            Remedy(
-                summary="Run the job on other nodes; restart the node, and look at power, temperature, seat and"
+            on_node(
+                "Run the job on other nodes; restart the node, and look at power, temperature, seat and"
                 " firmware of the GPU. Have it replaced where it happens again",
-                commands=("scontrol update nodename=NODE state=drain reason=Xid79",),
-                scope="node",
+                "scontrol update nodename=NODE state=drain reason=Xid79",
             ),
         ),
         next_check="nvidia-smi on that node, and dmesg | grep -iE 'Xid|fallen off|pcieport'",
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
-        signs=(
-            kernel_sign(
-                "xid-off-bus", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b", confidence=Confidence.PROVED
-            ),
-            kernel_sign("off-bus", ("has fallen off the bus",), OFF_BUS_LINE, confidence=Confidence.PROVED),
+        signs={
+            "xid-off-bus": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
+            "off-bus": kernel_proof("has fallen off the bus", OFF_BUS_LINE),
             # One message of three lines; lines of other CPUs may stand between them.
-            kernel_sign(
-                "off-bus-in-lines",
-                ("NVRM: The NVIDIA GPU",),
+            "off-bus-in-lines": kernel_proof(
+                "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
-                confidence=Confidence.PROVED,
                 lines=8,
             ),
-            Sign(
-                "no-handle-of-gpu",
-                ("Unable to determine the device handle for ",),
+            "no-handle-of-gpu": Sign(
+                "Unable to determine the device handle for ",
                 rf"device handle for (?:GPU\d* ?)?(?P<bus>{BUS})?: (?:Unknown Error|GPU is lost)",
             ),
-            Sign(
-                "gpu-is-lost",
-                ("GPU is lost",),
-                rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            "gpu-is-lost": proof("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost"),
+        },
     ),
-    JobCause(
-        code="DDJ113",
+    "DDJ113": JobCause(
         name="gsp-timeout",
         title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
         domain="gpu",
@@ -180,35 +163,27 @@ CAUSES = (
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
         remedies=(
             _DRAIN,
-            Remedy(
-                summary="Update the driver and the GSP firmware that comes with it",
-                scope="node",
-                cost="all jobs of the node have to end",
+            on_node(
+                "Update the driver and the GSP firmware that comes with it", cost="all jobs of the node have to end"
             ),
-            Remedy(
-                summary="Run the driver without the GSP firmware until then, where the GPU and the proprietary"
-                " driver allow",
-                commands=("echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",),
-                scope="node",
+            on_node(
+                "Run the driver without the GSP firmware until then, where the GPU and the proprietary driver allow",
+                "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
                 cost="a restart; not possible with the open kernel modules",
                 undo="remove the file and restart",
             ),
         ),
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
-        signs=(
-            kernel_sign(
-                "xid-gsp", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b", confidence=Confidence.PROVED
-            ),
-            kernel_sign(
-                "gsp-history",
+        signs={
+            "xid-gsp": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
+            "gsp-history": kernel_sign(
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
                 r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ114",
+    "DDJ114": JobCause(
         name="fabric-manager-down",
         title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
         domain="host",
@@ -218,35 +193,25 @@ CAUSES = (
         " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
         " confidential mode that are not set ready, and CUDA libraries of another driver, bring the same error.",
         remedies=(
-            Remedy(
-                summary="Start the fabric manager of the driver's version",
-                commands=(
-                    "systemctl enable --now nvidia-fabricmanager",
-                    "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
-                ),
-                scope="node",
+            on_node(
+                "Start the fabric manager of the driver's version",
+                "systemctl enable --now nvidia-fabricmanager",
+                "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
             ),
         ),
         next_check="systemctl status nvidia-fabricmanager; nvidia-smi -q | grep -A2 Fabric on that node",
         references=(CUDA_ERRORS, "NVIDIA Fabric Manager user guide"),
         instead_of=("nccl-not-built",),  # the message is of a torch that has CUDA
         found_by=("DD316",),
-        signs=(
-            Sign(
-                "system-not-initialized",
-                ("system not yet initialized",),
-                r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized",
+        signs={
+            "system-not-initialized": Sign(
+                "system not yet initialized", r"(?:[Ee]rror|failure)[^\n]{0,40}system not yet initialized"
             ),
-            Sign(
-                "fabric-manager-of-other-version",
-                ("fabric manager NVIDIA GPU driver interface version",),
-                confidence=Confidence.PROVED,
-            ),
-            Sign("system-not-ready-by-name", ("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
-        ),
+            "fabric-manager-of-other-version": proof("fabric manager NVIDIA GPU driver interface version"),
+            "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
+        },
     ),
-    JobCause(
-        code="DDJ115",
+    "DDJ115": JobCause(
         name="fabric-manager-restarted",
         title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
         domain="gpu",
@@ -255,65 +220,57 @@ CAUSES = (
         why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
         " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
         remedies=(
-            Remedy(
-                summary="Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or"
-                " restart it",
-                commands=("systemctl restart nvidia-fabricmanager", "nvidia-smi --gpu-reset"),
-                scope="node",
+            on_node(
+                "Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or restart it",
+                "systemctl restart nvidia-fabricmanager",
+                "nvidia-smi --gpu-reset",
                 cost="everything on the node's GPUs ends",
             ),
-            Remedy(
-                summary="Go on without NVLS until then",
-                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
+            remedy(
+                "Go on without NVLS until then",
+                settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
         ),
         next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
-        signs=(
-            nccl_sign(
-                "nvls-bind-invalid",
+        signs={
+            "nvls-bind-invalid": nccl_sign(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            nccl_sign(
-                "nvls-bind-failed",
+            "nvls-bind-failed": nccl_hint(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
-                confidence=Confidence.POSSIBLE,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ123",
+    "DDJ123": JobCause(
         name="illegal-memory-access",
         title="A kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
-        domain="unknown",
-        restart="unknown",
         finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
         " 31 or 137. That this happened is proved, the reason is not.",
         why="An index out of range in a kernel of the job or of a library, memory used after it was freed, a fault"
         " of the driver or of the GPU look alike. The line of Python in the trace is often a later one, because"
         " kernels run asynchronously.",
         remedies=(
-            Remedy(
-                summary="Have CUDA report the error where it arises, and look at that kernel's inputs",
-                settings=(Setting(name="CUDA_LAUNCH_BLOCKING", value="1", why="each kernel is waited for"),),
+            remedy(
+                "Have CUDA report the error where it arises, and look at that kernel's inputs",
+                settings=(setting("CUDA_LAUNCH_BLOCKING", "1", "each kernel is waited for"),),
                 cost="much slower; some errors no longer show",
             ),
-            Remedy(
-                summary="Run the same on another GPU and with the newest patch release of torch and of the driver:"
+            remedy(
+                "Run the same on another GPU and with the newest patch release of torch and of the driver:"
                 " an error that stays with one GPU is the GPU's"
             ),
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
         references=(CATALOG, CUDA_ERRORS),
-        signs=(
-            Sign(
-                "kernel-failed",
+        signs={
+            "kernel-failed": hint(
                 (
                     "an illegal memory access was encountered",
                     "an illegal instruction was encountered",
@@ -325,17 +282,10 @@ CAUSES = (
                 r"(?:CUDA|Cuda)[^\n]{0,60}?(?P<what>an illegal (?:memory access|instruction) was encountered"
                 r"|unspecified launch failure|misaligned address|invalid program counter"
                 r"|operation not supported on global/shared address space)",
-                confidence=Confidence.POSSIBLE,
             ),
             # Of the tier of exceptions: a program did it, and may say better itself what it did.
-            Sign(
-                "xid-of-program",
-                _XID,
-                rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b",
-                confidence=Confidence.POSSIBLE,
-            ),
-            Sign(
-                "kernel-failed-by-name",
+            "xid-of-program": hint(_XID, rf"{XID_LINE}(?P<xid>{xids_of('illegal-memory-access')})\b"),
+            "kernel-failed-by-name": hint(
                 (
                     "HIP error: an illegal memory access",
                     "HIP error: unspecified launch failure",
@@ -346,12 +296,10 @@ CAUSES = (
                 ),
                 r"(?P<what>an illegal memory access was encountered|unspecified launch failure|Memory access fault"
                 r"|CUDA_ERROR_\w+|cudaErrorIllegalAddress)",
-                confidence=Confidence.POSSIBLE,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ124",
+    "DDJ124": JobCause(
         name="gpu-fault",
         title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
         domain="gpu",
@@ -362,25 +310,17 @@ CAUSES = (
         remedies=(_DRAIN,),
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
-        signs=(
-            kernel_sign("xid-other", _XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
-            nccl_sign(
-                "xid-unlisted",
-                _XID,
-                rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b",
-                confidence=Confidence.POSSIBLE,
+        signs={
+            "xid-other": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
+            "xid-unlisted": nccl_hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
+            "gpu-not-initialised": kernel_sign(
+                "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
-            kernel_sign(
-                "gpu-not-initialised",
-                ("RmInitAdapter failed",),
-                rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed",
-            ),
-            Sign("gpu-hang-of-rocm", ("HW Exception by GPU",)),
-            kernel_sign("gpu-reset-required", ("[NV_ERR_RESET_REQUIRED]",)),
-        ),
+            "gpu-hang-of-rocm": Sign("HW Exception by GPU"),
+            "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
+        },
     ),
-    JobCause(
-        code="DDJ137",
+    "DDJ137": JobCause(
         name="imex-not-working",
         title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
         domain="host",
@@ -389,29 +329,25 @@ CAUSES = (
         why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
         " device.",
         remedies=(
-            Remedy(
-                summary="Start IMEX on all nodes, and give the container its channel",
-                commands=("nvidia-imex-ctl -N",),
+            remedy(
+                "Start IMEX on all nodes, and give the container its channel",
+                "nvidia-imex-ctl -N",
                 scope="cluster",
                 container=("--device=/dev/nvidia-caps-imex-channels",),
             ),
-            Remedy(
-                summary="Go on without NVLink between nodes",
-                settings=(Setting(name="NCCL_MNNVL_ENABLE", value="0", why="nodes use the network"),),
+            remedy(
+                "Go on without NVLink between nodes",
+                settings=(setting("NCCL_MNNVL_ENABLE", "0", "nodes use the network"),),
                 cost="transfers between nodes are several times slower",
             ),
         ),
         next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
-        signs=(
-            nccl_sign(
-                "mnnvl-not-working",
-                ("MNNVL (cliqueSize",),
-                r"MNNVL \(cliqueSize \d+\) is available but not",
-                confidence=Confidence.PROVED,
-                run_code="DD445",
-            ),
-        ),
+        signs={
+            "mnnvl-not-working": nccl_proof(
+                "MNNVL (cliqueSize", r"MNNVL \(cliqueSize \d+\) is available but not", run_code="DD445"
+            )
+        },
     ),
-)
+}

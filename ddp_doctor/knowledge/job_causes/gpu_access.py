@@ -12,13 +12,20 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     Page,
     Sign,
     Tier,
+    context,
+    hint,
+    in_code,
     kernel_sign,
+    nccl_context,
+    nccl_hint,
     nccl_sign,
-    watchdog_sign,
+    on_node,
+    proof,
+    remedy,
+    setting,
+    watchdog_hint,
 )
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
@@ -36,83 +43,67 @@ _HANGS: tuple[tuple[str, ...], str, Tier] = (
 #: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
 #: Each process starts on GPU 0 unless it chooses another.
-SET_DEVICE = Remedy(
-    summary="Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
-    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
-    scope="code",
+SET_DEVICE = in_code(
+    "Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
+    " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
 )
-_ONE_RANK_A_GPU = Remedy(
-    summary="Start no more ranks on a node than it shows GPUs", commands=("torchrun --nproc-per-node=gpu …",)
-)
-_WITHOUT_P2P = Remedy(
-    summary="Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
-    settings=(Setting(name="NCCL_P2P_DISABLE", value="1", why="GPUs exchange data through host memory"),),
+_ONE_RANK_A_GPU = remedy("Start no more ranks on a node than it shows GPUs", "torchrun --nproc-per-node=gpu …")
+_WITHOUT_P2P = remedy(
+    "Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
+    settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),
     cost="GPUs of one node exchange data through host memory, often several times slower",
 )
-_WITHOUT_TRANSLATION = Remedy(
-    summary="Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
+_WITHOUT_TRANSLATION = on_node(
+    "Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
     " in the BIOS, and restart the node",
-    commands=("grubby --update-kernel=ALL --args=iommu=pt",),
-    scope="node",
+    "grubby --update-kernel=ALL --args=iommu=pt",
     cost="a restart; with the IOMMU off, no devices for virtual machines",
     undo="grubby --update-kernel=ALL --remove-args=iommu=pt",
 )
 
 #: Signs of no cause of their own.
-SIGNS = (
-    Sign(
-        "mig-device",
-        ("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g."),
-        role="context",
-    ),
-    Sign(
-        "iommu-translates",
-        ("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"'),
-        role="context",
-    ),
+SIGNS = {
+    "mig-device": context(("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g.")),
+    "iommu-translates": context(("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"')),
     # CUDA refuses what NCCL takes for possible between two GPUs.
-    nccl_sign(
-        "p2p-refused",
+    "p2p-refused": nccl_context(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
-        role="context",
         run_code="DD446",
         page=Page(
             "NCCL takes P2P for possible between two GPUs, and CUDA refuses it.", ("DD446", "DD411"), _NCCL_GUIDE
         ),
     ),
-    Sign("geforce", ("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO"), role="context"),
-    Sign("test-without-end", (TEST_BEGINS,), role="context"),
-    Sign("test-without-results", (TEST_BEGINS,), role="context"),
-    Sign("nvls-last", ("NCCL INFO NVLS comm 0x",), role="context", unless=("Init COMPLETE", "Connected NVLS tree")),
-)
+    "geforce": context(("NVIDIA GeForce", "GeForce RTX", "NVIDIA RTX PRO")),
+    "test-without-end": context(TEST_BEGINS),
+    "test-without-results": context(TEST_BEGINS),
+    "nvls-last": context("NCCL INFO NVLS comm 0x", unless=("Init COMPLETE", "Connected NVLS tree")),
+}
 
-CAUSES = (
-    JobCause(
-        code="DDJ138",
+CAUSES = {
+    "DDJ138": JobCause(
         name="no-gpu-visible",
         title="{who} sees no GPU",
         domain="host",
-        restart="unknown",
         finds="CUDA, or the backend nccl, finds no GPU in the process: CUDA error 100, or no driver.",
         why="The container was started without GPUs, the scheduler gave none, CUDA_VISIBLE_DEVICES is empty or names"
         " GPUs that are not there, or the driver does not run on the node.",
         remedies=(
-            Remedy(
-                summary="Give the job its GPUs",
-                commands=("sbatch --gpus-per-node=8 …", "docker run --gpus=all …"),
+            remedy(
+                "Give the job its GPUs",
+                "sbatch --gpus-per-node=8 …",
+                "docker run --gpus=all …",
                 container=("--gpus=all",),
             ),
-            Remedy(summary="Without GPUs, use the backend gloo", scope="code"),
+            in_code("Without GPUs, use the backend gloo"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, in the job",
         references=(
             CUDA_ERRORS,
             "torch 2.15 c10d/nccl2, c10d/ProcessGroupNCCL.cpp; torch/csrc/cuda and c10/cuda/CUDAFunctions.cpp",
         ),
-        signs=(
-            Sign(
-                "no-gpu",
+        signs={
+            "no-gpu": proof(
                 (
                     "nccl2 requires at least one CUDA device",
                     "ProcessGroupNCCL is only supported with GPUs",
@@ -122,44 +113,38 @@ CAUSES = (
                     "RuntimeError: Found no NVIDIA driver on your system",
                 ),
                 r"^(?!.*failed call to cuInit)",  # TensorFlow, which goes on
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ116",
+    "DDJ116": JobCause(
         name="gpu-exclusive-mode",
         title="{who} finds its GPU taken by another process: the GPU serves one process alone, or is out of order",
         domain="host",
-        restart="unknown",
         finds="CUDA error 46: the GPU is busy or unavailable.",
         why="In compute mode EXCLUSIVE_PROCESS a GPU takes one process. Another job may hold it; or several ranks"
         " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
         remedies=(
             SET_DEVICE,
-            Remedy(
-                summary="Let several processes share a GPU",
-                commands=("nvidia-smi -c 0",),
-                scope="node",
+            on_node(
+                "Let several processes share a GPU",
+                "nvidia-smi -c 0",
                 cost="nothing keeps two jobs off one GPU any more",
             ),
         ),
         next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
         references=(CUDA_ERRORS,),
         found_by=("DD306", "DD304"),
-        signs=(
-            Sign(
-                "gpu-busy",
+        signs={
+            "gpu-busy": Sign(
                 (
                     "devices are busy or unavailable",
                     "is/are busy or unavailable",
                     "exclusive-thread device already in use",
-                ),
-            ),
-        ),
+                )
+            )
+        },
     ),
-    JobCause(
-        code="DDJ117",
+    "DDJ117": JobCause(
         name="mig-unsupported",
         title="Ranks of this job use MIG slices of one GPU, which NCCL does not join",
         domain="host",
@@ -167,23 +152,21 @@ CAUSES = (
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
-            Remedy(summary="Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
-            Remedy(summary="Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
+            remedy("Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
+            remedy("Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
         instead_of=("duplicate-gpu",),
-        signs=(
-            Sign(
-                "slices-of-one-gpu",
+        signs={
+            "slices-of-one-gpu": Sign(
                 ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
-            nccl_sign("slice-refused", *_REFUSED, beside=("mig-device",)),
-        ),
+            "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
+        },
     ),
-    JobCause(
-        code="DDJ118",
+    "DDJ118": JobCause(
         name="duplicate-gpu",
         title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
         domain="code",
@@ -196,30 +179,23 @@ CAUSES = (
         " init_process_group",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
         found_by=("DD605", "DDL104", "DDL106", "DDL107"),
-        signs=(
-            Sign(
-                "same-device-of-host",
-                ("Duplicated GPU device",),
+        signs={
+            "same-device-of-host": proof(
+                "Duplicated GPU device",
                 r"Rank \[(?P<rank>\d+)\] and rank \[(?P<peer_rank>\d+)\] both attached to GPU device (?P<gpu>\d+)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "duplicate-gpu-of-ranks",
-                ("Duplicate GPU detected : rank",),
+            "duplicate-gpu-of-ranks": proof(
+                "Duplicate GPU detected : rank",
                 r"rank (?P<rank>\d+) and rank (?P<peer_rank>\d+) both on CUDA device (?P<bus>[0-9a-f]+)",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "multiple-ranks-on-gpu",
+            "multiple-ranks-on-gpu": proof(
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
-                confidence=Confidence.PROVED,
             ),
-            nccl_sign("usage-refused", *_REFUSED, confidence=Confidence.POSSIBLE),
-        ),
+            "usage-refused": nccl_hint(*_REFUSED),
+        },
     ),
-    JobCause(
-        code="DDJ119",
+    "DDJ119": JobCause(
         name="acs-p2p-fault",
         title="PCIe ACS or the IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
         domain="host",
@@ -229,10 +205,10 @@ CAUSES = (
         why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
         " with an IOMMU that translates, it is refused or lost.",
         remedies=(
-            Remedy(
-                summary="Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
-                commands=("lspci -vvv | grep -i acsctl", "setpci -s BRIDGE ECAP_ACS+6.w=0000"),
-                scope="node",
+            on_node(
+                "Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
+                "lspci -vvv | grep -i acsctl",
+                "setpci -s BRIDGE ECAP_ACS+6.w=0000",
                 cost="no isolation of devices from each other, which virtual machines need",
             ),
             _WITHOUT_TRANSLATION,
@@ -240,28 +216,22 @@ CAUSES = (
         ),
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
-        signs=(
-            kernel_sign(
-                "iommu-fault",
+        signs={
+            "iommu-fault": kernel_sign(
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            nccl_sign(  # of lspci -vvv: requests between devices go up to the root complex
-                "acs-redirects", ("ACSCtl:",), r"ACSCtl:.{0,80}ReqRedir\+", confidence=Confidence.POSSIBLE
+            "acs-redirects": nccl_hint(  # of lspci -vvv: requests between devices go up to the root complex
+                "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+"
             ),
-            nccl_sign(
-                "acs-hint",
-                ("ACS is enabled",),
-                r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled",
+            "acs-hint": nccl_sign(
+                "ACS is enabled", r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled"
             ),
-            nccl_sign(
-                "rdma-protection-error", ("Got completion",), completion("4|8|10|11"), confidence=Confidence.POSSIBLE
-            ),
-        ),
+            "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
+        },
     ),
-    JobCause(
-        code="DDJ120",
+    "DDJ120": JobCause(
         name="iommu-p2p-hang",
         title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
         domain="host",
@@ -272,30 +242,20 @@ CAUSES = (
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs=(
-            Sign(
-                "hang-with-iommu", *_HANGS, confidence=Confidence.POSSIBLE, beside=("iommu-translates",), is_final=True
-            ),
-        ),
+        signs={"hang-with-iommu": hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
-    JobCause(
-        code="DDJ121",
+    "DDJ121": JobCause(
         name="p2p-broken-hang",
         title="P2P between the GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
-        restart="unknown",
         finds="A hang at one of the first collectives of ranks on GPUs of the GeForce or RTX PRO kind.",
         why="On such boards some drivers offer P2P that moves no data, so NCCL's kernels wait for ever.",
-        remedies=(
-            _WITHOUT_P2P,
-            Remedy(summary="Update the driver: newer ones refuse P2P where the GPU has none", scope="node"),
-        ),
+        remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs=(Sign("hang-of-geforce", *_HANGS, confidence=Confidence.POSSIBLE, beside=("geforce",), is_final=True),),
+        signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
-    JobCause(
-        code="DDJ122",
+    "DDJ122": JobCause(
         name="nvls-hang",
         title="{who} hangs while NVLink SHARP (NVLS) is set up",
         domain="gpu",
@@ -304,27 +264,21 @@ CAUSES = (
         why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
         " plain P2P works.",
         remedies=(
-            Remedy(
-                summary="Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
-                settings=(Setting(name="NCCL_NVLS_ENABLE", value="0", why="the switches do not reduce any more"),),
-                commands=("systemctl status nvidia-fabricmanager", "nvidia-smi -q | grep -A2 Fabric"),
+            remedy(
+                "Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
+                "systemctl status nvidia-fabricmanager",
+                "nvidia-smi -q | grep -A2 Fabric",
+                settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
                 cost="all-reduces within the node are slower on GPUs with NVSwitches",
             ),
         ),
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
-        signs=(
-            watchdog_sign(
-                "hang-at-nvls",
-                (*_HANGS[0], "watchdog got stuck for"),
-                confidence=Confidence.POSSIBLE,
-                beside=("nvls-last",),
-                is_final=True,
-            ),
-        ),
+        signs={
+            "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
+        },
     ),
-    JobCause(
-        code="DDJ162",
+    "DDJ162": JobCause(
         name="invalid-device-ordinal",
         title="{who} used a GPU by a number that it is not shown",
         domain="code",
@@ -333,13 +287,12 @@ CAUSES = (
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"
         " have none.",
-        remedies=(_ONE_RANK_A_GPU, Remedy(summary="Select the GPU by LOCAL_RANK, never by RANK", scope="code")),
+        remedies=(_ONE_RANK_A_GPU, in_code("Select the GPU by LOCAL_RANK, never by RANK")),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, within the job",
         references=("CUDA runtime, cudaErrorInvalidDevice",),
         found_by=("DD311", "DD103", "DDL105"),
-        signs=(
-            Sign(
-                "device-ordinal",
+        signs={
+            "device-ordinal": proof(
                 (
                     "invalid device ordinal",
                     "AssertionError: Invalid device id",
@@ -348,8 +301,7 @@ CAUSES = (
                 ),
                 # NCCL meets it where it imports another container's memory.
                 r"^(?!.*transport/p2p)",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-)
+}

@@ -5,12 +5,14 @@ healthy lines do not have. A sign that belongs to no cause (pointers.py) tells w
 victim.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.model.finding import Remedy, Scope, Setting
 
+PROVED, POSSIBLE = Confidence.PROVED, Confidence.POSSIBLE
 #: What may stand in front of a warning of NCCL, behind the name of its source file.
 NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
@@ -42,16 +44,16 @@ class Page(NamedTuple):
 class Sign(NamedTuple):
     """A text in a job's output that says something.
 
-    ``words``: a line with any of them, exactly so written and of ASCII, is looked at. ``pattern``: a regular expression
-    that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the same process
-    the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only where a sign
-    of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only where none of
-    these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the rule of ``run``
-    that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of no cause.
+    ``one_of``: a line with any of these words, exactly so written and of ASCII, is looked at. ``pattern``: a regular
+    expression that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the
+    same process the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only
+    where a sign of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only
+    where none of these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the
+    rule of ``run`` that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of
+    no cause.
     """
 
-    id: str
-    words: tuple[str, ...]
+    one_of: str | tuple[str, ...]
     pattern: str = ""
     tier: Tier = "exception"
     role: Role = "cause"
@@ -62,6 +64,12 @@ class Sign(NamedTuple):
     unless: tuple[str, ...] = ()
     run_code: str = ""
     page: Page | None = None
+    id: str = ""  # its key in the row
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """A line with any of these is looked at."""
+        return (self.one_of,) if isinstance(self.one_of, str) else self.one_of
 
 
 #: Signs of what others than a rank's own exception say.
@@ -69,6 +77,52 @@ kernel_sign = partial(Sign, tier="kernel")
 nccl_sign = partial(Sign, tier="nccl")
 watchdog_sign = partial(Sign, tier="watchdog")
 launcher_sign = partial(Sign, tier="launcher")
+#: Signs that prove their cause, and weak ones, which count where nothing better is known.
+proof = partial(Sign, confidence=PROVED)
+kernel_proof = partial(kernel_sign, confidence=PROVED)
+nccl_proof = partial(nccl_sign, confidence=PROVED)
+launcher_proof = partial(launcher_sign, confidence=PROVED)
+hint = partial(Sign, confidence=POSSIBLE)
+nccl_hint = partial(nccl_sign, confidence=POSSIBLE)
+watchdog_hint = partial(watchdog_sign, confidence=POSSIBLE)
+launcher_hint = partial(launcher_sign, confidence=POSSIBLE)
+#: Signs of no cause.
+pointer = partial(Sign, role="pointer")
+nccl_pointer = partial(nccl_sign, role="pointer")
+watchdog_pointer = partial(watchdog_sign, role="pointer")
+launcher_pointer = partial(launcher_sign, role="pointer")
+victim = partial(Sign, role="victim")
+context = partial(Sign, role="context")
+nccl_context = partial(nccl_sign, role="context")
+
+
+def remedy(
+    summary: str,
+    *commands: str,
+    scope: Scope = "job",
+    settings: tuple[Setting, ...] = (),
+    cost: str = "",
+    undo: str = "",
+    container: tuple[str, ...] = (),
+) -> Remedy:
+    """What to do after a job failed, which nobody tries here."""
+    return Remedy(
+        summary=summary, commands=commands, scope=scope, settings=settings, cost=cost, undo=undo, container=container
+    )
+
+
+in_code = partial(remedy, scope="code")
+on_node = partial(remedy, scope="node")
+
+
+def setting(name: str, value: str, why: str = "") -> Setting:
+    """A variable to set."""
+    return Setting(name=name, value=value, why=why)
+
+
+def unset(name: str, why: str = "") -> Setting:
+    """A variable to take away."""
+    return Setting(name=name, action="unset", why=why)
 
 
 class JobCause(NamedTuple):
@@ -80,16 +134,16 @@ class JobCause(NamedTuple):
     script; the likeliest first.
     """
 
-    code: str
     name: str
     title: str
-    domain: Domain
-    restart: Restart
     finds: str
     why: str
     remedies: tuple[Remedy, ...]
     next_check: str
     references: tuple[str, ...]
-    signs: tuple[Sign, ...]
+    domain: Domain = "unknown"
+    restart: Restart = "unknown"
+    signs: Mapping[str, Sign] = {}
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()
+    code: str = ""  # its key in the table

@@ -1,12 +1,24 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, kernel_sign, launcher_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    JobCause,
+    Sign,
+    in_code,
+    kernel_sign,
+    launcher_hint,
+    launcher_proof,
+    launcher_sign,
+    nccl_hint,
+    nccl_sign,
+    on_node,
+    proof,
+    remedy,
+    setting,
+    unset,
+)
 
-CAUSES = (
-    JobCause(
-        code="DDJ180",
+CAUSES = {
+    "DDJ180": JobCause(
         name="sighup-terminal",
         title="The terminal that torchrun was started from was closed, and the job ended with it",
         domain="scheduler",
@@ -15,29 +27,24 @@ CAUSES = (
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
         remedies=(
-            Remedy(
-                summary="Start it where no terminal can close: in a batch job, in tmux, or detached",
-                commands=("tmux new -d 'torchrun …'", "setsid torchrun … </dev/null >job.log 2>&1 &"),
+            remedy(
+                "Start it where no terminal can close: in a batch job, in tmux, or detached",
+                "tmux new -d 'torchrun …'",
+                "setsid torchrun … </dev/null >job.log 2>&1 &",
             ),
-            Remedy(
-                summary="Let torchrun leave the signal alone",
-                commands=("torchrun --signals-to-handle=SIGTERM,SIGINT …",),
-            ),
+            remedy("Let torchrun leave the signal alone", "torchrun --signals-to-handle=SIGTERM,SIGINT …"),
         ),
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
-        signs=(
-            launcher_sign(
-                "launcher-sighup",
+        signs={
+            "launcher-sighup": launcher_proof(
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
                 r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ181",
+    "DDJ181": JobCause(
         name="launch-env-missing",
         title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
         domain="code",
@@ -45,18 +52,17 @@ CAUSES = (
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
-            Remedy(summary="Start it by torchrun", commands=("torchrun --nproc-per-node=gpu train.py …",)),
-            Remedy(
-                summary="With srun, set them from Slurm's own",
-                commands=("export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",),
+            remedy("Start it by torchrun", "torchrun --nproc-per-node=gpu train.py …"),
+            remedy(
+                "With srun, set them from Slurm's own",
+                "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",
             ),
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE|MASTER' in a rank",
         references=("torch 1.8 to 2.15, distributed/rendezvous.py",),
         found_by=("DD102", "DDL112", "DDL118"),
-        signs=(
-            Sign(
-                "variable-not-set",
+        signs={
+            "variable-not-set": proof(
                 (
                     "expected, but not set",
                     "KeyError: 'LOCAL_RANK'",
@@ -65,16 +71,11 @@ CAUSES = (
                     "KeyError: 'MASTER_",
                 ),
                 r"(?:nvironment variable |KeyError: ')(?P<variable>[A-Z_]+)(?: expected, but not set|')",
-                confidence=Confidence.PROVED,
             ),
-            Sign(
-                "local-rank-argument",  # torch.distributed.launch hands it over as an argument, torchrun does not
-                ("unrecognized arguments: ",),
-                r"unrecognized arguments: .*--local[-_]rank",
-                confidence=Confidence.PROVED,
+            "local-rank-argument": proof(  # torch.distributed.launch hands it over as an argument, torchrun does not
+                "unrecognized arguments: ", r"unrecognized arguments: .*--local[-_]rank"
             ),
-            Sign(
-                "variable-of-launcher-not-set",
+            "variable-of-launcher-not-set": Sign(
                 (
                     "KeyError: 'SLURM_",
                     "KeyError: 'OMPI_COMM_",
@@ -88,98 +89,85 @@ CAUSES = (
                 r"KeyError: '(?P<variable>[A-Z_]+)'|rendezvous: (?:rank|world size|port number) parameter missing"
                 r"|: (?:MASTER_(?:ADDR|PORT)|WORLD_SIZE|(?:LOCAL_|NODE_)?RANK|SLURM_\w+): unbound variable",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ182",
+    "DDJ182": JobCause(
         name="port-in-use",
         title="Port[ {port}] on {who} is taken by another program, or by what is left of an older job",
         domain="host",
-        restart="unknown",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
         why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
-            Remedy(
-                summary="Let torchrun find a free port, or choose another",
-                commands=("torchrun --standalone …", "torchrun --master-port=29511 …"),
+            remedy(
+                "Let torchrun find a free port, or choose another",
+                "torchrun --standalone …",
+                "torchrun --master-port=29511 …",
             ),
-            Remedy(summary="End what holds it", commands=("ss -ltnp 'sport = :29500'",), scope="node"),
-            Remedy(summary="Take MASTER_PORT in the script: init_process_group(init_method='env://')", scope="code"),
+            on_node("End what holds it", "ss -ltnp 'sport = :29500'"),
+            in_code("Take MASTER_PORT in the script: init_process_group(init_method='env://')"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
         found_by=("DD514", "DDL162"),
-        signs=(
-            launcher_sign(
-                "store-cannot-listen",
-                ("The server socket has failed to",),
+        signs={
+            "store-cannot-listen": launcher_proof(
+                "The server socket has failed to",
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE|[^:]*address\.\s*$)",
-                confidence=Confidence.PROVED,
             ),
-            launcher_sign(
-                "address-in-use",
-                ("Address already in use",),
+            "address-in-use": launcher_sign(
+                "Address already in use",
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
             ),
-            launcher_sign(  # accelerate
-                "port-of-another",
-                ("but another process is utilizing it",),
-                r"on port \W?(?P<port>\d{1,5})",
-                confidence=Confidence.PROVED,
+            "port-of-another": launcher_proof(  # accelerate
+                "but another process is utilizing it", r"on port \W?(?P<port>\d{1,5})"
             ),
-            launcher_sign(
-                "cannot-bind",
+            "cannot-bind": launcher_sign(
                 ("Address already in use", "address already in use"),
                 r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ183",
+    "DDJ183": JobCause(
         name="rendezvous-port-conflict",
         title="Another job meets this one at its rendezvous[: a foreign server answered {who} at {peer}:{port}]",
         domain="scheduler",
-        restart="unknown",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
         " belongs to a rendezvous which is over.",
         why="Two jobs with the same default endpoint share a store and mix their keys; a proxy or another service may"
         " have the port.",
         remedies=(
-            Remedy(
-                summary="Give every job an endpoint and an id of its own",
-                commands=("torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",),
+            remedy(
+                "Give every job an endpoint and an id of its own",
+                "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
             ),
         ),
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
         references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
-        signs=(
-            launcher_sign(
-                "foreign-store",
-                ("Ping failed, invalid value returned from server",),
+        signs={
+            "foreign-store": launcher_sign(
+                "Ping failed, invalid value returned from server",
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
-                confidence=Confidence.LIKELY,
             ),
-            nccl_sign(  # NCCL's own first contact
-                "rank-twice", ("ranks has already checked in",), confidence=Confidence.POSSIBLE
+            "rank-twice": nccl_hint(  # NCCL's own first contact
+                "ranks has already checked in"
             ),
-            launcher_sign("rendezvous-closed", ("RendezvousClosedError",), confidence=Confidence.POSSIBLE),
-        ),
+            "rendezvous-closed": launcher_hint("RendezvousClosedError"),
+        },
     ),
-    JobCause(
-        code="DDJ184",
+    "DDJ184": JobCause(
         name="rendezvous-host-mismatch",
         title="No node serves the rendezvous[ at {server}:{port}]: {who} found nobody there",
         domain="scheduler",
-        restart="unknown",
         finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
         why="torchrun serves the endpoint only on the host that it recognises as its own. A name or address that the"
         " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
         remedies=(
-            Remedy(
-                summary="Give a name or address that the first node has itself, or tell it that it is the host",
-                commands=("torchrun --rdzv-conf=is_host=1 …  # on the first node", "torchrun --rdzv-conf=is_host=0 …"),
+            remedy(
+                "Give a name or address that the first node has itself, or tell it that it is the host",
+                "torchrun --rdzv-conf=is_host=1 …  # on the first node",
+                "torchrun --rdzv-conf=is_host=0 …",
             ),
         ),
         next_check="ss -ltn on the first node while the job starts: is the port of the endpoint listed?",
@@ -187,23 +175,18 @@ CAUSES = (
         # The judge: where the address answers with “refused” (store-refused, pointers.py) and no other cause stands on
         # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
-        signs=(
-            launcher_sign(  # torchrun on other nodes says the same when the one that served it has ended
-                "rendezvous-connection",
-                ("RendezvousConnectionError: ",),
-                confidence=Confidence.POSSIBLE,
-                beside=("store-refused", "store-unreached"),
+        signs={
+            # torchrun on other nodes says the same when the one that served it has ended
+            "rendezvous-connection": launcher_hint(
+                "RendezvousConnectionError: ", beside=("store-refused", "store-unreached")
             ),
-            launcher_sign(  # each node then serves a rendezvous of its own, and waits for the others
-                "endpoint-is-localhost",
-                ("  rdzv_endpoint  ",),
-                r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])",
-                beside=("rendezvous-timeout",),
+            # each node then serves a rendezvous of its own, and waits for the others
+            "endpoint-is-localhost": launcher_sign(
+                "  rdzv_endpoint  ", r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])", beside=("rendezvous-timeout",)
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ185",
+    "DDJ185": JobCause(
         name="hostname-unresolvable",
         title="{who} could not resolve the name[ {name}]",
         domain="network",
@@ -212,43 +195,31 @@ CAUSES = (
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
         remedies=(
-            Remedy(
-                summary="Use the address in place of the name", commands=("torchrun --rdzv-endpoint=10.0.0.1:29400 …",)
-            ),
-            Remedy(summary="Add the name to /etc/hosts or DNS on every node", scope="cluster"),
+            remedy("Use the address in place of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 …"),
+            remedy("Add the name to /etc/hosts or DNS on every node", scope="cluster"),
         ),
         next_check="getent ahosts NAME, on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
         # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
         found_by=("DD510", "DD526"),
-        signs=(
-            launcher_sign(
-                "name-not-resolved",
-                (" cannot be retrieved (gai error: ",),
+        signs={
+            "name-not-resolved": launcher_sign(
+                " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
-            nccl_sign("nccl-name-not-resolved", ("error encountered when getting address info",)),
-            launcher_sign(
-                "gaierror",
-                ("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]"),
-                confidence=Confidence.PROVED,
+            "nccl-name-not-resolved": nccl_sign("error encountered when getting address info"),
+            "gaierror": launcher_proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
+            "ssh-name-not-resolved": launcher_proof(
+                "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})"
             ),
-            launcher_sign(
-                "ssh-name-not-resolved",
-                ("ssh: Could not resolve hostname ",),
-                r"resolve hostname (?P<name>[^:\s]{1,255})",
-                confidence=Confidence.PROVED,
-            ),
-            launcher_sign(  # torch up to 1.9
-                "store-name-not-resolved",
+            "store-name-not-resolved": launcher_sign(  # torch up to 1.9
                 ("Name or service not known", "Temporary failure in name resolution"),
                 r"(?:RuntimeError|ValueError|DistNetworkError): (?:host not found: )?(?:Name or|Temporary failure)",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ186",
+    "DDJ186": JobCause(
         name="gloo-ifname-invalid",
         title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
         domain="network",
@@ -256,26 +227,22 @@ CAUSES = (
         finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
         why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
         remedies=(
-            Remedy(
-                summary="Name an interface of that host, or let gloo choose",
-                settings=(Setting(name="GLOO_SOCKET_IFNAME", action="unset"),),
-                commands=("ip -br addr",),
+            remedy(
+                "Name an interface of that host, or let gloo choose",
+                "ip -br addr",
+                settings=(unset("GLOO_SOCKET_IFNAME"),),
             ),
         ),
         next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
         references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
         found_by=("DD105", "DD521"),
-        signs=(
-            Sign(
-                "gloo-no-interface",
-                ("Unable to find address for: ",),
-                r"Unable to find address for: (?P<interface>\S+)",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+        signs={
+            "gloo-no-interface": proof(
+                "Unable to find address for: ", r"Unable to find address for: (?P<interface>\S+)"
+            )
+        },
     ),
-    JobCause(
-        code="DDJ187",
+    "DDJ187": JobCause(
         name="gloo-loopback-hostname",
         title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
         domain="network",
@@ -284,25 +251,23 @@ CAUSES = (
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
         remedies=(
-            Remedy(
-                summary="Name the interface between the nodes",
-                settings=(Setting(name="GLOO_SOCKET_IFNAME", value="eth0"),),
+            remedy(
+                "Name the interface between the nodes",
+                settings=(setting("GLOO_SOCKET_IFNAME", "eth0"),),
                 undo="unset GLOO_SOCKET_IFNAME",
             ),
-            Remedy(summary="Let each host's name resolve to its address in the network, in /etc/hosts", scope="node"),
+            on_node("Let each host's name resolve to its address in the network, in /etc/hosts"),
         ),
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
-        signs=(
-            launcher_sign(
-                "gloo-dials-loopback",
+        signs={
+            "gloo-dials-loopback": launcher_sign(
                 ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused", " connect [127."),
                 r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
                 r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
             ),
-            launcher_sign(
-                "gloo-no-own-address",
-                ("Unable to resolve hostname to a (local) address",),
+            "gloo-no-own-address": launcher_sign(
+                "Unable to resolve hostname to a (local) address",
                 beside=(
                     "peer-gone",
                     "peer-refuses",
@@ -312,30 +277,26 @@ CAUSES = (
                     "store-timeout",
                 ),
             ),
-            launcher_sign(
-                "gloo-own-address-elsewhere",
-                ("Unable to find interface for: ",),
-                r"Unable to find interface for: \[?(?P<peer>[\w.:]+)",
+            "gloo-own-address-elsewhere": launcher_sign(
+                "Unable to find interface for: ", r"Unable to find interface for: \[?(?P<peer>[\w.:]+)"
             ),
-            launcher_sign(  # ranks that never reached each other
-                "gloo-without-mesh", ("connectFullMesh failed",), confidence=Confidence.POSSIBLE
+            "gloo-without-mesh": launcher_hint(  # ranks that never reached each other
+                "connectFullMesh failed"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ192",
+    "DDJ192": JobCause(
         name="script-arguments",
         title="A script refused its arguments[ ({script})]: {message}",
         domain="code",
         restart="no",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
-        remedies=(Remedy(summary="Compare what is handed over with what the script takes: SCRIPT --help"),),
+        remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
-        signs=(
-            Sign(
-                "usage-error",
+        signs={
+            "usage-error": proof(
                 (
                     ": error: the following arguments are required",
                     ": error: unrecognized arguments",
@@ -343,53 +304,39 @@ CAUSES = (
                 ),
                 r"(?P<script>[\w.-]+): error: (?P<message>(?:the following arguments are required|argument "
                 r"|unrecognized arguments: (?!.*--local[-_]rank)).{0,200})",
-                confidence=Confidence.PROVED,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ193",
+    "DDJ193": JobCause(
         name="process-crashed",
         title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
         " code, went wrong",
-        domain="unknown",
-        restart="unknown",
         finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
         why="The kernel ends a process that touches memory which is not its own. The native stack tells the library.",
         remedies=(
-            Remedy(
-                summary="Have Python print the stack of a crash",
-                settings=(Setting(name="PYTHONFAULTHANDLER", value="1"),),
-            ),
-            Remedy(summary="Look for packages built against another torch or CUDA", commands=("python -m pip check",)),
+            remedy("Have Python print the stack of a crash", settings=(setting("PYTHONFAULTHANDLER", "1"),)),
+            remedy("Look for packages built against another torch or CUDA", "python -m pip check"),
         ),
         next_check="PYTHONFAULTHANDLER=1, and ulimit -c unlimited; then coredumpctl gdb PID",
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
         # The judge: also a rank that ended with signal 11, 7, 4 or 8 (pointers.py) where nothing else explains it, then
         # as possible alone. Signal 6 is mostly a watchdog's (terminated-by-watchdog) or gloo's (gloo-sizes-differ).
-        signs=(
-            Sign(
-                "fatal-python-error",
-                ("Fatal Python error: ",),
-                r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})",
-                is_final=True,
+        signs={
+            "fatal-python-error": Sign(
+                "Fatal Python error: ", r"Fatal Python error: (?P<signal>(?!Aborted)[^\n]{1,60})", is_final=True
             ),
-            Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
-                "crash-handler",
+            "crash-handler": Sign(  # UCX's, absl's and MPI's handlers, before they print stacks
                 ("Caught signal ", "*** SIG", "] Signal: "),
                 r"(?:Caught signal (?:4|7|8|11) \(|\] Signal: )(?P<signal>(?:Segmentation|Bus|Illegal|Floating)[\w ]*)"
                 r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),
-            kernel_sign(
-                "kernel-segfault",
+            "kernel-segfault": kernel_sign(
                 (" segfault at ", "traps: ", "general protection fault"),
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
                 r"|general protection)(?!.* in libnccl)",
-                confidence=Confidence.LIKELY,
             ),
-            Sign(  # glibc
-                "heap-corrupted",
+            "heap-corrupted": Sign(  # glibc
                 (
                     "free(): invalid",
                     "double free or corruption",
@@ -401,6 +348,6 @@ CAUSES = (
                 r"(?:^|: |\s)(?P<signal>free\(\): invalid \w+|double free or corruption|malloc\(\): \w+[\w ]{0,40}"
                 r"|munmap_chunk\(\): invalid \w+|corrupted size vs\. prev_size|\*\*\* stack smashing detected)",
             ),
-        ),
+        },
     ),
-)
+}

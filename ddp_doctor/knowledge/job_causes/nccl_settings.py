@@ -1,12 +1,9 @@
 """Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_proof, nccl_sign, remedy, unset
 
-CAUSES = (
-    JobCause(
-        code="DDJ157",
+CAUSES = {
+    "DDJ157": JobCause(
         name="nccl-settings-differ",
         title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
         domain="host",
@@ -16,29 +13,26 @@ CAUSES = (
         why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
         " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
         remedies=(
-            Remedy(
-                summary="Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
-                commands=("ddp-doctor run --only env_vars,nccl,software,consistency",),
+            remedy(
+                "Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
+                "ddp-doctor run --only env_vars,nccl,software,consistency",
             ),
         ),
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
-        signs=(
-            nccl_sign(
-                "bootstrap-message-truncated",
-                ("Message truncated : received",),
+        signs={
+            "bootstrap-message-truncated": nccl_sign(
+                "Message truncated : received",
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
             ),
-            nccl_sign("segment-without-a-name", ("Error while attaching to shared memory segment /dev/shm/nccl- ",)),
-            nccl_sign(  # what another release says of itself is read at other places: "nroots 1 vs 16796938"
-                "met-another-release",
-                ("mismatch in info from procs",),
-                r"mismatch in info from procs, nranks (\d+) vs \1\b",
+            "segment-without-a-name": nccl_sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
+            # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+            "met-another-release": nccl_sign(
+                "mismatch in info from procs", r"mismatch in info from procs, nranks (\d+) vs \1\b"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ159",
+    "DDJ159": JobCause(
         name="world-sizes-differ",
         title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
         domain="code",
@@ -48,30 +42,25 @@ CAUSES = (
         why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
         " a rank that does not exist: nobody but the rank beyond the world ends.",
         remedies=(
-            Remedy(
-                summary="Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
+            remedy(
+                "Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
                 " the launcher",
-                commands=("torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",),
+                "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",
             ),
         ),
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
-        signs=(
-            nccl_sign(
-                "rank-beyond-world",
-                ("Invalid rank requested",),
-                r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)",
-                confidence=Confidence.PROVED,
+        signs={
+            "rank-beyond-world": nccl_proof(
+                "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)"
             ),
-            nccl_sign(  # which of the two is wrong, the first rank does not know
-                "world-sizes-differ",
+            "world-sizes-differ": nccl_sign(  # which of the two is wrong, the first rank does not know
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
                 r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ158",
+    "DDJ158": JobCause(
         name="nccl-setting-refused",
         title="NCCL refuses the setting of {who}[: {setting}]",
         domain="host",
@@ -81,12 +70,12 @@ CAUSES = (
         why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
         " make the communicator, or fail in the first collective that has no way left.",
         remedies=(
-            Remedy(
-                summary="Leave the choice to NCCL",
+            remedy(
+                "Leave the choice to NCCL",
                 settings=(
-                    Setting(name="NCCL_ALGO", action="unset", why="NCCL chooses by size and topology"),
-                    Setting(name="NCCL_PROTO", action="unset", why="NCCL chooses by size and topology"),
-                    Setting(name="NCCL_GRAPH_FILE", action="unset", why="NCCL searches rings and trees itself"),
+                    unset("NCCL_ALGO", "NCCL chooses by size and topology"),
+                    unset("NCCL_PROTO", "NCCL chooses by size and topology"),
+                    unset("NCCL_GRAPH_FILE", "NCCL searches rings and trees itself"),
                 ),
             ),
         ),
@@ -95,26 +84,19 @@ CAUSES = (
             "NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs",
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
-        signs=(
-            nccl_sign(
-                "list-not-understood",
+        signs={
+            "list-not-understood": nccl_proof(
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
-                confidence=Confidence.PROVED,
             ),
-            nccl_sign(
-                "graph-file-not-there",
-                ("Could not open XML graph file",),
-                r"Could not open XML (?P<setting>graph file [^\s:]{1,200})",
-                confidence=Confidence.PROVED,
+            "graph-file-not-there": nccl_proof(
+                "Could not open XML graph file", r"Could not open XML (?P<setting>graph file [^\s:]{1,200})"
             ),
-            nccl_sign(
-                "no-algorithm-left",
+            "no-algorithm-left": nccl_proof(
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
-                confidence=Confidence.PROVED,
             ),
-        ),
+        },
     ),
-)
+}

@@ -15,9 +15,18 @@ and torch's store: "The client socket has failed to connect to [node0]:29500 (er
 A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, launcher_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    JobCause,
+    Sign,
+    context,
+    launcher_sign,
+    nccl_hint,
+    nccl_proof,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+)
 
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
 _BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
@@ -39,31 +48,23 @@ _NO_INTERFACE = (
     "NET/Socket : No usable listening interface found",
     "NET/IB : No IP interface found",
 )
-_NAME = Setting(
-    name="NCCL_SOCKET_IFNAME", value="eth0", why="the interface that joins the nodes; ip route get PEER names it"
-)
+_NAME = setting("NCCL_SOCKET_IFNAME", "eth0", "the interface that joins the nodes; ip route get PEER names it")
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
-SIGNS = (
-    nccl_sign(
-        "connect-refused",
-        _CONNECT,
-        rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)",
-        role="victim",
+SIGNS = {
+    "connect-refused": nccl_sign(
+        _CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)", role="victim"
     ),
-    Sign("interface-set", ("NCCL_SOCKET_IFNAME set",), r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to", role="context"),
+    "interface-set": context("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to"),
     # Each rank is alone on its node, as the launcher was told.
-    Sign(
-        "one-rank-a-node",
+    "one-rank-a-node": context(
         ("nproc_per_node", "nproc-per-node", "ntasks-per-node", "LOCAL_WORLD_SIZE"),
         r"(?:nproc[_-]per[_-]node|ntasks-per-node|LOCAL_WORLD_SIZE)[= ]1\b",
-        role="context",
     ),
-)
+}
 
-CAUSES = (
-    JobCause(
-        code="DDJ140",
+CAUSES = {
+    "DDJ140": JobCause(
         name="firewall-or-unreachable",
         title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
         domain="network",
@@ -72,69 +73,57 @@ CAUSES = (
         why="Ranks connect over ports that the kernel chooses. A firewall that opens the master's port alone, or a"
         " node in another network, lets the rendezvous succeed and NCCL fail.",
         remedies=(
-            Remedy(
-                summary="Open all TCP ports between the nodes, or those from which the kernel chooses",
-                commands=(
-                    "cat /proc/sys/net/ipv4/ip_local_port_range",
-                    "firewall-cmd --permanent --zone=trusted --add-source=NETWORK && firewall-cmd --reload",
-                ),
+            remedy(
+                "Open all TCP ports between the nodes, or those from which the kernel chooses",
+                "cat /proc/sys/net/ipv4/ip_local_port_range",
+                "firewall-cmd --permanent --zone=trusted --add-source=NETWORK && firewall-cmd --reload",
                 scope="cluster",
             ),
-            Remedy(summary="Name the interface that joins the nodes, on all of them", settings=(_NAME,)),
+            remedy("Name the interface that joins the nodes, on all of them", settings=(_NAME,)),
         ),
         next_check="on the peer: python3 -m http.server PORT; here: curl -m 5 PEER:PORT. Or ddp-doctor run on both"
         " nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
-        signs=(
-            nccl_sign(
-                "nccl-cannot-connect",
-                _CONNECT,
-                rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)",
+        signs={
+            "nccl-cannot-connect": nccl_sign(
+                _CONNECT, rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)"
             ),
-            nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
-                "nccl-connect-failed",
-                ("Call to connect failed : ",),
+            "nccl-connect-failed": nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
+                "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
             ),
-            nccl_sign(
-                "nccl-connect-timed-out", ("exceeded timeouts (",), r"socket(?:Start|Poll)Connect: exceeded timeouts"
+            "nccl-connect-timed-out": nccl_sign(
+                "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
             ),
-            Sign(
-                "mpi-cannot-connect",  # Open MPI's help texts
-                ("was unable to complete a TCP connection",),
+            "mpi-cannot-connect": Sign(  # Open MPI's help texts
+                "was unable to complete a TCP connection"
             ),
-            Sign(
-                "store-cannot-connect",
-                ("client socket has failed to connect to",),
+            "store-cannot-connect": Sign(
+                "client socket has failed to connect to",
                 r"connect to \[?(?P<peer>(?!localhost)[^\s\],]{1,80})\]?:(?P<port>\d+) \(errno: (?:110|113"
                 r"|101) - (?P<reason>[^)]+)\)",
             ),
-            Sign(
-                "gloo-cannot-connect",
+            "gloo-cannot-connect": Sign(
                 ("SO_ERROR: No route to host", "SO_ERROR: Connection timed out", "SO_ERROR: Network is unreachable"),
                 rf"SO_ERROR: {_UNREACHED}, remote=\[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}})",
             ),
-            Sign(  # older gloo
-                "gloo-connect-failed",
-                ("] connect [",),
+            "gloo-connect-failed": Sign(  # older gloo
+                "] connect [",
                 rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_UNREACHED}",
             ),
-            launcher_sign(
-                "ssh-cannot-connect",
-                ("ssh: connect to host ",),
+            "ssh-cannot-connect": launcher_sign(
+                "ssh: connect to host ",
                 rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
                 r"|Connection refused)",
             ),
-            Sign(  # a sandbox, or a filter on this very machine
-                "connection-not-permitted",
+            "connection-not-permitted": Sign(  # a sandbox, or a filter on this very machine
                 ("(errno: 1 - Operation not permitted", "(errno: 13 - Permission denied"),
                 r"connect to \[?(?P<peer>[^\s\],]{1,255}?)\]?:(?P<port>\d{1,5}) \(errno: (?:1"
                 r"|13) - (?P<reason>[^)]+)\)",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ141",
+    "DDJ141": JobCause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",
         domain="host",
@@ -142,27 +131,24 @@ CAUSES = (
         finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
         why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
         remedies=(
-            Remedy(summary="Give the container the network of its host", container=("--network=host",)),
-            Remedy(
-                summary="On a single node, let NCCL use loopback",
-                settings=(Setting(name="NCCL_SOCKET_IFNAME", value="lo", why="all ranks are on one node"),),
+            remedy("Give the container the network of its host", container=("--network=host",)),
+            remedy(
+                "On a single node, let NCCL use loopback",
+                settings=(setting("NCCL_SOCKET_IFNAME", "lo", "all ranks are on one node"),),
                 cost="a job over several nodes cannot start with it",
             ),
         ),
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
-        signs=(
-            nccl_sign("no-interface", _NO_INTERFACE, confidence=Confidence.PROVED),
-            nccl_sign(  # an interface without an address: NCCL up to 2.23
-                "no-address-family",
-                ("Socket creation failed : ",),
-                r"Socket creation failed : Address family not supported",
+        signs={
+            "no-interface": nccl_proof(_NO_INTERFACE),
+            "no-address-family": nccl_sign(  # an interface without an address: NCCL up to 2.23
+                "Socket creation failed : ", r"Socket creation failed : Address family not supported"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ142",
+    "DDJ142": JobCause(
         name="socket-ifname-wrong",
         title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
         " machine on each node]",
@@ -172,49 +158,39 @@ CAUSES = (
         " loopback, of a container's bridge or of one link.",
         why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
         " 172.17.0.1 is another machine's own on each node.",
-        remedies=(Remedy(summary="Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)),),
+        remedies=(remedy("Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)),),
         next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
-        signs=(
-            nccl_sign(
-                "named-interface-missing",
-                ("NCCL_SOCKET_IFNAME set",),
+        signs={
+            "named-interface-missing": nccl_proof(
+                "NCCL_SOCKET_IFNAME set",
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
-                confidence=Confidence.PROVED,
                 lines=12,
             ),
-            nccl_sign(  # far apart, or of several processes
-                "interface-missing", _NO_INTERFACE, confidence=Confidence.PROVED, beside=("interface-set",)
+            "interface-missing": nccl_proof(  # far apart, or of several processes
+                _NO_INTERFACE, beside=("interface-set",)
             ),
-            nccl_sign(
-                "oob-interface-missing",
-                ("verify NCCL_OOB_NET_IFNAME",),
-                r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)",
-                confidence=Confidence.PROVED,
+            "oob-interface-missing": nccl_proof(
+                "verify NCCL_OOB_NET_IFNAME", r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)"
             ),
-            nccl_sign(
-                "peer-address-not-routed",
+            "peer-address-not-routed": nccl_sign(
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
             ),
-            nccl_sign(  # who refuses there is this machine itself, on whose interface nobody listens
-                "peer-address-of-own-machine",
-                _CONNECT,
-                rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)",
+            # who refuses there is this machine itself, on whose interface nobody listens
+            "peer-address-of-own-machine": nccl_sign(
+                _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
-            nccl_sign(
-                "address-not-assignable",
+            "address-not-assignable": nccl_hint(
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
-                confidence=Confidence.POSSIBLE,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ143",
+    "DDJ143": JobCause(
         name="duplicate-hostname",
         title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
         domain="host",
@@ -223,21 +199,18 @@ CAUSES = (
         why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
         " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
         remedies=(
-            Remedy(
-                summary="Tell NCCL the hosts apart",
-                settings=(Setting(name="NCCL_HOSTID", value="$SLURM_NODEID", why="another value on each node"),),
+            remedy(
+                "Tell NCCL the hosts apart",
+                settings=(setting("NCCL_HOSTID", "$SLURM_NODEID", "another value on each node"),),
             ),
-            Remedy(
-                summary="Give each host a name of its own", commands=("hostnamectl set-hostname NAME",), scope="node"
-            ),
+            on_node("Give each host a name of its own", "hostnamectl set-hostname NAME"),
         ),
         next_check="hostname; cat /proc/sys/kernel/random/boot_id on each node",
         references=("NCCL 2.5 to 2.30, src/misc/utils.cc (getHostHash)",),
         instead_of=("duplicate-gpu",),
-        signs=(Sign("one-host-for-nccl", ("Duplicate GPU detected : rank",), beside=("one-rank-a-node",)),),
+        signs={"one-host-for-nccl": Sign("Duplicate GPU detected : rank", beside=("one-rank-a-node",))},
     ),
-    JobCause(
-        code="DDJ134",
+    "DDJ134": JobCause(
         name="net-plugin-load-failed",
         title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
         domain="host",
@@ -246,57 +219,47 @@ CAUSES = (
         why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
         " plug-in.",
         remedies=(
-            Remedy(
-                summary="Install the plug-in's libraries on all nodes, in versions that go together",
-                commands=("fi_info -p efa", "ldd $(ldconfig -p | grep -o '/.*libnccl-net.*')"),
-                scope="node",
+            on_node(
+                "Install the plug-in's libraries on all nodes, in versions that go together",
+                "fi_info -p efa",
+                "ldd $(ldconfig -p | grep -o '/.*libnccl-net.*')",
             ),
-            Remedy(
-                summary="Go on without the plug-in",
-                settings=(Setting(name="NCCL_NET_PLUGIN", value="none", why="NCCL's own transports serve"),),
+            remedy(
+                "Go on without the plug-in",
+                settings=(setting("NCCL_NET_PLUGIN", "none", "NCCL's own transports serve"),),
                 cost="TCP in place of the plug-in's network, several times slower",
             ),
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
-        signs=(
-            nccl_sign("no-net-plugin", ("Failed to initialize any NET plugin",), confidence=Confidence.PROVED),
-            nccl_sign(
-                "net-plugin-not-initialised",
-                ("Failed to initialize NET plugin",),
+        signs={
+            "no-net-plugin": nccl_proof("Failed to initialize any NET plugin"),
+            "net-plugin-not-initialised": nccl_sign(
+                "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
             ),
             # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
             # everyday life.
-            nccl_sign(
-                "net-plugin-lacks-library",
+            "net-plugin-lacks-library": nccl_sign(
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
             ),
-            nccl_sign(
-                "ofi-finds-nothing",
-                ("NET/OFI",),
+            "ofi-finds-nothing": nccl_sign(
+                "NET/OFI",
                 r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
             ),
-            nccl_sign(  # a name in NCCL_NET, up to NCCL 2.26
-                "named-network-missing",
-                ("Error: network ",),
-                r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found",
-                confidence=Confidence.PROVED,
+            "named-network-missing": nccl_proof(  # a name in NCCL_NET, up to NCCL 2.26
+                "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found"
             ),
-            nccl_sign(
-                "net-plugin-of-cloud",
-                ("NET/GPUDirectTCPX", "NET/FasTrak"),
-                r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed",
-                confidence=Confidence.POSSIBLE,
+            "net-plugin-of-cloud": nccl_hint(
+                ("NET/GPUDirectTCPX", "NET/FasTrak"), r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ135",
+    "DDJ135": JobCause(
         name="net-plugin-version-mismatch",
         title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
         domain="host",
@@ -304,21 +267,19 @@ CAUSES = (
         finds="NCCL finds a network plug-in whose interface it does not speak.",
         why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
         " the drivers that they support as well.",
-        remedies=(Remedy(summary="Install plug-in, NCCL and driver of one set that the provider names", scope="node"),),
+        remedies=(on_node("Install plug-in, NCCL and driver of one set that the provider names"),),
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
-        signs=(
-            nccl_sign(
-                "net-plugin-interface",
+        signs={
+            "net-plugin-interface": nccl_sign(
                 ("symbols v4 and lower are not supported", "External network plugin"),
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
             ),
-            nccl_sign("net-plugin-device-version", ("plugin has incompatible version",), confidence=Confidence.PROVED),
-        ),
+            "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
+        },
     ),
-    JobCause(
-        code="DDJ136",
+    "DDJ136": JobCause(
         name="net-transport-mismatch",
         title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
         domain="host",
@@ -327,32 +288,25 @@ CAUSES = (
         why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
         " makes it fall back to TCP, while the others wait for RDMA.",
         remedies=(
-            Remedy(
-                summary="Repair the node whose choice differs",
-                commands=("grep -h 'Using network' *.log | sort | uniq -c",),
-                scope="node",
-            ),
-            Remedy(
-                summary="Name the network, so that a node without it fails at once",
-                settings=(Setting(name="NCCL_NET", value="IB", why="no node falls back silently"),),
+            on_node("Repair the node whose choice differs", "grep -h 'Using network' *.log | sort | uniq -c"),
+            remedy(
+                "Name the network, so that a node without it fails at once",
+                settings=(setting("NCCL_NET", "IB", "no node falls back silently"),),
             ),
         ),
         next_check='NCCL_DEBUG=INFO: "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
-        signs=(
-            nccl_sign(
-                "connection-of-other-kind",
+        signs={
+            "connection-of-other-kind": nccl_sign(
                 ("socketFinalizeAccept", "Wrong socket type from"),
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
             ),
-            nccl_sign(
-                "link-layers-differ",
+            "link-layers-differ": nccl_proof(
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",
-                confidence=Confidence.PROVED,
             ),
-        ),
+        },
     ),
-)
+}

@@ -6,7 +6,18 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import MONITORS, Page, Sign, launcher_sign, nccl_sign, watchdog_sign
+from ddp_doctor.knowledge.job_causes.kinds import (
+    MONITORS,
+    Page,
+    Sign,
+    context,
+    launcher_pointer,
+    launcher_sign,
+    nccl_pointer,
+    pointer,
+    victim,
+    watchdog_pointer,
+)
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
 _GROUP = r"(?:\[(?:PG (?:ID \d+ PG )?(?:GUID )?(?P<group>[^\]]*?) )?Rank (?P<group_rank>\d+)\] +)?"
@@ -22,124 +33,101 @@ _RENDEZVOUS = Page(
     ("DD516", "DD501", "DD518"),
     "torch 2.15 c10d/TCPStore.cpp, distributed/elastic/rendezvous/api.py",
 )
-_TIME_OUTS = (
+_TIME_OUTS = {
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
     # be a number within the group; the process that printed the line is what counts.
-    watchdog_sign(
-        "watchdog-timeout",
-        ("Watchdog caught collective operation timeout",),
+    "watchdog-timeout": watchdog_pointer(
+        "Watchdog caught collective operation timeout",
         _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
         r"(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<numel>\d+), NumelOut="
         r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
-        role="pointer",
         page=_WAITED,
     ),
-    watchdog_sign(
-        "watchdog-last-work",  # where the group stands; wording of 2.3 and of 2.6
+    "watchdog-last-work": watchdog_pointer(  # where the group stands; wording of 2.3 and of 2.6
         ("detected by watchdog at work", "Timeout at NCCL work"),
         _GROUP
         + r"(?:(?:failure|Exception \(either an error or timeout\)) detected by watchdog at work(?: sequence id)?"
         r"|Timeout at NCCL work): (?P<work>\d+).*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+)"
         r".*?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
-        role="pointer",
     ),
     # nccl2 of torch 2.15: neither number nor operation.
-    watchdog_sign(
-        "nccl2-timeout",
+    "nccl2-timeout": watchdog_pointer(
         ("NCCL operation timed out", "Operation timed out after ", "due to timeout - "),
         r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
         r"|Operation timed out after (?P<timeout_ms>\d+) ms|Aborting process on rank \d+ due to timeout)",
-        role="pointer",
         page=_WAITED,
     ),
-    watchdog_sign(
-        "desync-report",
+    "desync-report": watchdog_pointer(
         ("lagging/dead/mismatched ranks that caused the desync", "are the lagging ranks that caused this timeout"),
         r"(?s)caused the desync are:\s*(?P<report>.{1,600})|\[(?P<lagging>[\d, ]+)\] are the lagging ranks",
-        role="pointer",
         lines=6,
     ),
-    watchdog_sign(
-        "gloo-timeout",
-        ("Timed out waiting ",),
+    "gloo-timeout": watchdog_pointer(
+        "Timed out waiting ",
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
-        role="pointer",
         page=_WAITED,
     ),
-    watchdog_sign(
-        "monitored-barrier",  # the one time-out that names the ranks that did not come
-        ("failed to pass monitoredBarrier in",),
+    "monitored-barrier": watchdog_pointer(  # the one time-out that names the ranks that did not come
+        "failed to pass monitoredBarrier in",
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
-        role="pointer",
     ),
-    watchdog_sign(
-        "store-barrier",
-        ("in store based barrier on rank",),
+    "store-barrier": watchdog_pointer(
+        "in store based barrier on rank",
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
-        role="pointer",
     ),
-    watchdog_sign(
-        "store-clients",
-        ("seconds waiting for clients.",),
+    "store-clients": watchdog_pointer(
+        "seconds waiting for clients.",
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
-        role="pointer",
         page=_RENDEZVOUS,
     ),
-    watchdog_sign(  # with gloo, the key of a rank that has not left its address yet
-        "store-timeout",
+    "store-timeout": watchdog_pointer(  # with gloo, the key of a rank that has not left its address yet
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
         r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
-        role="pointer",
     ),
-    watchdog_sign(  # NCCL's first word from rank to rank goes through the store, from rank 0
-        "store-id-timeout",
-        (" setting up NCCL communicator and retr",),
+    "store-id-timeout": watchdog_pointer(  # NCCL's first word from rank to rank goes through the store, from rank 0
+        " setting up NCCL communicator and retr",
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
-        role="pointer",
     ),
-    watchdog_sign("rendezvous-timeout", ("RendezvousTimeoutError",), role="pointer", page=_RENDEZVOUS),
-    Sign(
-        "store-unreached",
+    "rendezvous-timeout": watchdog_pointer("RendezvousTimeoutError", page=_RENDEZVOUS),
+    "store-unreached": pointer(
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
         r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
         r"(?P<port>\d+)|connect\(\) timed out",  # torch 1.9 to 1.11
-        role="pointer",
         page=Page(
             "Nothing answers at the endpoint: a firewall, the wrong address, or a head that never started.",
             ("DD512", "DD513", "DD530", "DD531"),
             "torch 2.15 c10d/socket.cpp",
         ),
     ),
-    Sign(
-        "store-refused",
-        ("The client socket has failed to connect to",),
+    "store-refused": pointer(
+        "The client socket has failed to connect to",
         # 22, 97, 99: one of several addresses of the host is of a kind that is not served; torch tries the next.
         r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
-        role="pointer",
     ),
-    watchdog_sign(
-        "watchdog-stuck",
+    "watchdog-stuck": watchdog_pointer(
         ("watchdog got stuck for", "Could not acquire GIL within"),
         r"got stuck for (?P<seconds>\d+) ?seconds|(?P<gil>acquire GIL)",
-        role="pointer",
     ),
-)
+}
 
 _HIDDEN = "NCCL hides the cause: its own log has it."
 _RESULTS = "torch 2.15 c10d/NCCLUtils.cpp, NCCL 2.30.7 src/init.cc (ncclGetErrorString)"
 #: Words that NCCL has for a peer's end, and for faults of all other kinds.
 _OF_ANYTHING = ("unhandled system error", "ncclSystemError")
-_ENDS = (
-    nccl_sign(
-        "nccl-error",  # that a call of NCCL failed; its warnings say why
+_EXCEPTIONS = (
+    "RuntimeError", "ValueError", "TypeError", "AssertionError", "KeyError", "IndexError", "AttributeError",
+    "ModuleNotFoundError", "DistBackendError", "DistNetworkError", "DistStoreError", "AcceleratorError", "OSError",
+    "ImportError", "FileNotFoundError", "PermissionError", "NotImplementedError", "TimeoutError", "ConnectionError",
+    "CalledProcessError", "NameError", "OutOfMemoryError",
+)  # fmt: skip
+_ENDS = {
+    "nccl-error": nccl_pointer(  # that a call of NCCL failed; its warnings say why
         (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
-        role="pointer",
         page=Page(_HIDDEN, ("DD521", "DD237", "DD238", "DD531"), _RESULTS, ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")),
     ),
-    nccl_sign(
-        "nccl-error-by-name",
+    "nccl-error-by-name": nccl_pointer(
         (
             "ncclInternalError: ",
             "ncclUnhandledCudaError",
@@ -147,157 +135,98 @@ _ENDS = (
             "ncclInvalidArgument: ",
             "unhandled cuda error",
         ),
-        role="pointer",
         page=Page(_HIDDEN, ("DD446", "DD306", "DD304", "DD330", "DD605"), _RESULTS, ("NCCL_DEBUG",)),
     ),
-    Sign(  # a shell's words for how a command ended; the shell may start it again
-        "command-killed", (" Killed  ",), rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})", role="pointer"
+    "command-killed": pointer(  # a shell's words for how a command ended; the shell may start it again
+        " Killed  ", rf"(?:^|: +)\d+ (?P<killed>Killed)  (?!.*{MONITORS})"
     ),
-    Sign(
-        "core-dumped",
-        ("(core dumped)",),
+    "core-dumped": pointer(
+        "(core dumped)",
         r"(?P<signal>Segmentation fault|Bus error|Aborted|Illegal instruction|Floating point exception|Trace/breakpoint"
         r" trap)\s{1,20}\(core dumped\)",
-        role="pointer",
     ),
-    Sign(  # of a traceback whose beginning is missing: output that was cut, or only its end
-        "last-line-of-exception",
-        tuple(
-            f"{name}: "
-            for name in (
-                "RuntimeError",
-                "ValueError",
-                "TypeError",
-                "AssertionError",
-                "KeyError",
-                "IndexError",
-                "AttributeError",
-                "ModuleNotFoundError",
-                "DistBackendError",
-                "DistNetworkError",
-                "DistStoreError",
-                "AcceleratorError",
-                "OSError",
-                "ImportError",
-                "FileNotFoundError",
-                "PermissionError",
-                "NotImplementedError",
-                "TimeoutError",
-                "ConnectionError",
-                "CalledProcessError",
-                "NameError",
-                "OutOfMemoryError",
-            )
-        ),
+    # Of a traceback whose beginning is missing: output that was cut, or only its end.
+    "last-line-of-exception": pointer(
+        tuple(f"{name}: " for name in _EXCEPTIONS),
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
-        role="pointer",
     ),
-    launcher_sign(
-        "exit-code",  # torchrun's agent, of the rank that it saw first on its node
-        ("failed (exitcode: ",),
+    "exit-code": launcher_pointer(  # torchrun's agent, of the rank that it saw first on its node
+        "failed (exitcode: ",
         r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
-        role="pointer",
     ),
-    launcher_sign(
-        "received-signal",
-        (") received by PID",),
+    "received-signal": launcher_pointer(
+        ") received by PID",
         r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
-        role="pointer",
         page=Page(
             "A signal ended the rank: SIGKILL is the kernel's (out of memory), the scheduler's or a person's.",
             ("DD612", "DD225"),
             "torch 2.15 distributed/elastic/multiprocessing/api.py",
         ),
     ),
-    launcher_sign(  # torchrun's agent, 30 s after a SIGTERM that did nothing
-        "killed-by-launcher",
-        (", forcefully exiting via ",),
-        r"Unable to shutdown process (?P<pid>\d+) via",
-        role="pointer",
+    "killed-by-launcher": launcher_pointer(  # torchrun's agent, 30 s after a SIGTERM that did nothing
+        ", forcefully exiting via ", r"Unable to shutdown process (?P<pid>\d+) via"
     ),
-    launcher_sign(
-        "spawned-process-ended",
+    "spawned-process-ended": launcher_pointer(
         ("ProcessExitedException: ", "ProcessRaisedException: "),
         r"process (?P<rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
         r"|ProcessRaisedException",
-        role="pointer",
     ),
-    launcher_sign(
-        "srun-exit",
-        ("srun: error: ",),
+    "srun-exit": launcher_pointer(
+        "srun: error: ",
         r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<exit>\d+)"
         r"|(?P<signal>Killed|Terminated|Segmentation fault|Aborted|Bus error|Illegal instruction))",
-        role="pointer",
     ),
-    launcher_sign(
-        "mpirun-exit",
+    "mpirun-exit": launcher_pointer(
         ("noticed that process rank", "KILLED BY SIGNAL: ", "=   EXIT CODE: ", "  Exit code:    "),
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
-        role="pointer",
     ),
-    launcher_sign(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
-        "command-ended",
+    "command-ended": launcher_pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
-        role="pointer",
     ),
-    launcher_sign("interrupted", ("KeyboardInterrupt",), role="pointer"),
-    Sign(
-        "called-abort",
-        ("terminate called after throwing an instance of",),
-        r"an instance of '(?P<type>[^']+)'",
-        role="pointer",
-    ),
-)
+    "interrupted": launcher_pointer("KeyboardInterrupt"),
+    "called-abort": pointer("terminate called after throwing an instance of", r"an instance of '(?P<type>[^']+)'"),
+}
 
 _HEALTHY = (  # NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone
     r"^(?!.*(?:\b[Rr]etrying\b|Connection closed by localRank|HTTPS?Connection|urlopen error|wandb"
     r"|failed on SocketImpl\(|\"should dump\" flag on TCPStore"
     r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))"
 )
-_VICTIMS = (
+_VICTIMS = {
     # The words of victims.py, but for those that other signs here read more closely or whose case differs by source.
-    Sign(
-        "peer-gone",
+    "peer-gone": victim(
         tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
         _HEALTHY,
-        role="victim",
         page=Page(
             "The other end of a connection is gone: look for the rank that failed first.",
             ("DD612", "DD613", "DD540", "DD566"),
             "gloo transport/tcp/pair.cc; torch 2.15 c10d/NCCLUtils.cpp; errno(3): ECONNRESET, EPIPE",
         ),
     ),
-    Sign(
-        "peer-refuses",
+    "peer-refuses": victim(
         victims.PEER_REFUSES,
         _HEALTHY,
-        role="victim",
         page=Page(
             "The host is there, and nobody listens on the port.", ("DD511", "DD519", "DD520"), "errno ECONNREFUSED"
         ),
     ),
-    Sign(
-        "peer-unreached",
+    "peer-unreached": victim(
         victims.PEER_UNREACHED,
         _HEALTHY,
-        role="victim",
         page=Page(
             "There is no way to the address, or a firewall says so.",
             ("DD513", "DD531", "DD522"),
             "errno(3): EHOSTUNREACH, ETIMEDOUT",
         ),
     ),
-    Sign(
-        "closing-signal",
+    "closing-signal": victim(
         ("closing signal SIGTERM", "closing signal SIGINT", "closing signal SIGKILL"),
         r"(?:Sending process (?P<pid>\d+) )?closing signal",
-        role="victim",
     ),
-    Sign("told-to-dump", ("Observed flight recorder dump signal from another rank",), role="victim"),
-    Sign(  # of the group that a rank was made with first; the number is of the rank that prints it
-        "dump-signal",
+    "told-to-dump": victim("Observed flight recorder dump signal from another rank"),
+    "dump-signal": victim(  # of the group that a rank was made with first; the number is of the rank that prints it
         (
             "Received a dump signal due to a collective timeout from",
             "Received a dump signal from ",  # torch 2.3 to 2.5
@@ -307,33 +236,27 @@ _VICTIMS = (
         _GROUP + r"Received a (?:dump signal|global timeout|timeout signal)(?: due to a collective timeout)? from +"
         r"(?:this local rank|another rank|rank (?P<by>\d+))"
         r"(?:.*?Last enqueued (?:\w+ )?work: (?P<enqueued>-?\d+), last completed (?:\w+ )?work: (?P<completed>-?\d+))?",
-        role="victim",
     ),
-    Sign(
-        "terminated-by-watchdog",
+    "terminated-by-watchdog": victim(
         (
             "Process group watchdog thread terminated with exception",
             "after attempting to dump debug info, due to",
             "we are taking the entire process down",
             "Some NCCL operations have failed or timed out",
-        ),
-        role="victim",
+        )
     ),
-    Sign("barrier-broken", ("successfully reached monitoredBarrier, but received errors",), role="victim"),
-    Sign("teardown-abort", ("terminate called without an active exception",), role="victim"),
-    Sign("worker-terminated", ("is killed by signal: Terminated",), role="victim"),
+    "barrier-broken": victim("successfully reached monitoredBarrier, but received errors"),
+    "teardown-abort": victim("terminate called without an active exception"),
+    "worker-terminated": victim("is killed by signal: Terminated"),
     # A step is also cancelled where one of its tasks fails (srun --kill-on-bad-exit); the job is not.
-    Sign(
-        "step-cancelled",
+    "step-cancelled": victim(
         ("CANCELLED AT ", "srun: Job step aborted", "srun: Terminating"),
         r"\*\*\* STEP \S+ ON (?P<host>\S+) CANCELLED AT \S+ (?!DUE TO)|srun: (?:Job step aborted|Terminating)",
-        role="victim",
     ),
-)
+}
 
-_NO_EVIDENCE = (
-    Sign(
-        "advice",
+_NO_EVIDENCE = {
+    "advice": Sign(
         (
             "For debugging consider passing CUDA_LAUNCH_BLOCKING",
             "kernel errors might be asynchronously reported",
@@ -344,67 +267,41 @@ _NO_EVIDENCE = (
         ),
         role="advice",
     ),
-    launcher_sign("restarted", ("will restart worker group",), role="context"),
-    launcher_sign(
-        "launcher-summary",
-        ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"),
-        role="advice",
+    "restarted": launcher_sign("will restart worker group", role="context"),
+    "launcher-summary": launcher_sign(
+        ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"), role="advice"
     ),
-)
+}
 
 #: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
 _SIGNALS = (
     r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
 )
-_MORE = (
+#: How a shell, make, a container or a service says that a command failed.
+_BAD_ENDS = (
+    "Killed", "killed ", "Segmentation fault", "segmentation fault", "Bus error", "bus error", "Aborted", "abort ",
+    "Illegal instruction", "illegal hardware instruction", "Floating point exception", "floating point exception",
+    "make: *** ", "]: *** [", "+  Exit ", "build stopped: ", "exit code", "exit status", "exited with",
+    "terminated with ", "Exit status ", "with error code", "code=exited", "code=killed", "code=dumped",
+    "Failed with result",
+)  # fmt: skip
+_MORE = {
     # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
-    Sign(
-        "exception-ignored",
+    "exception-ignored": context(
         ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
         r"^(?:Exception ignored|--- Logging)",
-        role="context",
     ),
     # A complaint, of whatever: a failure where the output ends with it.
-    Sign(
-        "complaint",
+    "complaint": context(
         ("NCCL WARN ", "Exception: "),
         r"NCCL WARN (?!.*(?:libibverbs|real path|Plugin|Only EFA|falling back"
         r"|lib wrapper not initialized|requires GDRCopy))"  # NCCL 2.32 where libibverbs is missing
         r"|^(?:\[rank\d{1,7}\]: ?)?[\w.]{1,80}Exception: ",
-        role="context",
     ),
     # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
     # A monitor of the job is ended when the job is.
-    launcher_sign(
-        "ended-badly",
-        (
-            "Killed",
-            "killed ",
-            "Segmentation fault",
-            "segmentation fault",
-            "Bus error",
-            "bus error",
-            "Aborted",
-            "abort ",
-            "Illegal instruction",
-            "illegal hardware instruction",
-            "Floating point exception",
-            "floating point exception",
-            "make: *** ",
-            "]: *** [",
-            "+  Exit ",
-            "build stopped: ",
-            "exit code",
-            "exit status",
-            "exited with",
-            "terminated with ",
-            "Exit status ",
-            "with error code",
-            "code=exited",
-            "code=killed",
-            "code=dumped",
-            "Failed with result",
-        ),
+    "ended-badly": launcher_sign(
+        _BAD_ENDS,
         rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
         r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
         r"|\[\d+\][+-]? +Exit [1-9]|g?make(?:\[\d+\])?: \*\*\* |ninja: build stopped"
@@ -413,55 +310,42 @@ _MORE = (
         r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
         role="context",
     ),
-    launcher_sign("launcher-gave-up", ("errors.ChildFailedError",), role="pointer"),
-    launcher_sign(
-        "killed-by-code",
+    "launcher-gave-up": launcher_pointer("errors.ChildFailedError"),
+    "killed-by-code": launcher_pointer(
         ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
         r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
-        role="pointer",
     ),
-    Sign(
-        "cuda-error", ("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure ", role="pointer"
-    ),
+    "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
     # The line of NCCL's source to which an error came up: a call of the program failed.
-    nccl_sign(
-        "nccl-error-returned",
+    "nccl-error-returned": nccl_pointer(
         ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
         r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
-        role="pointer",
     ),
     # A node also says it when its job ends well, after the node that served the rendezvous.
-    Sign(
-        "rendezvous-lost",
-        ("has failed to send a keep-alive heartbeat to the rendezvous",),
-        role="victim",
-        beside=("closing-signal",),
+    "rendezvous-lost": victim(
+        "has failed to send a keep-alive heartbeat to the rendezvous", beside=("closing-signal",)
     ),
     # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
-    Sign(
-        "store-gone",
+    "store-gone": victim(
         ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
-        role="victim",
         beside=("closing-signal", "exit-code", "exception", "nccl-error"),
     ),
-    Sign(
-        "ray-worker-gone",
+    "ray-worker-gone": victim(
         (
             "The actor died unexpectedly before finishing this task",
             "Worker unexpectedly exits with a connection error code",
             "The actor is dead because its worker process has died",
             "A worker died or was killed while executing a task by an unexpected system error",
-        ),
-        role="victim",
+        )
     ),
-)
+}
 
-SIGNS = (
+SIGNS = {
     # A block of lines of one process, read by parse/job_log: values type, message, where, frames, first_line.
-    Sign("exception", ("Traceback (most recent call last)",), role="pointer"),
-    *_TIME_OUTS,
-    *_ENDS,
-    *_VICTIMS,
-    *_NO_EVIDENCE,
-    *_MORE,
-)
+    "exception": pointer("Traceback (most recent call last)"),
+    **_TIME_OUTS,
+    **_ENDS,
+    **_VICTIMS,
+    **_NO_EVIDENCE,
+    **_MORE,
+}

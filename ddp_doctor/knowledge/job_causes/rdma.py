@@ -14,9 +14,17 @@ tries, 5 that the connection had failed before. From which side, and whether on 
 the whole output tells.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    JobCause,
+    kernel_sign,
+    nccl_hint,
+    nccl_proof,
+    nccl_sign,
+    on_node,
+    remedy,
+    setting,
+    unset,
+)
 
 _NET_IB = "NCCL 2.3 to 2.30, src/transport/net_ib and src/misc/ibvwrap.cc"
 _NCCL_VARIABLES = "NCCL user guide, environment variables"
@@ -40,29 +48,28 @@ def completion(statuses: str, ahead: str = "") -> str:
     )
 
 
-WITHOUT_GPUDIRECT = Remedy(
-    summary="Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
-    settings=(Setting(name="NCCL_NET_GDR_LEVEL", value="LOC", why="NICs do not read GPU memory"),),
+WITHOUT_GPUDIRECT = remedy(
+    "Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
+    settings=(setting("NCCL_NET_GDR_LEVEL", "LOC", "NICs do not read GPU memory"),),
     cost="transfers between nodes go through host memory",
 )
-_IB_OFF = Remedy(
-    summary="Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no"
-    " cure",
-    settings=(Setting(name="NCCL_IB_DISABLE", value="1", why="transfers between nodes go over TCP"),),
+_IB_OFF = remedy(
+    "Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no cure",
+    settings=(setting("NCCL_IB_DISABLE", "1", "transfers between nodes go over TCP"),),
     cost="transfers between nodes are several times slower",
 )
-_WITHOUT_NODE = Remedy(
-    summary="Run the job without the node that the lines name, and test its port, cable and switch port",
-    commands=("ibstat; ibqueryerrors; mlxlink -d DEVICE -c -e", "ib_write_bw between both nodes"),
+_WITHOUT_NODE = remedy(
+    "Run the job without the node that the lines name, and test its port, cable and switch port",
+    "ibstat; ibqueryerrors; mlxlink -d DEVICE -c -e",
+    "ib_write_bw between both nodes",
     scope="cluster",
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = (nccl_sign("rdma-flushed", _GOT, completion("5"), role="victim"),)
+SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
 
-CAUSES = (
-    JobCause(
-        code="DDJ144",
+CAUSES = {
+    "DDJ144": JobCause(
         name="ib-unusable",
         title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
         domain="network",
@@ -71,48 +78,40 @@ CAUSES = (
         why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
         " container or a broken driver, ends the job when NCCL sets it up.",
         remedies=(
-            Remedy(
-                summary="Name the devices that join the nodes",
-                settings=(Setting(name="NCCL_IB_HCA", value="mlx5_0,mlx5_1", why="no other is used"),),
+            remedy(
+                "Name the devices that join the nodes",
+                settings=(setting("NCCL_IB_HCA", "mlx5_0,mlx5_1", "no other is used"),),
             ),
             _IB_OFF,
-            Remedy(
-                summary="Give the container the devices of RDMA",
-                container=("--device=/dev/infiniband", "--cap-add=IPC_LOCK"),
+            remedy(
+                "Give the container the devices of RDMA", container=("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
             ),
         ),
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
-            nccl_sign(
-                "verbs-call-failed",
-                ("Call to ibv_",),
+        signs={
+            "verbs-call-failed": nccl_sign(
+                "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
                 r"|create_qp))"
                 r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
             ),
-            nccl_sign(
-                "hca-cannot-be-opened",
-                ("NET/IB : Unable to",),
-                r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)",
+            "hca-cannot-be-opened": nccl_sign(
+                "NET/IB : Unable to", r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)"
             ),
-            nccl_sign(
-                "verbs-call-failed-with",
-                ("Call to ibv_",),
+            "verbs-call-failed-with": nccl_hint(
+                "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
                 r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
-                confidence=Confidence.POSSIBLE,
             ),
-            nccl_sign(
-                "modify-qp-failed",
-                ("ibv_modify_qp failed",),
+            "modify-qp-failed": nccl_sign(
+                "ibv_modify_qp failed",
                 r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
                 r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ145",
+    "DDJ145": JobCause(
         name="ib-fabric-fault",
         title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
         domain="network",
@@ -125,9 +124,9 @@ CAUSES = (
         remedies=(
             _WITHOUT_NODE,
             _IB_OFF,
-            Remedy(
-                summary="Wait longer for answers, where the fabric is congested",
-                settings=(Setting(name="NCCL_IB_TIMEOUT", value="22", why="four times as long as with 20"),),
+            remedy(
+                "Wait longer for answers, where the fabric is congested",
+                settings=(setting("NCCL_IB_TIMEOUT", "22", "four times as long as with 20"),),
                 cost="a broken link is noticed later",
             ),
         ),
@@ -135,25 +134,18 @@ CAUSES = (
         " ib_write_bw",
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
-        signs=(
-            nccl_sign(
-                "rdma-retries-exceeded",
-                _GOT,
-                completion("12", r"(?![^\n]{0,400}localGid fe80:)"),
-                confidence=Confidence.POSSIBLE,
-                run_code="DD584",
+        signs={
+            "rdma-retries-exceeded": nccl_hint(
+                _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), run_code="DD584"
             ),
-            nccl_sign("rdma-receiver-not-ready", _GOT, completion("13"), confidence=Confidence.POSSIBLE),
-            nccl_sign(
-                "ucx-retries-exceeded",
+            "rdma-receiver-not-ready": nccl_hint(_GOT, completion("13")),
+            "ucx-retries-exceeded": nccl_hint(
                 ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
                 r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
-                confidence=Confidence.POSSIBLE,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ146",
+    "DDJ146": JobCause(
         name="ib-link-flap",
         title="The link of an RDMA port of {who} went down[: {device}]",
         domain="network",
@@ -165,28 +157,22 @@ CAUSES = (
         next_check="dmesg | grep -iE 'mlx5|Link (up|down)'; mlxlink -d DEVICE -c -e; ibqueryerrors",
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
-        signs=(
-            nccl_sign(
-                "async-port-error",
+        signs={
+            "async-port-error": nccl_proof(
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
-                confidence=Confidence.PROVED,
             ),
-            kernel_sign(
-                "nic-link-down",
+            "nic-link-down": kernel_sign(
                 ("Link down", "link is not ready", "Link is Down"),
                 r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
             ),
-            kernel_sign(
-                "nic-health",
-                ("device's health compromised", "health recovery flow aborted"),
-                r"mlx5_core (?P<device>[0-9a-f:.]+)",
+            "nic-health": kernel_sign(
+                ("device's health compromised", "health recovery flow aborted"), r"mlx5_core (?P<device>[0-9a-f:.]+)"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ147",
+    "DDJ147": JobCause(
         name="ib-mtu-mismatch",
         title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
         domain="network",
@@ -196,26 +182,24 @@ CAUSES = (
         why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
         " other port takes. Faults of ACS or the IOMMU look alike.",
         remedies=(
-            Remedy(
-                summary="Set the same MTU on the ports of all nodes and of the switches between them",
-                commands=("ip link set dev IFACE mtu 9000", "ibv_devinfo | grep -E 'hca_id|active_mtu'"),
+            remedy(
+                "Set the same MTU on the ports of all nodes and of the switches between them",
+                "ip link set dev IFACE mtu 9000",
+                "ibv_devinfo | grep -E 'hca_id|active_mtu'",
                 scope="cluster",
             ),
         ),
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
-        signs=(
-            nccl_sign("rdma-length-error", _GOT, completion("1|9"), confidence=Confidence.POSSIBLE),
-            nccl_sign(
-                "queue-access-error",
-                ("local access violation work queue error",),
+        signs={
+            "rdma-length-error": nccl_hint(_GOT, completion("1|9")),
+            "queue-access-error": nccl_hint(
+                "local access violation work queue error",
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
-                confidence=Confidence.POSSIBLE,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ148",
+    "DDJ148": JobCause(
         name="ib-rail-unroutable",
         title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
         domain="network",
@@ -224,35 +208,30 @@ CAUSES = (
         why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
         " it finds that faster. A GID that is not routed looks alike.",
         remedies=(
-            Remedy(
-                summary="Keep transfers on one rail",
-                settings=(Setting(name="NCCL_CROSS_NIC", value="0", why="the same NIC number at both ends"),),
+            remedy(
+                "Keep transfers on one rail",
+                settings=(setting("NCCL_CROSS_NIC", "0", "the same NIC number at both ends"),),
                 cost="rings that need other NICs get slower",
             ),
-            Remedy(summary="Set up routes between the rails, or cable them alike on all nodes", scope="cluster"),
+            remedy("Set up routes between the rails, or cable them alike on all nodes", scope="cluster"),
         ),
         next_check="NCCL_CROSS_NIC=0 with the same job; ib_write_bw -d DEVICE between the two ports that the line"
         " names",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
+        signs={
             # GIDs of two IPv4 networks.
-            nccl_sign(
-                "rtr-timed-out-across",
+            "rtr-timed-out-across": nccl_sign(
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
             ),
-            nccl_sign(
-                "rtr-timed-out",
-                _MODIFY,
-                rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}",
-                confidence=Confidence.POSSIBLE,
+            "rtr-timed-out": nccl_hint(
+                _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}"
             ),
-            nccl_sign("rail-hint", ("NICs are not cross-rail connected",)),
-        ),
+            "rail-hint": nccl_sign("NICs are not cross-rail connected"),
+        },
     ),
-    JobCause(
-        code="DDJ149",
+    "DDJ149": JobCause(
         name="roce-gid-index",
         title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
         domain="network",
@@ -261,54 +240,43 @@ CAUSES = (
         why="A RoCE port has several addresses, the GIDs. Only that of RoCE v2 with the port's IPv4 address passes"
         " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
         remedies=(
-            Remedy(
-                summary="Have NCCL choose the GID by itself (from NCCL 2.21 on)",
-                settings=(
-                    Setting(
-                        name="NCCL_IB_GID_INDEX", value=None, action="unset", why="NCCL looks for RoCE v2 and IPv4"
-                    ),
-                ),
+            remedy(
+                "Have NCCL choose the GID by itself (from NCCL 2.21 on)",
+                settings=(unset("NCCL_IB_GID_INDEX", "NCCL looks for RoCE v2 and IPv4"),),
             ),
-            Remedy(
-                summary="Name the index of the RoCE v2 entry with the IPv4 address, before NCCL 2.21",
-                settings=(Setting(name="NCCL_IB_GID_INDEX", value="3", why="often 3; show_gids lists them"),),
-                commands=("show_gids",),
+            remedy(
+                "Name the index of the RoCE v2 entry with the IPv4 address, before NCCL 2.21",
+                "show_gids",
+                settings=(setting("NCCL_IB_GID_INDEX", "3", "often 3; show_gids lists them"),),
             ),
         ),
         next_check="show_gids on both nodes; ib_write_bw -d DEVICE -x INDEX between them",
         references=(_NET_IB, _NCCL_VARIABLES),
-        signs=(
-            nccl_sign(
-                "rdma-over-link-local",
-                _GOT,
-                completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"),
-                run_code="DD584",
+        found_by=("DD568", "DD569", "DD584"),
+        signs={
+            "rdma-over-link-local": nccl_sign(
+                _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"), run_code="DD584"
             ),
-            nccl_sign(
-                "gid-refused",
+            "gid-refused": nccl_sign(
                 _MODIFY,
                 rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
                 rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
             ),
-            nccl_sign(
-                "rtr-timed-out-link-local",
-                _MODIFY,
-                rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)",
+            "rtr-timed-out-link-local": nccl_sign(
+                _MODIFY, rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)"
             ),
-            nccl_sign("gid-table-changed", ("GID table changed",), beside=("rdma-retries-exceeded", "rdma-flushed")),
-            nccl_sign("gid-hint", ("incorrect GID index is forced",)),
-            nccl_sign("gid-not-found", ("Call to ibv_query_gid failed",)),
+            "gid-table-changed": nccl_sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
+            "gid-hint": nccl_sign("incorrect GID index is forced"),
+            "gid-not-found": nccl_sign("Call to ibv_query_gid failed"),
             # the port has no GID at that index
-            nccl_sign(
-                "gid-empty",
-                ("ibv_modify_qp failed",),
+            "gid-empty": nccl_sign(
+                "ibv_modify_qp failed",
                 r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
                 r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ151",
+    "DDJ151": JobCause(
         name="gdr-peermem-missing",
         title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
         domain="host",
@@ -316,35 +284,24 @@ CAUSES = (
         finds="Registering GPU memory with an RDMA device fails because of its address.",
         why="GPUDirect RDMA needs the kernel module nvidia_peermem, or dma-buf. NCCL may find a module that does"
         " not work with the installed driver.",
-        remedies=(
-            Remedy(
-                summary="Load nvidia_peermem of the driver's version",
-                commands=("modprobe nvidia_peermem",),
-                scope="node",
-            ),
-            WITHOUT_GPUDIRECT,
-        ),
+        remedies=(on_node("Load nvidia_peermem of the driver's version", "modprobe nvidia_peermem"), WITHOUT_GPUDIRECT),
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
-        signs=(
-            nccl_sign(
-                "gpu-memory-not-registered",
-                ("Call to ibv_reg_",),
-                r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address",
+        signs={
+            "gpu-memory-not-registered": nccl_sign(
+                "Call to ibv_reg_", r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address"
             ),
-            kernel_sign(
-                "peermem-symbols",
+            "peermem-symbols": kernel_sign(
                 (
                     "nvidia_peermem: disagrees",
                     "nv_peer_mem: disagrees",
                     "nvidia_peermem: Unknown symbol",
                     "nvidia_peermem': Invalid argument",
-                ),
+                )
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ152",
+    "DDJ152": JobCause(
         name="efa-security-group",
         title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
         domain="network",
@@ -353,30 +310,22 @@ CAUSES = (
         why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
         " ping work without that. A peer whose process died looks alike.",
         remedies=(
-            Remedy(
-                summary="Allow all traffic of the security group to itself, inbound and outbound",
-                commands=(
-                    "aws ec2 authorize-security-group-ingress --group-id SG --protocol all --source-group SG",
-                    "aws ec2 authorize-security-group-egress --group-id SG --protocol all --source-group SG",
-                ),
+            remedy(
+                "Allow all traffic of the security group to itself, inbound and outbound",
+                "aws ec2 authorize-security-group-ingress --group-id SG --protocol all --source-group SG",
+                "aws ec2 authorize-security-group-egress --group-id SG --protocol all --source-group SG",
                 scope="cluster",
             ),
         ),
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
-        signs=(
-            nccl_sign("efa-no-answer", ("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
-            nccl_sign(  # libfabric makes an address handle, which asks the device for the way there
-                "efa-address-refused",
-                ("Unable to insert remote address into address vector",),
-                confidence=Confidence.POSSIBLE,
+        signs={
+            "efa-no-answer": nccl_sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            # libfabric makes an address handle, which asks the device for the way there
+            "efa-address-refused": nccl_hint("Unable to insert remote address into address vector"),
+            "efa-completed-with-error": nccl_hint(
+                "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC"
             ),
-            nccl_sign(
-                "efa-completed-with-error",
-                ("completed with error. RC",),
-                r"NET/OFI Request[^\n]{0,60} completed with error\. RC",
-                confidence=Confidence.POSSIBLE,
-            ),
-        ),
+        },
     ),
-)
+}

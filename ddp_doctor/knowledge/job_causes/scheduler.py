@@ -1,12 +1,16 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, kernel_sign, launcher_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.knowledge.job_causes.kinds import (
+    JobCause,
+    kernel_proof,
+    kernel_sign,
+    launcher_proof,
+    launcher_sign,
+    remedy,
+)
 
-CAUSES = (
-    JobCause(
-        code="DDJ188",
+CAUSES = {
+    "DDJ188": JobCause(
         name="scheduler-time-limit",
         title="The scheduler ended the job at its time limit",
         domain="scheduler",
@@ -14,27 +18,24 @@ CAUSES = (
         finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            Remedy(summary="Ask for more time", commands=("sbatch --time=2-00:00:00 …",)),
-            Remedy(
-                summary="Have a signal sent before the limit, and save a checkpoint on it",
-                commands=("sbatch --signal=B:USR1@300 --requeue …",),
+            remedy("Ask for more time", "sbatch --time=2-00:00:00 …"),
+            remedy(
+                "Have a signal sent before the limit, and save a checkpoint on it",
+                "sbatch --signal=B:USR1@300 --requeue …",
             ),
         ),
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
-        signs=(
-            kernel_sign(
-                "time-limit",
+        signs={
+            "time-limit": kernel_proof(
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
-                confidence=Confidence.PROVED,
             ),
-            kernel_sign("time-limit-of-cloud", ("MaxRuntimeExceeded",), confidence=Confidence.PROVED),
-        ),
+            "time-limit-of-cloud": kernel_proof("MaxRuntimeExceeded"),
+        },
     ),
-    JobCause(
-        code="DDJ189",
+    "DDJ189": JobCause(
         name="scheduler-preempted",
         title="The scheduler took the nodes away for another job",
         domain="scheduler",
@@ -42,36 +43,29 @@ CAUSES = (
         finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            Remedy(
-                summary="Save checkpoints often, and start again by itself",
-                commands=("sbatch --requeue --open-mode=append …",),
-            ),
-            Remedy(summary="Use a partition or a priority that is not preempted"),
+            remedy("Save checkpoints often, and start again by itself", "sbatch --requeue --open-mode=append …"),
+            remedy("Use a partition or a priority that is not preempted"),
         ),
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
-        signs=(
-            kernel_sign(
-                "preempted",
+        signs={
+            "preempted": kernel_proof(
                 (
                     "DUE TO PREEMPTION",
                     "DUE TO JOB REQUEUE",
                     "TERM_PREEMPT",
                     "The node was low on resource",
                     "Preempted by ",
-                ),
-                confidence=Confidence.PROVED,
+                )
             ),
-            kernel_sign(
-                "taken-by-cloud",
+            "taken-by-cloud": kernel_sign(
                 (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
                 r"(?i)\b(?:instance|vm|node|machine|job|pod)(?: \S{1,100})? (?:was|has been|is being) (?:preempted"
                 r"|evicted)|spot (?:instance )?interruption notice|TaintManagerEviction",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ190",
+    "DDJ190": JobCause(
         name="scheduler-cancelled",
         title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
         domain="scheduler",
@@ -79,32 +73,26 @@ CAUSES = (
         finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
-        remedies=(Remedy(summary="Ask the scheduler who did it", commands=("sacct -j JOB -o JobID,State,End",)),),
+        remedies=(remedy("Ask the scheduler who did it", "sacct -j JOB -o JobID,State,End"),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
-        signs=(
-            launcher_sign(
-                "cancelled",
-                ("CANCELLED AT ",),
-                r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))",
-                confidence=Confidence.PROVED,
+        signs={
+            "cancelled": launcher_proof(
+                "CANCELLED AT ", r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))"
             ),
-            launcher_sign(
-                "launcher-told-to-end",
+            "launcher-told-to-end": launcher_sign(
                 ("death signal, shutting down workers", "got signal: "),
                 r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|2|3)$",
             ),
-            launcher_sign(
-                "ended-by-owner",
+            "ended-by-owner": launcher_sign(
                 ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
                 r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ191",
+    "DDJ191": JobCause(
         name="scheduler-node-failure",
         title="The scheduler lost a node of the job[: {node}]",
         domain="host",
@@ -112,29 +100,25 @@ CAUSES = (
         finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(
-            Remedy(summary="Start again without it", commands=("sbatch --exclude=NODE --requeue …",)),
-            Remedy(summary="Have the node looked at", commands=("scontrol show node NODE",), scope="cluster"),
+            remedy("Start again without it", "sbatch --exclude=NODE --requeue …"),
+            remedy("Have the node looked at", "scontrol show node NODE", scope="cluster"),
         ),
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
-        signs=(
-            kernel_sign(
-                "node-failure",
+        signs={
+            "node-failure": kernel_proof(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
-                confidence=Confidence.PROVED,
             ),
-            launcher_sign(
-                "node-lost-by-mpirun",
-                ("has lost communication with a remote daemon",),
+            "node-lost-by-mpirun": launcher_sign(
+                "has lost communication with a remote daemon",
                 r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
                 lines=8,
             ),
-            launcher_sign(
-                "node-lost-by-ray",
-                ("has been marked dead because the detector",),
+            "node-lost-by-ray": launcher_sign(
+                "has been marked dead because the detector",
                 r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
             ),
-        ),
+        },
     ),
-)
+}

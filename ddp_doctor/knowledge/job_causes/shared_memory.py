@@ -1,18 +1,28 @@
 """Causes in the shared memory of a host or container: /dev/shm, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.knowledge.job_causes.kinds import NCCL_WARN, JobCause, Sign, launcher_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    NCCL_WARN,
+    JobCause,
+    Sign,
+    in_code,
+    launcher_hint,
+    nccl_hint,
+    nccl_proof,
+    nccl_sign,
+    on_node,
+    proof,
+    remedy,
+    setting,
+)
 
-_MORE_SHARED_MEMORY = Remedy(
-    summary="Give the container more shared memory; in Kubernetes mount an emptyDir with medium: Memory on /dev/shm",
-    commands=("docker run --shm-size=8g …",),
+_MORE_SHARED_MEMORY = remedy(
+    "Give the container more shared memory; in Kubernetes mount an emptyDir with medium: Memory on /dev/shm",
+    "docker run --shm-size=8g …",
     container=("--shm-size=8g",),
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ101",
+CAUSES = {
+    "DDJ101": JobCause(
         name="shm-too-small",
         title="/dev/shm of {who} is too small for NCCL[: no room for {size} more bytes]",
         domain="host",
@@ -22,9 +32,9 @@ CAUSES = (
         " 64 MB of it unless it is asked for more.",
         remedies=(
             _MORE_SHARED_MEMORY,
-            Remedy(
-                summary="Let NCCL do without it",
-                settings=(Setting(name="NCCL_SHM_DISABLE", value="1"),),
+            remedy(
+                "Let NCCL do without it",
+                settings=(setting("NCCL_SHM_DISABLE", "1"),),
                 cost="ranks of one node that have no P2P then talk over the network, which is slow",
                 undo="unset NCCL_SHM_DISABLE",
             ),
@@ -32,33 +42,27 @@ CAUSES = (
         next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
-        signs=(
-            nccl_sign(
-                "shm-no-space",
+        signs={
+            "shm-no-space": nccl_proof(
                 ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
-                confidence=Confidence.PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-posix-fallocate",
+            "shm-posix-fallocate": nccl_proof(
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
-                confidence=Confidence.PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-not-made",  # NCCL 2.4 to 2.21: without the error number
+            "shm-not-made": nccl_sign(  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
                 r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to (?P<bytes>\d+)"
                 r" bytes)(?!.*error:)",
                 run_code="DD237",
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ102",
+    "DDJ102": JobCause(
         name="shm-too-small-dataloader",
         title="/dev/shm of {who} is too small for the batches of the DataLoader's workers",
         domain="host",
@@ -69,37 +73,28 @@ CAUSES = (
         " more; a write to a page that does not fit ends the worker with SIGBUS.",
         remedies=(
             _MORE_SHARED_MEMORY,
-            Remedy(summary="Use fewer workers, or a smaller prefetch_factor", scope="code"),
-            Remedy(
-                summary="Hand tensors over in files: torch.multiprocessing.set_sharing_strategy('file_system')",
-                scope="code",
-            ),
+            in_code("Use fewer workers, or a smaller prefetch_factor"),
+            in_code("Hand tensors over in files: torch.multiprocessing.set_sharing_strategy('file_system')"),
         ),
         next_check="df -h /dev/shm, in the container of the job, while its loaders run",
         references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD221",),
-        signs=(
-            Sign(
-                "dataloader-bus-error",
+        signs={
+            "dataloader-bus-error": proof(
                 ("is killed by signal: Bus error", "might be caused by insufficient shared memory (shm)"),
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
-                confidence=Confidence.PROVED,
             ),
-            launcher_sign(  # a shell's word; memory that is mapped from a file that was cut ends so as well
-                "bare-bus-error", ("Bus error",), r"Bus error\s{1,20}\(core dumped\)", confidence=Confidence.POSSIBLE
-            ),
-            Sign(
-                "torch-shm-no-space",
+            # a shell's word; memory that is mapped from a file that was cut ends so as well
+            "bare-bus-error": launcher_hint("Bus error", r"Bus error\s{1,20}\(core dumped\)"),
+            "torch-shm-no-space": proof(
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
                 r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
                 r".*(?:No space left on device|Cannot allocate memory)",
-                confidence=Confidence.PROVED,
             ),
-            Sign("torch-file-not-written", ("unable to write to file </torch_",), r"</torch_[^>]*>\s*$"),
-        ),
+            "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
+        },
     ),
-    JobCause(
-        code="DDJ103",
+    "DDJ103": JobCause(
         name="shm-permission",
         title="/dev/shm of {who} may not be written by the job's user",
         domain="host",
@@ -107,71 +102,56 @@ CAUSES = (
         finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
         why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and open.",
         remedies=(
-            Remedy(
-                summary="Make it writable for all, as it is by default", commands=("chmod 1777 /dev/shm",), scope="node"
-            ),
-            Remedy(summary="Start all ranks of a node as one user"),
+            on_node("Make it writable for all, as it is by default", "chmod 1777 /dev/shm"),
+            remedy("Start all ranks of a node as one user"),
         ),
         next_check="ls -ld /dev/shm; id, as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
-        signs=(
-            nccl_sign(
-                "shm-denied",
+        found_by=("DD237",),
+        signs={
+            "shm-denied": nccl_proof(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
-                confidence=Confidence.PROVED,
                 run_code="DD237",
             ),
-            nccl_sign(
-                "shm-open-denied",
-                ("Call to shm_open failed", "shm_open failed to open"),
-                r"Permission denied",
-                confidence=Confidence.PROVED,
-                run_code="DD237",
+            "shm-open-denied": nccl_proof(
+                ("Call to shm_open failed", "shm_open failed to open"), r"Permission denied", run_code="DD237"
             ),
-            Sign(  # Python's locks are files there, too
-                "semaphore-not-made",
-                ("_multiprocessing.SemLock(",),
+            "semaphore-not-made": Sign(  # Python's locks are files there, too
+                "_multiprocessing.SemLock(",
                 r"(?s)SemLock\(.*?(?:PermissionError|FileNotFoundError|\[Errno 38\])",
                 lines=4,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ104",
+    "DDJ104": JobCause(
         name="shm-cumem-numa",
         title="A rank of {who} cannot open the shared memory that another rank of the node made[: {segment}]",
         domain="host",
-        restart="unknown",
         finds="NCCL opens a segment that another rank of the node made, and it is not there.",
         why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a /dev/shm of"
         " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
         remedies=(
-            Remedy(
-                summary="Share host memory by files alone",
-                settings=(Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0"),),
+            remedy(
+                "Share host memory by files alone",
+                settings=(setting("NCCL_CUMEM_HOST_ENABLE", "0"),),
                 undo="unset NCCL_CUMEM_HOST_ENABLE",
             ),
-            Remedy(
-                summary="Give the containers of one node one /dev/shm",
-                commands=("docker run --ipc=host …",),
-                container=("--ipc=host",),
+            remedy(
+                "Give the containers of one node one /dev/shm", "docker run --ipc=host …", container=("--ipc=host",)
             ),
-            Remedy(summary="Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf", scope="node"),
+            on_node("Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf"),
         ),
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
-        signs=(
-            nccl_sign(
-                "shm-not-there",
-                ("while attaching to shared memory segment",),
+        signs={
+            "shm-not-there": nccl_hint(
+                "while attaching to shared memory segment",
                 r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
-                confidence=Confidence.POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ105",
+    "DDJ105": JobCause(
         name="cumem-host-unsupported",
         title="NCCL cannot share host memory between the GPUs of {who} by cuMem",
         domain="host",
@@ -181,31 +161,25 @@ CAUSES = (
         why="Since NCCL 2.24 ranks of one node share host memory through cuMem where the driver offers it; on GPUs"
         " without P2P access to each other it may fail.",
         remedies=(
-            Remedy(
-                summary="Share host memory by files in /dev/shm",
-                settings=(Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0"),),
+            remedy(
+                "Share host memory by files in /dev/shm",
+                settings=(setting("NCCL_CUMEM_HOST_ENABLE", "0"),),
                 undo="unset NCCL_CUMEM_HOST_ENABLE",
             ),
-            Remedy(summary="Use a newer NCCL"),
+            remedy("Use a newer NCCL"),
         ),
         next_check="NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
-        signs=(
-            nccl_sign(
-                "shm-cuda-217",
+        signs={
+            "shm-cuda-217": nccl_proof(
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
-                confidence=Confidence.PROVED,
                 run_code="DD446",
             ),
-            nccl_sign(
-                "shm-cuda-failed",
-                ("transport/shm.cc:",),
-                rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)",
-                confidence=Confidence.POSSIBLE,
-                run_code="DD446",
+            "shm-cuda-failed": nccl_hint(
+                "transport/shm.cc:", rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)", run_code="DD446"
             ),
-        ),
+        },
     ),
-)
+}

@@ -1,20 +1,30 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, NCCL_WARN, JobCause, Sign, kernel_sign, nccl_sign
-from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Remedy, Setting
+from ddp_doctor.knowledge.job_causes.kinds import (
+    CUDA_ERRORS,
+    NCCL_WARN,
+    JobCause,
+    Sign,
+    in_code,
+    kernel_proof,
+    nccl_hint,
+    nccl_sign,
+    on_node,
+    proof,
+    remedy,
+    setting,
+)
 
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
-_SAME_NCCL = Remedy(
-    summary="Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and"
-    " LD_PRELOAD",
-    commands=("pip list | grep -i nccl", "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl"),
+_SAME_NCCL = remedy(
+    "Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and LD_PRELOAD",
+    "pip list | grep -i nccl",
+    "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
 )
 
-CAUSES = (
-    JobCause(
-        code="DDJ125",
+CAUSES = {
+    "DDJ125": JobCause(
         name="driver-library-mismatch",
         title="The NVIDIA libraries and the kernel module on {who} are of different versions",
         domain="host",
@@ -25,43 +35,35 @@ CAUSES = (
         why="An update replaced the libraries while the old kernel module stayed loaded, or a container brings"
         " libraries of another version. No program can use the GPU until both are the same.",
         remedies=(
-            Remedy(
-                summary="Restart the node, or load the kernel module anew",
-                commands=("rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",),
-                scope="node",
+            on_node(
+                "Restart the node, or load the kernel module anew",
+                "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
                 cost="all programs on its GPUs have to end",
             ),
-            Remedy(
-                summary="Keep the driver from being updated under way",
-                commands=("apt-mark hold 'nvidia-*' 'libnvidia-*'",),
-                scope="node",
+            on_node(
+                "Keep the driver from being updated under way",
+                "apt-mark hold 'nvidia-*' 'libnvidia-*'",
                 cost="updates of the driver have to be made by hand",
             ),
         ),
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
         references=(_NVML, CUDA_ERRORS, "NVIDIA/open-gpu-kernel-modules (API mismatch)"),
         found_by=("DD322", "DD338", "DD301"),
-        signs=(
-            Sign("nvml-version-mismatch", ("river/library version mismatch",), confidence=Confidence.PROVED),
-            kernel_sign("kernel-api-mismatch", ("NVRM: API mismatch",), confidence=Confidence.PROVED),
-            Sign(
-                "cuda-driver-mismatch",
-                ("unsupported display driver / cuda driver combination",),
-                confidence=Confidence.PROVED,
-            ),
-            Sign("cuda-compat-refused", ("forward compatibility was attempted on non supported HW",)),
-            Sign(
-                "driver-mismatch-by-name",
+        signs={
+            "nvml-version-mismatch": proof("river/library version mismatch"),
+            "kernel-api-mismatch": kernel_proof("NVRM: API mismatch"),
+            "cuda-driver-mismatch": proof("unsupported display driver / cuda driver combination"),
+            "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
+            "driver-mismatch-by-name": Sign(
                 (
                     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
                     "cudaErrorSystemDriverMismatch",
                     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-                ),
+                )
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ126",
+    "DDJ126": JobCause(
         name="driver-too-old",
         title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
         domain="host",
@@ -69,45 +71,31 @@ CAUSES = (
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
-            Remedy(summary="Update the driver of the node", scope="node", cost="all programs on its GPUs have to end"),
-            Remedy(
-                summary="Install torch, and NCCL, for an older CUDA",
-                commands=("pip install torch --index-url https://download.pytorch.org/whl/cu126",),
+            on_node("Update the driver of the node", cost="all programs on its GPUs have to end"),
+            remedy(
+                "Install torch, and NCCL, for an older CUDA",
+                "pip install torch --index-url https://download.pytorch.org/whl/cu126",
             ),
         ),
         next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
         " print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY),
         found_by=("DD204",),
-        signs=(
-            Sign(
-                "driver-insufficient",
-                ("CUDA driver version is insufficient for CUDA runtime version",),
-                confidence=Confidence.PROVED,
+        signs={
+            "driver-insufficient": proof("CUDA driver version is insufficient for CUDA runtime version"),
+            "driver-too-old-for-torch": proof(
+                "NVIDIA driver on your system is too old", r"is too old \(found version (?P<version>\d+)\)"
             ),
-            Sign(
-                "driver-too-old-for-torch",
-                ("NVIDIA driver on your system is too old",),
-                r"is too old \(found version (?P<version>\d+)\)",
-                confidence=Confidence.PROVED,
+            "driver-lacks-call": Sign(
+                ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver")
             ),
-            Sign(
-                "driver-lacks-call",
-                ("was compiled with an unsupported toolchain", "not supported in the installed CUDA driver"),
+            "driver-too-old-for-container": proof("requirement error: unsatisfied condition: cuda"),
+            "driver-too-old-by-name": Sign(
+                ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion")
             ),
-            Sign(
-                "driver-too-old-for-container",
-                ("requirement error: unsatisfied condition: cuda",),
-                confidence=Confidence.PROVED,
-            ),
-            Sign(
-                "driver-too-old-by-name",
-                ("cudaErrorInsufficientDriver", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "cudaErrorUnsupportedPtxVersion"),
-            ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ127",
+    "DDJ127": JobCause(
         name="nccl-cuda-mismatch",
         title="The NCCL library that {who} loads was built for another CUDA version",
         domain="host",
@@ -121,34 +109,28 @@ CAUSES = (
         " print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
         instead_of=("driver-too-old",),
-        signs=(
-            nccl_sign(
-                "nccl-kernel-refused",
+        signs={
+            "nccl-kernel-refused": nccl_sign(
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
             # nccl-tests' own calls of CUDA had worked by then: NCCL's runtime alone is too new for the driver.
-            Sign(
-                "nccl-tests-refused",
-                ("Test NCCL failure",),
+            "nccl-tests-refused": proof(
+                "Test NCCL failure",
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
-                confidence=Confidence.PROVED,
                 beside=("driver-insufficient",),
             ),
-            nccl_sign(
-                "nccl-of-old-cuda", ("NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime",)
+            "nccl-of-old-cuda": nccl_sign(
+                "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
-            Sign(
-                "nccl-without-its-cuda",
-                ("libnccl.so",),
+            "nccl-without-its-cuda": proof(
+                "libnccl.so",
                 r"libnccl\.so[^\n]{0,200}undefined symbol: (?P<symbol>cu\w+)"
                 r"|libcudart\.so\.[\d.]+[^\n]{0,80}libnccl\.so",
-                confidence=Confidence.PROVED,
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ128",
+    "DDJ128": JobCause(
         name="no-kernel-image",
         title="This software has no code for the GPU of {who}[ ({capability})]",
         domain="host",
@@ -157,28 +139,24 @@ CAUSES = (
         why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
         " own packages, or an extension that was compiled on another machine.",
         remedies=(
-            Remedy(
-                summary="Install a torch that names the GPU's architecture",
-                commands=("python -c 'import torch; print(torch.cuda.get_arch_list())'",),
+            remedy(
+                "Install a torch that names the GPU's architecture",
+                "python -c 'import torch; print(torch.cuda.get_arch_list())'",
             ),
-            Remedy(
-                summary="Compile extensions anew for the GPU",
-                settings=(Setting(name="TORCH_CUDA_ARCH_LIST", value="9.0", why="the compute capability of the GPU"),),
+            remedy(
+                "Compile extensions anew for the GPU",
+                settings=(setting("TORCH_CUDA_ARCH_LIST", "9.0", "the compute capability of the GPU"),),
             ),
         ),
         next_check="python -c 'import torch; print(torch.cuda.get_device_capability(), torch.cuda.get_arch_list())'",
         references=(CUDA_ERRORS, "torch 2.15 torch/cuda/__init__.py (_check_capability)"),
         instead_of=("nccl-cuda-mismatch",),
-        signs=(
-            Sign("kernel-image-missing", ("no kernel image is available for execution",)),
-            Sign(
-                "capability-unsupported",
-                ("is not compatible with the current PyTorch installation",),
-                r"CUDA capability (?P<capability>sm_\w+)",
-                confidence=Confidence.PROVED,
+        signs={
+            "kernel-image-missing": Sign("no kernel image is available for execution"),
+            "capability-unsupported": proof(
+                "is not compatible with the current PyTorch installation", r"CUDA capability (?P<capability>sm_\w+)"
             ),
-            Sign(
-                "kernel-not-in-binary",
+            "kernel-not-in-binary": Sign(
                 (
                     "CUDA error: invalid device function",
                     "HIP error: invalid device function",
@@ -188,15 +166,14 @@ CAUSES = (
                     "cudaErrorNoKernelImageForDevice",
                     "is not defined for option 'gpu-name'",
                     "FlashAttention only supports ",
-                ),
+                )
             ),
-            nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
-                "nccl-without-kernel", ("invalid device function",), r"Cuda failure (?:\d+ )?'invalid device function'"
+            "nccl-without-kernel": nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+                "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ129",
+    "DDJ129": JobCause(
         name="nccl-too-old-for-gpu",
         title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
         domain="host",
@@ -205,20 +182,16 @@ CAUSES = (
         why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
         " that show half of their PCIe tree bring the same errors.",
         remedies=(
-            Remedy(
-                summary="Install a torch with a newer NCCL",
-                commands=("python -c 'import torch; print(torch.cuda.nccl.version())'",),
-            ),
-            Remedy(
-                summary="In a virtual machine, name the topology file of its provider",
-                settings=(Setting(name="NCCL_TOPO_FILE", value="/path/to/topo.xml", why="what the machine hides"),),
+            remedy("Install a torch with a newer NCCL", "python -c 'import torch; print(torch.cuda.nccl.version())'"),
+            remedy(
+                "In a virtual machine, name the topology file of its provider",
+                settings=(setting("NCCL_TOPO_FILE", "/path/to/topo.xml", "what the machine hides"),),
             ),
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
-        signs=(
-            nccl_sign(
-                "topology-not-understood",
+        signs={
+            "topology-not-understood": nccl_hint(
                 (
                     "Could not find ",
                     "No path computed to go from",
@@ -231,12 +204,10 @@ CAUSES = (
                 r" (?!real path|CPU close|[^\n]{0,200}falling back)|too many Topo links)"
                 r"|No path computed to go from|Failed to find reverse path from remNode"
                 r"|Attribute \w+ of node \w+ not found",
-                confidence=Confidence.POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ130",
+    "DDJ130": JobCause(
         name="nccl-library-conflict",
         title="{who} loads another NCCL library than the one that this software was built for",
         domain="host",
@@ -248,23 +219,17 @@ CAUSES = (
         next_check="LD_DEBUG=libs python -c 'import torch' 2>&1 | grep libnccl; ddp-doctor check software on each node",
         references=("ld.so(8)", "NCCL 2.23 to 2.30, src/init.cc and src/dev_runtime.cc"),
         found_by=("DD207", "DD205", "DD208"),
-        signs=(
-            Sign(
-                "nccl-symbol-missing",
-                ("undefined symbol: nccl", "undefined symbol: pnccl"),
-                r"undefined symbol: (?P<symbol>p?nccl\w+)",
-                confidence=Confidence.PROVED,
+        signs={
+            "nccl-symbol-missing": proof(
+                ("undefined symbol: nccl", "undefined symbol: pnccl"), r"undefined symbol: (?P<symbol>p?nccl\w+)"
             ),
-            Sign("nccl-versions-differ", ("Mismatched NCCL version detected",), confidence=Confidence.PROVED),
-            Sign(
-                "nccl-other-than-compiled",
-                ("This application was compiled with NCCL version", "compiled with too old version of NCCL"),
-                confidence=Confidence.PROVED,
+            "nccl-versions-differ": proof("Mismatched NCCL version detected"),
+            "nccl-other-than-compiled": proof(
+                ("This application was compiled with NCCL version", "compiled with too old version of NCCL")
             ),
-        ),
+        },
     ),
-    JobCause(
-        code="DDJ131",
+    "DDJ131": JobCause(
         name="nccl-not-built",
         title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
         domain="host",
@@ -272,43 +237,35 @@ CAUSES = (
         finds="init_process_group was asked for the backend nccl, and this torch has none.",
         why="NCCL is part of torch's CUDA packages for Linux alone.",
         remedies=(
-            Remedy(
-                summary="Install torch's package for CUDA",
-                commands=("pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",),
+            remedy(
+                "Install torch's package for CUDA",
+                "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
             ),
-            Remedy(summary="Use the backend gloo where there are no GPUs", scope="code"),
+            in_code("Use the backend gloo where there are no GPUs"),
         ),
         next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
         found_by=("DD203",),
-        signs=(
-            Sign(
-                "torch-without-nccl",
-                ("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"),
-                confidence=Confidence.PROVED,
-            ),
-        ),
+        signs={
+            "torch-without-nccl": proof(("have NCCL built in", "AssertionError: Torch not compiled with CUDA enabled"))
+        },
     ),
-    JobCause(
-        code="DDJ132",
+    "DDJ132": JobCause(
         name="nccl-bug",
         title="NCCL met a state on {who} that its own authors rule out",
-        domain="unknown",
-        restart="unknown",
         finds="NCCL's checks of its own state failed.",
         why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
         remedies=(
-            Remedy(
-                summary="Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
+            remedy(
+                "Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
                 cost="torch is tested with its own version of NCCL alone",
             ),
         ),
         next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the line",
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
-        signs=(
-            nccl_sign(
-                "nccl-state-impossible",
+        signs={
+            "nccl-state-impossible": nccl_hint(
                 (
                     "schedule creation has bugs",
                     "Proxy append",
@@ -318,12 +275,10 @@ CAUSES = (
                     "Internal error : tree already has",
                 ),
                 r"NCCL WARN ",
-                confidence=Confidence.POSSIBLE,
-            ),
-        ),
+            )
+        },
     ),
-    JobCause(
-        code="DDJ133",
+    "DDJ133": JobCause(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
         domain="host",
@@ -332,40 +287,29 @@ CAUSES = (
         why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
         " where the container runtime is told to bring it.",
         remedies=(
-            Remedy(
-                summary="Have the container runtime bring the driver's utilities",
-                settings=(
-                    Setting(name="NVIDIA_DRIVER_CAPABILITIES", value="compute,utility", why="utility brings NVML"),
-                ),
+            remedy(
+                "Have the container runtime bring the driver's utilities",
+                settings=(setting("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "utility brings NVML"),),
                 container=("--gpus=all",),
             ),
-            Remedy(summary="Install the driver's libraries on the node", scope="node"),
+            on_node("Install the driver's libraries on the node"),
         ),
         next_check="nvidia-smi in the job's container; ldconfig -p | grep libnvidia-ml",
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
-        signs=(
-            Sign(
-                "nvml-not-found",
-                ("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open"),
-                confidence=Confidence.PROVED,
+        signs={
+            "nvml-not-found": proof(("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open")),
+            "nvml-not-initialised": nccl_sign(
+                "nvmlInit", r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})"
             ),
-            nccl_sign(
-                "nvml-not-initialised",
-                ("nvmlInit",),
-                r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})",
-            ),
-            Sign("nvml-unknown-error", ("Failed to initialize NVML: Unknown Error",)),
-            Sign(
-                "nvml-of-others",
+            "nvml-unknown-error": Sign("Failed to initialize NVML: Unknown Error"),
+            "nvml-of-others": Sign(
                 ("NVMLError_", "Failed to initialize NVML: Driver", "couldn't communicate with the NVIDIA driver"),
                 r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded"
                 r"|communicate with the NVIDIA driver",
             ),
-            nccl_sign(
-                "nvml-call-failed",
-                (" failed: Unknown Error", " failed: Driver Not Loaded"),
-                r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: ",
+            "nvml-call-failed": nccl_sign(
+                (" failed: Unknown Error", " failed: Driver Not Loaded"), r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: "
             ),
-        ),
+        },
     ),
-)
+}

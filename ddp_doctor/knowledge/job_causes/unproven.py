@@ -1,37 +1,31 @@
 """A failure of which the output does not say the cause, and what would say it the next time."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause
-from ddp_doctor.model.finding import Remedy
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, remedy
 
 #: The code of a failure without a known cause.
 NOT_PROVEN = "DDJ198"
 #: Classes of jobs of which nothing says that they failed.
 NOT_FAILED = ("job-starting", "end-not-shown")
 
-CAUSES = (
-    JobCause(
-        code=NOT_PROVEN,
+CAUSES = {
+    NOT_PROVEN: JobCause(
         name="job-failed-cause-not-proven",
         title="{what}, and nothing shows why",
-        domain="unknown",
-        restart="unknown",
         finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",
         why="A time-out is printed by those who waited, a closed connection by those who are left: neither names the"
         " rank, the GPU or the link at fault.",
         remedies=(
-            Remedy(
-                summary="Start it again so that the next failure is recorded: torch's flight recorder writes what each"
+            remedy(
+                "Start it again so that the next failure is recorded: torch's flight recorder writes what each"
                 " rank was in when a collective times out, and NCCL its warnings",
-                commands=(
-                    "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-                    "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=WARN",
-                ),
+                "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+                "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=WARN",
                 cost="some per cent of speed",
             ),
-            Remedy(
-                summary="Start it again so that the next failure is recorded: with gloo, torch can compare the calls of"
-                " ranks",
-                commands=("export TORCH_DISTRIBUTED_DEBUG=DETAIL", "torchrun --log-dir=/shared/logs --tee 3 …"),
+            remedy(
+                "Start it again so that the next failure is recorded: with gloo, torch can compare the calls of ranks",
+                "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
+                "torchrun --log-dir=/shared/logs --tee 3 …",
                 cost="each collective takes longer",
             ),
         ),
@@ -40,35 +34,26 @@ CAUSES = (
             "torch 2.15 c10d/FlightRecorder.hpp; TORCH_NCCL_TRACE_BUFFER_SIZE is its older name",
             "NCCL 2.30.7 src/debug.cc",
         ),
-        signs=(),
     ),
-    JobCause(
-        code="DDJ139",
+    "DDJ139": JobCause(
         name="job-starting",
         title="The job was still starting, or hangs while it starts: {what}",
-        domain="unknown",
-        restart="unknown",
         finds="Most ranks' dumps of the flight recorder hold no collective, or communicators of NCCL were begun and"
         " never complete, and nothing says that the job failed.",
         why="Ranks import, join and compile for minutes at the beginning of a large job. One that does not come keeps"
         " all others waiting.",
-        remedies=(Remedy(summary="Read its output again some minutes later: what stands still has not come"),),
+        remedies=(remedy("Read its output again some minutes later: what stands still has not come"),),
         next_check="py-spy dump --pid PID of a rank that has not come; ddp-doctor logs again, some minutes later",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
-        signs=(),
     ),
-    JobCause(
-        code="DDJ194",
+    "DDJ194": JobCause(
         name="end-not-shown",
         title="Nothing shows how the job ended: {why}",
-        domain="unknown",
-        restart="unknown",
         finds="A file of the job is cut off or damaged, or nccl-tests began without printing results, and nothing says"
         " that the job failed.",
         why="What failed may stand in the part that is missing, or the job may hang.",
-        remedies=(Remedy(summary="Read the whole output, of all ranks"),),
+        remedies=(remedy("Read the whole output, of all ranks"),),
         next_check="ddp-doctor logs over the whole output",
         references=("nccl-tests, src/common.cu",),
-        signs=(),
     ),
-)
+}

@@ -3,6 +3,7 @@
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from ddp_doctor.facts.collectives import AllReduceFact
@@ -40,7 +41,8 @@ class Job:
     def __init__(self, scans: Sequence[FileScan]) -> None:
         self._scans = scans
         self._paths = {scan.name: of_path(scan.name) for scan in scans}
-        self.world_size = self._first("world_size") or self._largest_communicator() or None
+        communicators = (ranks for scan in scans for _, ranks, _ in scan.nccl.ranks.values())
+        self.world_size = self._first("world_size") or max(communicators, default=0) or None
         launchers = [scan.facts.launcher for scan in scans] + [origin.launcher for _, origin in self._origins()]
         known = [launcher for launcher in launchers if launcher]
         # which srun and mpirun may have started
@@ -96,9 +98,6 @@ class Job:
 
     def _first(self, name: str) -> Any:
         return next((value for scan in self._scans if (value := getattr(scan.facts, name)) is not None), None)
-
-    def _largest_communicator(self) -> int:
-        return max((ranks for scan in self._scans for _, ranks, _ in scan.nccl.ranks.values()), default=0)
 
     def _origins(self) -> Iterator[tuple[FileScan, Origin]]:
         for scan in self._scans:
@@ -240,7 +239,9 @@ class Job:
                 if rank is not None and line is not None:
                     attempt = self._attempt(scan.name, line.line)
                     last[rank] = max(
-                        last.get(rank, (-1, -1.0, 0, line)), (attempt, at_s or 0.0, line.line, line), key=_when
+                        last.get(rank, (-1, -1.0, 0, line)),
+                        (attempt, at_s or 0.0, line.line, line),
+                        key=itemgetter(0, 1, 2),
                     )
         for rank, (*_, line) in last.items():
             yield rank, {"last": line}
@@ -270,10 +271,6 @@ def _is_in_init(scans: Sequence[FileScan], seen: Seen) -> bool:
 
 def _lines_after(scan: FileScan, seen: Seen) -> int:
     return (scan.ends.said or scan.lines) - seen.last_line
-
-
-def _when(last: tuple[int, float, int, LogLine]) -> tuple[int, float, int]:
-    return last[:3]
 
 
 _FIELDS = frozenset(RankSeen.model_fields) - {"rank"}
