@@ -70,7 +70,7 @@ class _Words:
         return self._found("job-starting", verdict, lines, "", values)
 
     def _mismatch(self, verdict: Verdict) -> Judged:
-        calls = verdict.calls or {}
+        calls = verdict.calls
         parts = [
             f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}" for ranks in sorted(verdict.sides, key=len)
         ]

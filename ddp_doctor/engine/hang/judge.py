@@ -11,7 +11,8 @@ Only deaths are compared by time, and those on several nodes only as far as thei
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from ddp_doctor.engine.hang.judgement import (
     ALONE,
@@ -24,7 +25,6 @@ from ddp_doctor.engine.hang.judgement import (
     by_step,
     clocks,
     key_of,
-    minority,
     numbers,
     place_of,
     reached,
@@ -32,10 +32,12 @@ from ddp_doctor.engine.hang.judgement import (
     waiting_besides,
     where_it_waits,
 )
+from ddp_doctor.engine.waits.from_trial import announced, call_of, recorded
+from ddp_doctor.engine.waits.judge import different_calls
+from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
-from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.complaints import with_last_warning
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -121,7 +123,8 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
 
     The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
     """
-    calls = {rank.rank: rank.flight[-1] for rank in ranks if rank.flight}
+    groups = {entry.group: Group(entry.group) for rank in ranks for entry in rank.flight}
+    calls = {rank.rank: call_of(rank.flight[-1], groups[rank.flight[-1].group]) for rank in ranks if rank.flight}
     suspects = _off_the_plan(ranks, calls, len(ranks))
     innocent = [rank for rank in ranks if rank.rank not in suspects]
     flights = tuple((rank, calls[rank]) for rank in sorted(calls))
@@ -201,57 +204,39 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
-    by_number: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
-    for evidence in ranks:
-        for entry in evidence.flight:
-            by_number[entry.group, entry.seq][evidence.rank] = entry
-    for number in sorted(by_number):
-        calls = by_number[number]
-        groups = grouped(((entry.op, entry.sizes, entry.dtypes), rank) for rank, entry in calls.items())
-        if len(groups) > 1:
-            suspects = minority(groups.values()) or _off_the_plan(ranks, calls, len(calls))
-            waiting = tuple(rank.rank for rank in ranks if rank.rank not in suspects)
-            stands_in = shared_step([rank for rank in ranks if rank.rank in waiting])
-            return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
-    return _announced_mismatch(ranks)
-
-
-def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
-    """Without a recorder: the calls that the ranks announced for one step."""
-    by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
-    for evidence in ranks:
-        step = evidence.open_step
-        if step is not None and not step.peers:
-            by_key[key_of(step)][evidence.rank] = step
-    for steps in by_key.values():
-        groups = grouped(((step.name, step.detail), rank) for rank, step in steps.items())
-        if len(groups) > 1:
-            suspects = minority(groups.values())
-            waiting = tuple(rank for rank in steps if rank not in suspects)
-            return Judgement("mismatch", suspects, waiting, steps[(waiting or tuple(steps))[0]])
+    if (verdict := different_calls(recorded(ranks))) is not None:
+        calls = verdict.calls
+        suspects = verdict.suspects or _off_the_plan(ranks, calls, len(calls))
+        innocent = [rank for rank in ranks if rank.rank not in suspects]
+        flights = tuple(sorted(calls.items(), key=itemgetter(0)))
+        return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
+    if (verdict := different_calls(announced(ranks))) is not None:
+        steps = {rank.rank: rank.open_step for rank in ranks if rank.rank in verdict.calls}
+        waiting = tuple(rank for rank in steps if rank not in verdict.suspects)
+        return Judgement("mismatch", verdict.suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None
 
 
-def _off_the_plan(ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int) -> tuple[int, ...]:
+def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], compared: int) -> tuple[int, ...]:
     """Between two equal halves: the ranks whose real call is not the one they had announced.
 
     Empty where that is true of more than half of them: then the announcements are wrong.
     """
     off = []
     for rank in ranks:
-        step, entry = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
-        if step is not None and entry is not None and not _is_announced(step, entry):
+        step, call = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
+        if step is not None and call is not None and not _is_announced(step, call):
             off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
 
 
-def _is_announced(step: Step, entry: FlightEntry) -> bool:
+def _is_announced(step: Step, call: Call) -> bool:
     """Whether a call is what its step says; a step that names no collective says nothing."""
     if step.name not in COLLECTIVES:
         return True
-    shapes = [str(list(size)) for size in entry.sizes]
+    shapes = [str(list(size)) for size in call.sizes]
     # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
-    op = entry.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
+    op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
     return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 

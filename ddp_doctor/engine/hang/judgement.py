@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
+from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 
 Kind = Literal[
     "died",
@@ -65,7 +66,7 @@ class Judgement:
     waiting: tuple[int, ...] = ()
     step: Step | None = None
     pairs: tuple[tuple[int, int], ...] = ()  # links that a transfer did not get across
-    flights: tuple[tuple[int, FlightEntry], ...] = ()  # of a mismatch: what each rank really called
+    flights: tuple[tuple[int, Call], ...] = ()  # of a mismatch: what each rank really called
 
     @property
     def names_a_rank(self) -> bool:
@@ -76,15 +77,6 @@ class Judgement:
 def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     """The numbers of these ranks."""
     return tuple(rank.rank for rank in ranks)
-
-
-def minority(groups: Collection[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest group; nobody where two groups are equally large."""
-    sizes = sorted(map(len, groups), reverse=True)
-    if len(sizes) > 1 and sizes[0] == sizes[1]:
-        return ()
-    largest = max(groups, key=len)
-    return tuple(sorted(rank for ranks in groups for rank in ranks if rank not in largest))
 
 
 def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:

@@ -20,8 +20,8 @@ and 8. Where two sides are equal, nobody is named.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -53,7 +53,7 @@ class Verdict:
     who: tuple[int, ...] = ()
     waits: tuple[Wait, ...] = ()  # of those who wait for them
     sides: tuple[tuple[int, ...], ...] = ()  # ranks that did the same, where ranks differ
-    calls: Mapping[int, Call] | None = None  # that differ, by rank
+    calls: Mapping[int, Call] = field(default_factory=dict)  # that differ, by rank
 
 
 def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Verdict | None:
@@ -67,7 +67,9 @@ def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Verdi
         return Verdict("gets-on", Confidence.LIKELY)
     if not ranks.waits:
         return None
-    return next((verdict for cause in _CAUSES if (verdict := cause(ranks))), None)
+    groups = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
+    verdict = different_calls(standings, groups)
+    return verdict or next((verdict for cause in _CAUSES if (verdict := cause(ranks))), None)
 
 
 def minority(sides: Collection[Sequence[int]]) -> tuple[int, ...]:
@@ -139,15 +141,14 @@ def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
     return {rank for rank, left in count.items() if left > 0}
 
 
-def _different_calls(ranks: _Ranks) -> Verdict | None:
-    """At one number of a group in which a rank waits, the largest group first."""
+def different_calls(standings: Iterable[Standing], groups: Collection[Group] | None = None) -> Verdict | None:
+    """At one number of a group, or of one of these, the largest group first."""
     calls: dict[Group, dict[int, dict[int, Call]]] = {}
-    in_use = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
-    for rank, standing in ranks.standings.items():
+    for standing in standings:
         for call in standing.calls:
-            if call.seq is not None and call.alike is not None and call.group in in_use:
-                calls.setdefault(call.group, {}).setdefault(call.seq, {})[rank] = call
-    for group in sorted(calls, key=lambda group: len(group.members), reverse=True):
+            if call.seq is not None and call.alike is not None and (groups is None or call.group in groups):
+                calls.setdefault(call.group, {}).setdefault(call.seq, {})[standing.rank] = call
+    for group in sorted(calls, key=lambda group: (-len(group.members), group.name)):
         for _, of_ranks in sorted(calls[group].items()):
             if (verdict := _compared(of_ranks, Confidence.PROVED)) is not None:
                 return verdict
@@ -239,7 +240,6 @@ def _all_in_one(ranks: _Ranks) -> Verdict | None:
 
 
 _CAUSES: Sequence[Callable[[_Ranks], Verdict | None]] = (
-    _different_calls,
     _circle,
     _outside,
     _unreachable,

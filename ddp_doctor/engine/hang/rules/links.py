@@ -18,13 +18,14 @@ from ddp_doctor.engine.hang.rules.common import (
     step_words,
     waiting_evidence,
 )
+from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import FlightEntry, TrialRecord
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
 from ddp_doctor.views.reproducers import between, is_across
@@ -70,14 +71,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
 def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
     if judgement.flights:
-        return {rank: _call(entry) for rank, entry in judgement.flights}
+        return {rank: _words(call) for rank, call in judgement.flights}
     steps = {rank.rank: rank.open_step for rank in trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
-def _call(entry: FlightEntry) -> str:
-    of = f" of shape{'s' if len(entry.sizes) > 1 else ''} {_sizes(entry.sizes)}" if entry.sizes else ""
-    return f"{entry.op}{of}"
+def _words(call: Call) -> str:
+    of = f" of shape{'s' if len(call.sizes) > 1 else ''} {_sizes(call.sizes)}" if call.sizes else ""
+    return f"{call.op}{of}"
 
 
 def _by_call(calls: dict[int, str]) -> dict[str, str]:
@@ -92,8 +93,8 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 def _flight_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
     calls = {
-        rank: f"collective {entry.seq} is {entry.op} {_sizes(entry.sizes)} {' '.join(entry.dtypes)}"
-        for rank, entry in judgement.flights
+        rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
+        for rank, call in judgement.flights
     }
     return tuple(
         Evidence(check=check_of(trial, judgement), text=f"{ranks}: {call} (flight recorder)")
