@@ -17,7 +17,7 @@ from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.engine.waits.from_watchdog import UNEVEN, standings_in, standings_of
-from ddp_doctor.engine.waits.judge import Verdict, judge
+from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
@@ -122,18 +122,18 @@ def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Why ranks of one group wait, by the numbers of its collectives; None where these do not tell."""
     behind = [rank for rank, wait in ranks.items() if wait.reached < _last(ranks)]
     works = [rank for rank in behind if len(behind) == 1 and ranks[rank].seq is None and _worked(output, rank)]
-    verdict = judge(standings_of(ranks, output.world, works))
-    if verdict is None:
+    ruling = judge(standings_of(ranks, output.world, works))
+    if ruling is None:
         return None
-    callers = len(verdict.waits)  # who printed nothing may be behind, too
-    is_undecided = len(verdict.who) >= callers or 2 * callers < len(output.world | ranks.keys())
-    if verdict.kind == "different-calls":
-        return _other_collective(output, ranks, verdict)
-    if verdict.kind == "at-work" or (verdict.kind == "outside" and not is_undecided):
-        return _behind(output, ranks, verdict)
-    found = _only_some_called(output, ranks, verdict) if verdict.kind in ("one-more", "unreachable") else None
+    callers = len(ruling.waits)  # who printed nothing may be behind, too
+    is_undecided = len(ruling.who) >= callers or 2 * callers < len(output.world | ranks.keys())
+    if ruling.kind == "different-calls":
+        return _other_collective(output, ranks, ruling)
+    if ruling.kind == "at-work" or (ruling.kind == "outside" and not is_undecided):
+        return _behind(output, ranks, ruling)
+    found = _only_some_called(output, ranks, ruling) if ruling.kind in ("one-more", "unreachable") else None
     found = found or _some_are_ahead(output, ranks)
-    return found or (_either(output, ranks, verdict) if verdict.kind == "outside" else None)
+    return found or (_either(output, ranks, ruling) if ruling.kind == "outside" else None)
 
 
 def _last(ranks: Mapping[int, Wait]) -> int:
@@ -144,18 +144,18 @@ def _first_signs(ranks: Mapping[int, Wait], of: Iterable[int]) -> list[SignSeen]
     return [sign for rank in of for sign in ranks[rank].signs[:1]]
 
 
-def _callers(verdict: Verdict) -> list[int]:
-    return [wait.rank for wait in verdict.waits]
+def _callers(ruling: Ruling) -> list[int]:
+    return [wait.rank for wait in ruling.waits]
 
 
-def _other_collective(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _other_collective(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
-    what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in verdict.sides)
-    alone = len(verdict.suspects) == 1 and _is_barrier(ranks[verdict.suspects[0]])
+    what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in ruling.sides)
+    alone = len(ruling.suspects) == 1 and _is_barrier(ranks[ruling.suspects[0]])
     name = "rank0-only-collective" if alone else "collective-mismatch"
-    everyone = sorted(rank for side in verdict.sides for rank in side)
+    everyone = sorted(rank for side in ruling.sides for rank in side)
     detail = f"As collective {ranks[everyone[0]].seq}, {what}."
-    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, everyone), verdict.suspects, detail)
+    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, everyone), ruling.suspects, detail)
 
 
 def _is_barrier(wait: Wait) -> bool:
@@ -163,11 +163,11 @@ def _is_barrier(wait: Wait) -> bool:
     return wait.numel == "1" or "BARRIER" in wait.op
 
 
-def _only_some_called(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
-    callers = _callers(verdict)
+    callers = _callers(ruling)
     others = sorted((output.world | ranks.keys()) - {*callers})
-    is_known = verdict.kind == "one-more"
+    is_known = ruling.kind == "one-more"
     if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others are silent
         return None
     sure = Confidence.LIKELY if is_known else Confidence.POSSIBLE
@@ -175,10 +175,10 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait], verdict: Verdic
     return _judged(output, "rank0-only-collective", sure, _first_signs(ranks, callers), callers, detail)
 
 
-def _behind(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """Most wait, and a few say that they had called less: those never came to it."""
-    callers, behind = _callers(verdict), verdict.who
-    worked = verdict.kind == "at-work"
+    callers, behind = _callers(ruling), ruling.who
+    worked = ruling.kind == "at-work"
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
@@ -188,9 +188,9 @@ def _behind(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judg
     return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, (*behind, *callers)), behind, detail)
 
 
-def _either(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
-    here, there = _callers(verdict), verdict.who
+    here, there = _callers(ruling), ruling.who
     if any(ranks[rank].seq is not None for rank in there):
         return None
     far = " and ".join(
@@ -242,8 +242,8 @@ def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None
     by_call = grouped((call, rank) for rank, call in calls.items())
     if len(by_call) < 2 or UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
         return None
-    verdict = judge(standings_in(calls))
-    guilty = verdict.suspects if verdict is not None and len(by_call) == 2 else ()
+    ruling = judge(standings_in(calls))
+    guilty = ruling.suspects if ruling is not None and len(by_call) == 2 else ()
     # Where several are in each, they may be in different groups, which this torch does not tell either.
     sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
     return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, _who_waited(by_call))
@@ -304,8 +304,8 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
     barriers = [rank for rank, call in calls.items() if "barrier" in call]
     if len(set(calls.values())) < 2 or ("backward" in calls.values() and not barriers):
         return None
-    verdict = judge(standings_in(calls))
-    guilty = list(verdict.suspects) if verdict is not None else []
+    ruling = judge(standings_in(calls))
+    guilty = list(ruling.suspects) if ruling is not None else []
     alone = len(barriers) == 1 and guilty in ([], barriers)
     name = "rank0-only-collective" if alone else "collective-mismatch"
     by_call = grouped((call, rank) for rank, call in sorted(calls.items()))

@@ -204,16 +204,16 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
-    if (verdict := different_calls(recorded(ranks))) is not None:
-        calls = verdict.calls
-        suspects = verdict.suspects or _off_the_plan(ranks, calls, len(calls))
+    if (ruling := different_calls(recorded(ranks))) is not None:
+        calls = ruling.calls
+        suspects = ruling.suspects or _off_the_plan(ranks, calls, len(calls))
         innocent = [rank for rank in ranks if rank.rank not in suspects]
         flights = tuple(sorted(calls.items(), key=itemgetter(0)))
         return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
-    if (verdict := different_calls(announced(ranks))) is not None:
-        steps = {rank.rank: rank.open_step for rank in ranks if rank.rank in verdict.calls}
-        waiting = tuple(rank for rank in steps if rank not in verdict.suspects)
-        return Judgement("mismatch", verdict.suspects, waiting, steps[(waiting or tuple(steps))[0]])
+    if (ruling := different_calls(announced(ranks))) is not None:
+        steps = {rank.rank: rank.open_step for rank in ranks if rank.rank in ruling.calls}
+        waiting = tuple(rank for rank in steps if rank not in ruling.suspects)
+        return Judgement("mismatch", ruling.suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None
 
 
