@@ -77,7 +77,9 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
     raised = [rank for rank in trial.evidence if rank.raised is not None and not tells_of_a_peer(rank)]
     if any(used_elsewhere(words_of(rank)) for rank in raised):
         return True
-    return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
+    # A backend that torch does not know, on a node where, as another finding says, it finds none at all.
+    without = nodes_without_backends(recording)
+    return bool(raised) and all(_UNKNOWN_BACKEND in words_of(rank) and rank.node in without for rank in raised)
 
 
 def _ran_out_of_files(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
@@ -85,11 +87,6 @@ def _ran_out_of_files(recording: Recording, trial: TrialRecord, judgement: Judge
     low = out_of_files(recording)
     to_blame = [rank for rank in trial.evidence if rank.rank in judgement.suspects or rank.raised is not None]
     return bool(low and to_blame) and all(rank.node in low and says_too_many(rank) for rank in to_blame)
-
-
-def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
-    """Whether torch knows no such backend on a node where, as another finding says, it finds none at all."""
-    return _UNKNOWN_BACKEND in words_of(rank) and rank.node in nodes_without_backends(recording)
 
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
