@@ -35,20 +35,18 @@ def sets_of(facts: Sequence[FlightDumpFact], world_size: int | None) -> tuple[Du
     ranks_by_folder: dict[str, list[FlightDumpFact]] = {}
     for fact in facts:
         ranks_by_folder.setdefault(str(PurePath(fact.file).parent), []).append(fact)
-    seen = Counter(rank for of in ranks_by_folder.values() for rank in {fact.rank for fact in of})
-    one_job = max(seen.values(), default=0) < 2  # a folder for each node
-    pools = [facts] if one_job else list(ranks_by_folder.values())
-    return tuple(found for pool in pools for found in _sets(pool, world_size))
-
-
-def _sets(pool: Sequence[FlightDumpFact], world_size: int | None) -> Iterable[DumpSet]:
-    readable = _each_process_once(fact for fact in pool if fact.problem is None)
-    jobs = _split([fact for fact in readable if fact.newest_at_s is not None])
-    last = [job for job in jobs if not any(_is_followed(job, other) for other in jobs)]
-    silent = [fact for fact in readable if fact.newest_at_s is None]  # it made no collective, so it fits any job
-    for job in last or ([silent] if silent else []):
-        others = silent if job is not silent and len(last) == 1 else []
-        yield _set([*job, *others], pool, world_size)
+    folders = Counter(rank for of in ranks_by_folder.values() for rank in {fact.rank for fact in of})
+    one_job = max(folders.values(), default=0) < 2  # a folder for each node
+    sets = []
+    for pool in [facts] if one_job else ranks_by_folder.values():
+        readable = _each_process_once(fact for fact in pool if fact.problem is None)
+        jobs = _split([fact for fact in readable if fact.newest_at_s is not None])
+        last = [job for job in jobs if not any(_is_followed(job, other) for other in jobs)]
+        silent = [fact for fact in readable if fact.newest_at_s is None]  # it made no collective, so it fits any job
+        if len(last) == 1 or not last:
+            last = [[*(last[0] if last else []), *silent]]
+        sets += [_set(job, pool, world_size) for job in last if job]
+    return tuple(sets)
 
 
 def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], said: int | None) -> DumpSet:
@@ -76,13 +74,9 @@ def _each_process_once(facts: Iterable[FlightDumpFact]) -> list[FlightDumpFact]:
     kept: dict[int | None, list[FlightDumpFact]] = {}
     for fact in sorted(facts, key=lambda fact: (fact.newest_at_s or 0.0, len(fact.frames)), reverse=True):
         of_rank = kept.setdefault(fact.rank, [])
-        if not any(_is_same_process(fact, other) for other in of_rank):
+        if not any(fact.oldest_at_s == of.oldest_at_s or fact.newest_at_s == of.newest_at_s for of in of_rank):
             of_rank.append(fact)
     return [fact for of_rank in kept.values() for fact in of_rank]
-
-
-def _is_same_process(one: FlightDumpFact, other: FlightDumpFact) -> bool:
-    return one.oldest_at_s == other.oldest_at_s or one.newest_at_s == other.newest_at_s
 
 
 def _split(facts: Sequence[FlightDumpFact]) -> list[list[FlightDumpFact]]:

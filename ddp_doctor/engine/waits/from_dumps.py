@@ -33,7 +33,8 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     for group, seen in groups:
         if group in in_use:
             for rank, of_rank in seen.items():
-                calls[rank].extend(_calls(group, of_rank.entries))
+                by_number = grouped((entry.seq, entry) for entry in of_rank.entries)
+                calls[rank].extend(_call(group, entries) for entries in by_number.values())
     return [
         Standing(
             rank,
@@ -103,14 +104,11 @@ def _transfers(job: DumpSet, groups: Sequence[tuple[Group, _Seen]]) -> Iterator[
                 yield Wait(rank, Call(group), frozenset({group.members[int(number)]}))
 
 
-def _calls(group: Group, entries: Sequence[FlightEntry]) -> Iterator[Call]:
-    """What it has called there: several entries of one number were coalesced."""
-    for of_number in grouped((entry.seq, entry) for entry in entries).values():
-        yield _call(group, of_number)
-
-
 def _call(group: Group, entries: Sequence[FlightEntry]) -> Call:
-    """Ranks must agree in the operation, and in how many numbers of which type where all give as many."""
+    """What it has called at one number, where several entries were coalesced.
+
+    Ranks must agree in the operation, and in how many numbers of which type where all give as many.
+    """
     first = entries[0]
     alike: object = (first.op, sum(map(prod, first.sizes)), first.dtypes)
     if len(entries) > 1 or first.op not in _ALIKE:  # not all that were coalesced may be kept
