@@ -9,7 +9,6 @@ neither, and then nothing is said here.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -49,12 +48,9 @@ def suspects(output: Output) -> Iterator[Suspect]:
             signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
-    for whole in (
-        (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
-        if signs and not found
-        else ()
-    ):
-        judged = whole(output, signs)
+    steps = (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
+    for step in steps if signs and not found else ():
+        judged = step(output, signs)
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
             return
@@ -62,15 +58,12 @@ def suspects(output: Output) -> Iterator[Suspect]:
 
 def waited(output: Output) -> str:
     """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
-    said = []
-    for group, ranks_of_group in waits(output.fact).items():
-        by_collective: dict[str, list[int]] = defaultdict(list)
-        for wait in ranks_of_group.values():
-            if wait.seq is not None:
-                by_collective[wait.collective].append(wait.rank)
+    parts = []
+    for group, time_outs in waits(output.fact).items():
+        by_call = grouped((wait.collective, rank) for rank, wait in time_outs.items() if wait.seq is not None)
         in_group = f" of {group}" if group else ""
-        said += [f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()]
-    return f"{'; '.join(said)}." if said else ""
+        parts += [f"{places(output, ranks)} waited in {call}{in_group}" for call, ranks in by_call.items()]
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def worked_before(output: Output) -> str:
@@ -210,10 +203,7 @@ def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Ranks wait in a collective that others have ended: they called another one, or data did not reach them."""
-    by_seq: dict[int, list[Wait]] = defaultdict(list)
-    for wait in ranks.values():
-        if wait.seq is not None:
-            by_seq[wait.seq].append(wait)
+    by_seq = grouped((wait.seq, wait) for wait in ranks.values() if wait.seq is not None)
     if len(by_seq) != 2:
         return None
     behind, ahead = (by_seq[seq] for seq in sorted(by_seq))
@@ -275,19 +265,14 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
         said += f" The last that rank {missing[0]} printed: {last.text}"
         return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
     bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
-    if bar is None or not _ran_until_the_time_out(float(bar["bar_s"]), signs):
-        return None
+    limits_s = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")} or _USUAL_S
+    if bar is None or not any(0.9 * limit_s <= float(bar["bar_s"]) <= 1.25 * limit_s for limit_s in limits_s):
+        return None  # it did not begin with the wait, or was not there at its end
     said += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
     guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
     at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
     sure = Confidence.LIKELY if at_first else Confidence.POSSIBLE
     return _judged(output, "timeout-long-rank0-work", sure, signs, guilty, said)
-
-
-def _ran_until_the_time_out(bar_s: float, signs: Sequence[SignSeen]) -> bool:
-    """Whether a bar of progress that began with the wait was still there at its end."""
-    told = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")}
-    return any(0.9 * limit <= bar_s <= 1.25 * limit for limit in told or _USUAL_S)
 
 
 def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:

@@ -6,19 +6,17 @@ Nothing is said where no rank waits.
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.waits.dump_sets import DumpSet, sets_of
-from ddp_doctor.engine.waits.from_dumps import standings_of
+from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
-from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.job_waits import collective_name
-from ddp_doctor.wording.ranks import capital, rank_list
+from ddp_doctor.wording.ranks import capital, rank_list, where_they_wait
 
 _CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 _MOST_LINES = 8
@@ -49,25 +47,21 @@ class _Words:
             if not any(group.entries or group.highest_seq for group in dump.groups)
         ]
         if len(self.job.dumps) > 1 and len(silent) * 2 > len(self.job.dumps):
-            return self._starting(silent)
+            lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
+            values = {"what": f"{rank_list(silent)} had made no collective"}
+            starting = Ruling("not-known", Confidence.POSSIBLE, who=tuple(silent))
+            return self._found("job-starting", starting, lines, "", values)
         ruling = judge(list(self.standings.values()), all_are_known=self.job.world_is_known)
         if ruling is None:
             return None
-        if ruling.kind == "different-calls":
-            return self._mismatch(ruling)
         return {
+            "different-calls": self._mismatch,
             "circle": self._circle,
             "outside": self._outside,
             "one-more": self._one_more,
             "unreachable": self._unreachable,
             "all-in-one": self._stalled,
         }[ruling.kind](ruling)
-
-    def _starting(self, silent: Sequence[int]) -> Judged:
-        lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
-        values = {"what": f"{rank_list(silent)} had made no collective"}
-        ruling = Ruling("not-known", Confidence.POSSIBLE, who=tuple(silent))
-        return self._found("job-starting", ruling, lines, "", values)
 
     def _mismatch(self, ruling: Ruling) -> Judged:
         calls = ruling.calls
@@ -221,8 +215,4 @@ def _waits_lines(waits: Iterable[Wait]) -> list[tuple[int, str]]:
 
 def _waits_text(waits: Sequence[Wait]) -> str:
     """Ranks 0-4 wait in all_reduce 17 of the default group; rank 6 waits in broadcast 2 of group 1."""
-    by_call = grouped((_call_text(wait), wait.rank) for wait in waits)
-    parts = [
-        f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}" for call, ranks in by_call.items()
-    ]
-    return capital("; ".join(parts))
+    return where_they_wait((f"in {_call_text(wait)}", wait.rank) for wait in waits)

@@ -79,6 +79,12 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         Evidence(check=other.judged_check or "", text=f"the same in {_where(other, _dead(other)[0])}")
         for other in trials[1:MOST_LINES]
     )
+    module, _, factory = recording.options.model.partition(":")
+    alone = remedy(
+        "Run that line alone, without DDP; a library in it crashes or ends the process",
+        f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
+        scope="code",
+    )
     case = Case(recording, trial, Judgement("died-everywhere"))
     named = _cause(recording, first, case.check)
     return proved(
@@ -86,7 +92,7 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         f"{_deaths(case, [rank.rank for rank in dead])} in {where}{with_values(recording, to_blame)}",
         (*map(case.rank_evidence, dead[:MOST_LINES]), *elsewhere, *named.evidence),
         *without(recording, to_blame or settings),
-        *([_alone(recording)] if yours else named.remedies),
+        *([alone] if yours else named.remedies),
         detail="No rank ended because another one did: the cause is what they share, the code, a library, a"
         f" setting or the machine.{named.sentence}",
         reproduced_by=repeating(trial, first.steps[-1] if first.steps else None) if settings else None,
@@ -97,15 +103,6 @@ def _where(trial: TrialRecord, rank: RankEvidence) -> str:
     """``all_reduce 29 of the check allreduce``."""
     check = trial.judged_check or rank.check or trial.checks[0]
     return f"{step_words(rank.open_step)} of the check {check}" if rank.open_step else f"the check {check}"
-
-
-def _alone(recording: Recording) -> Remedy:
-    module, _, factory = recording.options.model.partition(":")
-    return remedy(
-        "Run that line alone, without DDP; a library in it crashes or ends the process",
-        f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
-        scope="code",
-    )
 
 
 def _deaths(case: Case, ranks: Sequence[int]) -> str:

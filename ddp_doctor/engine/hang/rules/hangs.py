@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from ddp_doctor.engine.hang.judgement import INIT, Judgement
 from ddp_doctor.engine.hang.rules.common import (
-    Case,
     cases,
     connects,
     holds_one_of,
@@ -16,10 +15,10 @@ from ddp_doctor.engine.hang.rules.common import (
     words_of,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.frames import called
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
@@ -46,33 +45,23 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     for case in cases(recording, "never-entered"):
-        first = case.first
-        title, seen, cure = (_in_your_code if called(first.stack) else _in_a_check)(case, first)
+        first, waiting, evidence = case.first, case.judgement.waiting, case.evidence
+        if yours := called(first.stack):
+            hangs = "hangs" if len(case.culprits) == 1 else "hang"
+            waits = f"{rank_list(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {case.trial.waited_s:.0f} s"
+            title = f"{hangs} in {yours}{line_in_the_job(first)}; {waits}"
+            evidence = (Evidence(check=case.check, text=stack_in_the_job(first)),)
+        else:
+            title = f"never entered {case.step_words}; {stands(first)}{case.who_waits}"
         doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
         yield finding(
             case.culprits,
             f"{case.names} {title}",
-            seen,
-            cure,
+            evidence,
+            HUNG_CODE if yours else remedy(f"Find out what keeps it: {stands(first)}"),
             confidence=case.confidence,
             detail=f"{capital(doing)}.{case.proof_words}",
         )
-
-
-_Words = tuple[str, tuple[Evidence, ...], Remedy]
-
-
-def _in_a_check(case: Case, rank: RankEvidence) -> _Words:
-    title = f"never entered {case.step_words}; {stands(rank)}{case.who_waits}"
-    return title, case.evidence, remedy(f"Find out what keeps it: {stands(rank)}")
-
-
-def _in_your_code(case: Case, rank: RankEvidence) -> _Words:
-    judgement = case.judgement
-    hangs = "hangs" if len(judgement.suspects) == 1 else "hang"
-    waits = f"{rank_list(judgement.waiting)} {'has' if len(judgement.waiting) == 1 else 'have'} waited"
-    title = f"{hangs} in {called(rank.stack)}{line_in_the_job(rank)}; {waits} {case.trial.waited_s:.0f} s"
-    return title, (Evidence(check=case.check, text=stack_in_the_job(rank)),), HUNG_CODE
 
 
 @rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
