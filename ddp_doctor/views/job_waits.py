@@ -83,21 +83,16 @@ def waits(fact: JobLogFact) -> Mapping[str, Mapping[int, Wait]]:
             of_group = groups[group]
             of_group[rank] = _with(of_group.get(rank, Wait(rank)), sign)
     if len(known) < 2:  # the report names ranks by their numbers in a group that it does not name
-        _add_desync_report(fact, groups[only])
+        for sign in fact.signs:
+            for ranks, number in _HAD_CALLED.findall(sign.values.get("report", "")):
+                for rank in map(int, re.findall(r"\d{1,7}", ranks)[:_MOST_RANKS]):
+                    groups[only].setdefault(rank, Wait(rank, (sign,), enqueued=int(number)))
     return groups
 
 
 def _group(sign: SignSeen, default: str) -> str:
     group = sign.values.get("group", "")
     return default if group and _DEFAULT_GROUP.fullmatch(group) else group
-
-
-def _add_desync_report(fact: JobLogFact, of_group: dict[int, Wait]) -> None:
-    for sign in fact.signs:
-        for ranks, number in _HAD_CALLED.findall(sign.values.get("report", "")):
-            for rank in map(int, re.findall(r"\d{1,7}", ranks)[:_MOST_RANKS]):
-                if rank not in of_group:
-                    of_group[rank] = Wait(rank, (sign,), enqueued=int(number))
 
 
 def _ranks(sign: SignSeen) -> list[int]:

@@ -60,23 +60,17 @@ def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
     ranks = grouped(((at.fact.job, at.node), doing(at.fact)) for at in recording.facts(LiveRankFact))
     jobs: list[tuple[list[LiveJobFact], list[Doing]]] = []
     for at in recording.facts(LiveJobFact):
-        seen = ranks.get((at.fact.job, at.node), [])
-        same = next((job for job in jobs if _are_same_job(*job, at.fact, seen)), None)
-        if same is None:
-            jobs.append(([at.fact], list(seen)))
+        here = ranks.get((at.fact.job, at.node), [])
+        numbers = {rank.rank for rank in here}
+        same = [job for job in jobs if job[0][0].job == at.fact.job and numbers.isdisjoint(of.rank for of in job[1])]
+        if not same or _OF_ONE_HOST.search(at.fact.job):
+            jobs.append(([at.fact], list(here)))
         else:
-            same[0].append(at.fact)
-            same[1].extend(seen)
+            same[0][0].append(at.fact)
+            same[0][1].extend(here)
     return tuple(
         _with_missing_ranks(hosts, sorted(seen, key=lambda rank: rank.rank), recording) for hosts, seen in jobs
     )
-
-
-def _are_same_job(
-    hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], host: LiveJobFact, others: Sequence[Doing]
-) -> bool:
-    is_one_name = hosts[0].job == host.job and not _OF_ONE_HOST.search(host.job)
-    return is_one_name and {rank.rank for rank in ranks}.isdisjoint(rank.rank for rank in others)
 
 
 def _with_missing_ranks(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
@@ -104,9 +98,5 @@ def _unseen(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], missing: Colle
 def _talks_to_others(ranks: Sequence[Doing]) -> bool:
     """Whether ranks whose environment does not tell their number have connections to hosts that nobody looked at."""
     ends = [end for rank in ranks if rank.fact.numbered_by != "environment" for end in rank.fact.connections]
-    seen = {_address(this) for this, _ in ends}
-    return any(_address(other) not in seen for _, other in ends)
-
-
-def _address(end: str) -> str:
-    return end.rpartition(":")[0]
+    addresses = {this.rpartition(":")[0] for this, _ in ends}
+    return any(other.rpartition(":")[0] not in addresses for _, other in ends)

@@ -77,15 +77,11 @@ class Doing:
 def doing(rank: LiveRankFact) -> Doing:
     """What a rank does, by its looks."""
     found = _doing(rank)
-    # However little time of a processor it gets, and whether it sleeps in each step.
-    moves = found.kind not in UNABLE and _exchanges(rank)
-    return replace(found, moves=True, loops=False) if moves else found
-
-
-def _exchanges(rank: LiveRankFact) -> bool:
-    """Whether it makes collectives with others, again and again. Beside NCCL's, gloo's may be those of a monitor."""
+    # It makes collectives with others again and again, however little time of a processor it gets, and whether it
+    # sleeps in each step. Beside NCCL's, gloo's may be those of a monitor.
     counts = [look.gloo_switches for look in rank.looks]
-    return not rank.over_nccl and sum(map(operator.lt, counts, counts[1:])) >= _EXCHANGES
+    exchanges = not rank.over_nccl and sum(map(operator.lt, counts, counts[1:])) >= _EXCHANGES
+    return replace(found, moves=True, loops=False) if exchanges and found.kind not in UNABLE else found
 
 
 def _doing(rank: LiveRankFact) -> Doing:
@@ -94,14 +90,16 @@ def _doing(rank: LiveRankFact) -> Doing:
         return Doing(rank, kind, line=_own_line(rank.looks[-1].frames) if rank.looks else "", moves=False, words=words)
     frames = _frames(rank)
     if not frames:
-        return Doing(
-            rank, "unknown", moves=None if _cores_used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES else False
-        )
+        runs = _cores_used(rank) > _IDLE or _switched(rank) > _FEW_SWITCHES
+        return Doing(rank, "unknown", moves=None if runs else False)
     if call := _collective(rank, frames):
         return Doing(rank, "collective", call, _own_line(frames), _moves_in_collective(rank, call))
     own = of_the_job(frames)
+    # A script may be started by an import, too: of imports count what the job's innermost function has called.
+    functions = [frame for frame in own if not frame.endswith(" in <module>")]
+    imports = frames[frames.index(functions[-1]) + 1 :] if functions else frames
     for activity, words, pattern in live_frames.ACTIVITIES:
-        searched = {"evaluation": own, "start": _imports(frames, own)}.get(activity, frames)
+        searched = {"evaluation": own, "start": imports}.get(activity, frames)
         # A module that is imported says nothing of what is done.
         if any(pattern.search(frame) for frame in searched if not frame.endswith(" in <module>")):
             found = Doing(rank, activity, line=_own_line(frames), words=words)
@@ -126,12 +124,6 @@ def _unable(rank: LiveRankFact) -> tuple[Literal["gone", "stopped", "kernel"], s
     if states == {"D"} and _cores_used(rank) <= _IDLE and _io(rank) <= _LITTLE_IO and not saves:
         return "kernel", rank.looks[-1].wait_channel or ""
     return None
-
-
-def _imports(frames: Sequence[str], own: Sequence[str]) -> Sequence[str]:
-    """The frames that the innermost function of the job has called: a script may be started by an import, too."""
-    functions = [frame for frame in own if not frame.endswith(" in <module>")]
-    return frames[frames.index(functions[-1]) + 1 :] if functions else frames
 
 
 # --- in a collective -----------------------------------------------------------------------------------
@@ -177,43 +169,36 @@ def _loading(found: Doing) -> Doing:
     loaders = [child for child in found.fact.children if child.kind == "loader"]
     if not loaders:
         return _working(found)
-    moves = _loaders_get_on(found.fact, loaders)
-    places = [_own_line(_in_worker(child.last.frames)) for child in loaders]
-    place = next((place for place in places if place), "")
+    places = []
+    for child in loaders:  # a worker's own frames stand behind those of the rank that forked it
+        frames = child.last.frames
+        fork = next((at for at, frame in enumerate(frames) if frame.endswith(" in _worker_loop")), len(frames))
+        places.append(_own_line(frames[fork + 1 :]))
+    frames = _frames(found.fact)
+    loader = next((at for at, frame in enumerate(frames) if "/torch/utils/data/dataloader.py" in frame), len(frames))
     return Doing(
         found.fact,
         "data",
-        line=_own_line(_frames_above_loader(_frames(found.fact))),
-        moves=moves,
+        line=_own_line(frames[:loader]),
+        moves=_loaders_get_on(found.fact, loaders),
         words="waits for data",
-        helper_line=place,
+        helper_line=next(filter(None, places), ""),
     )
-
-
-def _in_worker(frames: Sequence[str]) -> Sequence[str]:
-    """What a worker of a loader has called itself: below it stand the frames of the rank that forked it."""
-    place = next((at for at, frame in enumerate(frames) if frame.endswith(" in _worker_loop")), len(frames))
-    return frames[place + 1 :]
-
-
-def _frames_above_loader(frames: Sequence[str]) -> Sequence[str]:
-    place = next((at for at, frame in enumerate(frames) if "/torch/utils/data/dataloader.py" in frame), len(frames))
-    return frames[:place]
 
 
 def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | None:
     """None where workers are woken again and again, and do nothing: they may poll for what never comes."""
-    if any(map(_has_worked, loaders)) or (not _same_stacks(rank) and not _rests(rank)):
+    have_worked = any(
+        child.last.cpu_s - child.first.cpu_s > _IDLE
+        or (child.last.io_bytes or 0) - (child.first.io_bytes or 0) > _LITTLE_IO
+        for child in loaders
+    )
+    if have_worked or (not _same_stacks(rank) and not _rests(rank)):
         return True
     woken = [one for one in loaders if one.last.main_switches - one.first.main_switches > _FEW_SWITCHES]
     if any(live_frames.IN_NETWORK.search(one.last.frames[-1]) for one in woken if one.last.frames):
         return True
     return None if woken else False
-
-
-def _has_worked(child: ChildSeen) -> bool:
-    first, last = child.first, child.last
-    return last.cpu_s - first.cpu_s > 0.02 or (last.io_bytes or 0) - (first.io_bytes or 0) > _LITTLE_IO
 
 
 def _working(found: Doing) -> Doing:

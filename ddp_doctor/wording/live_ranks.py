@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.thresholds import GPU_BUSY_PERCENT
-from ddp_doctor.model.base import grouped
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_ranks import Doing
-from ddp_doctor.wording.ranks import capital, rank_list, short
+from ddp_doctor.wording.ranks import rank_list, short, where_they_wait
 
 
 def says(rank: Doing) -> str:
@@ -48,12 +47,8 @@ def place(line: str) -> str:
 
 def waits_text(waiting: Sequence[Doing]) -> str:
     """Ranks 0-2 wait in all-reduce at train.py:31; rank 3 waits in barrier at train.py:40."""
-    by_call = grouped(((rank.kind, called(rank)), rank.rank) for rank in waiting)
-    parts = [
-        f"{rank_list(ranks)} {verb(ranks, 'wait')} {'for' if kind == 'gpu' else 'in'} {call}"
-        for (kind, call), ranks in by_call.items()
-    ]
-    return f"{capital('; '.join(parts))}." if parts else ""
+    places = [(f"{'for' if rank.kind == 'gpu' else 'in'} {called(rank)}", rank.rank) for rank in waiting]
+    return f"{where_they_wait(places)}." if places else ""
 
 
 def gpu_use(ranks: Sequence[Doing]) -> str:

@@ -4,6 +4,7 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
@@ -51,16 +52,17 @@ def rank_list(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [_run(run) for run in runs[:RUNS_IN_A_SENTENCE]]
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RUNS_IN_A_SENTENCE]]
     left = sum(map(len, runs[RUNS_IN_A_SENTENCE:]))
     more = f" and {left} more" if left else ""
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
 
 
-def _run(run: Sequence[int]) -> str:
-    if len(run) > 2:
-        return f"{run[0]}-{run[-1]}"
-    return ", ".join(str(number) for number in run)
+def where_they_wait(places: Iterable[tuple[str, int]]) -> str:
+    """``Ranks 0-4 wait in all-reduce 17; rank 6 waits in broadcast 2``, of ``in all-reduce 17`` and so on."""
+    at = grouped(places)
+    parts = (f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} {place}" for place, ranks in at.items())
+    return capital("; ".join(parts))
 
 
 def rank_at(recording: Recording, rank: int) -> str:

@@ -93,8 +93,8 @@ def test_a_later_trial_without_the_judged_check_proves_nothing():
     same = other.model_copy(update={"checks": ("process_group", "allreduce")})
     recording = load("torchrun/healthy")
 
-    assert not common.all_well_without(_with(recording, trial, other), trial, judge(trial))
-    assert common.all_well_without(_with(recording, trial, same), trial, judge(trial))
+    assert not common.Case(_with(recording, trial, other), trial, judge(trial)).all_well_without
+    assert common.Case(_with(recording, trial, same), trial, judge(trial)).all_well_without
 
 
 def test_a_stall_that_topology_explains_does_not_hide_another_pair():

@@ -14,7 +14,7 @@ from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.live_counts import by_counts
 from ddp_doctor.engine.waits.from_looks import WELL, standings_of
-from ddp_doctor.engine.waits.judge import Verdict, judge
+from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.facts.live_job import Refused, Unacknowledged
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
@@ -90,14 +90,14 @@ class _Job:
         self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        verdict = judge(standings_of(self.job))
-        if verdict is not None and verdict.kind == "unable":
-            return (*self._cannot_run(), *self._gone(verdict.who))
-        if verdict is not None and verdict.kind == "gets-on":
+        ruling = judge(standings_of(self.job))
+        if ruling is not None and ruling.kind == "unable":
+            return (*self._cannot_run(), *self._gone(ruling.who))
+        if ruling is not None and ruling.kind == "gets-on":
             return self._late()
-        if verdict is not None and verdict.kind == "at-work":
-            return (self._at_work(self._those(verdict.who)),)
-        found = self._stands_still(verdict)
+        if ruling is not None and ruling.kind == "at-work":
+            return (self._at_work(self._those(ruling.who)),)
+        found = self._stands_still(ruling)
         is_proved = found.confidence is Confidence.PROVED
         if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
             return (self._not_known(),)
@@ -106,17 +106,17 @@ class _Job:
     def _those(self, ranks: Collection[int]) -> list[Doing]:
         return [rank for rank in self.ranks if rank.rank in ranks]
 
-    def _stands_still(self, verdict: Verdict | None) -> Judged:
+    def _stands_still(self, ruling: Ruling | None) -> Judged:
         loading = [rank for rank in self.outside if rank.has_loaders and rank.moves is False]
         if loading:
             return self._no_data(loading)
-        if verdict is None or any(rank.kind == "unknown" for rank in self.outside):
+        if ruling is None or any(rank.kind == "unknown" for rank in self.outside):
             return self._not_known()
-        if verdict.kind == "one-more":
-            return self._found("rank0-only-collective", verdict.sure, self.waiting, (), call=self._call)
-        if verdict.kind == "outside":
-            return self._outside(verdict)
-        return self._not_known() if self.outside else self._all_wait(verdict)
+        if ruling.kind == "one-more":
+            return self._found("rank0-only-collective", ruling.sure, self.waiting, (), call=self._call)
+        if ruling.kind == "outside":
+            return self._outside(ruling)
+        return self._not_known() if self.outside else self._all_wait(ruling)
 
     @property
     def _call(self) -> str:
@@ -217,13 +217,13 @@ class _Job:
         values = {"does": "is", "line": place(line), "looks": f"{looks} of {of}", "others": others}
         return (self._found("others-wait-for-work", Confidence.LIKELY, [last], (), **values),)
 
-    def _outside(self, verdict: Verdict) -> Judged:
-        still = self._those(verdict.who)
+    def _outside(self, ruling: Ruling) -> Judged:
+        still = self._those(ruling.who)
         loops = all(rank.loops for rank in still)
         does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
         at_one_place = len({rank.line for rank in still}) == 1 and still[0].line
         stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
-        sure = Confidence.LIKELY if loops else verdict.sure
+        sure = Confidence.LIKELY if loops else ruling.sure
         found = self._found("stuck-outside-collective", sure, still, still, call=self._call, stands=stands)
         return replace(found, lines=(*found.lines[:1], *self._stack(still[0]), *found.lines[1:]))
 
@@ -235,13 +235,13 @@ class _Job:
 
     # --- all wait -------------------------------------------------------------------------------------
 
-    def _all_wait(self, verdict: Verdict) -> Judged:
+    def _all_wait(self, ruling: Ruling) -> Judged:
         for rank in self.in_collective:
             for connection in rank.fact.unacknowledged:
                 if connection.retransmissions >= _SENT_AGAIN:
                     return self._lost(rank, connection)
-        if verdict.kind == "different-calls":
-            return self._calls_do_not_meet(verdict)
+        if ruling.kind == "different-calls":
+            return self._calls_do_not_meet(ruling)
         group_is_open = any(rank.fact.groups != 1 and not rank.fact.default_group for rank in self.in_collective)
         if group_is_open and len({(rank.call, rank.line) for rank in self.in_collective}) > 1:
             return self._groups_or_calls()
@@ -282,14 +282,14 @@ class _Job:
         otherwise = "in different collectives of one group"
         return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
 
-    def _calls_do_not_meet(self, verdict: Verdict) -> Judged:
+    def _calls_do_not_meet(self, ruling: Ruling) -> Judged:
         """Different calls in one group."""
-        who, blamed = self._those(verdict.who), self._those(verdict.suspects)
-        rank = (blamed or self._those(min(verdict.sides, key=len)))[0]
-        others = self._those([other for side in verdict.sides for other in side if other not in verdict.suspects])
+        who, blamed = self._those(ruling.who), self._those(ruling.suspects)
+        rank = (blamed or self._those(min(ruling.sides, key=len)))[0]
+        others = self._those([other for side in ruling.sides for other in side if other not in ruling.suspects])
         other = next(other for other in reversed(others) if other.call != rank.call)
         values = {"rank": str(rank.rank), "op": called(rank), "peer_rank": str(other.rank), "peer_op": called(other)}
-        return self._found("collective-mismatch", verdict.sure, who, blamed, **values)
+        return self._found("collective-mismatch", ruling.sure, who, blamed, **values)
 
     # --- not known ------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ddp_doctor.facts.live_job import Launched
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.views.job_waits import collective_name
@@ -33,7 +32,13 @@ class Counted(NamedTuple):
 def by_counts(job: LiveJob) -> Counted | None:
     """What different counts tell that did not move between two answers; None where there are none."""
     launched = (launched for host in job.hosts for launched in host.launched)
-    counts = {of.operation: by_rank for of in launched if (by_rank := _by_rank(of, job.world_size))}
+    counts: dict[str, Mapping[int, int]] = {}  # of each rank, as far as that is known of all
+    for of in launched:
+        named = dict(of.by_rank)
+        if of.others is not None:
+            counts[of.operation] = dict.fromkeys(range(job.world_size), of.others) | named
+        elif len(named) == job.world_size:
+            counts[of.operation] = named
     if not counts:
         return None
     odd = _odd(counts)
@@ -76,14 +81,6 @@ def _what(counts: _Counts, odd: Sequence[int]) -> tuple[str, dict[str, str]]:
         return "rank0-only-collective", {"call": _name(ahead[0])}
     of = counts[behind[0]]
     return "rank-behind", {"rank": str(who), "launched": str(of[who]), "most": str(max(of.values()))}
-
-
-def _by_rank(launched: Launched, size: int) -> Mapping[int, int]:
-    """What each rank has launched; empty where that is not known of all."""
-    named = dict(launched.by_rank)
-    if launched.others is not None:
-        return dict.fromkeys(range(size), launched.others) | named
-    return named if len(named) == size else {}
 
 
 def _words(operation: str, by_rank: Mapping[int, int]) -> str:

@@ -9,7 +9,6 @@ neither, and then nothing is said here.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from ddp_doctor.engine.causes.evidence import Output, Suspect, lines, ranks_of
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.whose import places, rank_culprit
 from ddp_doctor.engine.waits.from_watchdog import UNEVEN, standings_in, standings_of
-from ddp_doctor.engine.waits.judge import Verdict, judge
+from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import SignSeen
 from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
 from ddp_doctor.model.base import grouped
@@ -49,12 +48,9 @@ def suspects(output: Output) -> Iterator[Suspect]:
             signs = tuple(sign for wait in of_group.values() for sign in wait.signs)
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
     signs = tuple(sign for sign in output.fact.signs if SIGNS[sign.sign][0].tier == "watchdog")
-    for whole in (
-        (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
-        if signs and not found
-        else ()
-    ):
-        judged = whole(output, signs)
+    steps = (_foreign_ranks, _other_operation, _in_another_call, _long_work, _named_by_torch, _stuck, _never_made)
+    for step in steps if signs and not found else ():
+        judged = step(output, signs)
         if judged is not None:
             yield Suspect(judged.cause, "watchdog", judged.confidence, signs, judged)
             return
@@ -62,15 +58,12 @@ def suspects(output: Output) -> Iterator[Suspect]:
 
 def waited(output: Output) -> str:
     """``ranks 0-3 waited in all-reduce 17 of 1024 elements.``"""
-    said = []
-    for group, ranks_of_group in waits(output.fact).items():
-        by_collective: dict[str, list[int]] = defaultdict(list)
-        for wait in ranks_of_group.values():
-            if wait.seq is not None:
-                by_collective[wait.collective].append(wait.rank)
+    parts = []
+    for group, time_outs in waits(output.fact).items():
+        by_call = grouped((wait.collective, rank) for rank, wait in time_outs.items() if wait.seq is not None)
         in_group = f" of {group}" if group else ""
-        said += [f"{places(output, ranks)} waited in {what}{in_group}" for what, ranks in by_collective.items()]
-    return f"{'; '.join(said)}." if said else ""
+        parts += [f"{places(output, ranks)} waited in {call}{in_group}" for call, ranks in by_call.items()]
+    return f"{'; '.join(parts)}." if parts else ""
 
 
 def worked_before(output: Output) -> str:
@@ -119,18 +112,18 @@ def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Why ranks of one group wait, by the numbers of its collectives; None where these do not tell."""
     behind = [rank for rank, wait in ranks.items() if wait.reached < _last(ranks)]
     works = [rank for rank in behind if len(behind) == 1 and ranks[rank].seq is None and _worked(output, rank)]
-    verdict = judge(standings_of(ranks, output.world, works))
-    if verdict is None:
+    ruling = judge(standings_of(ranks, output.world, works))
+    if ruling is None:
         return None
-    callers = len(verdict.waits)  # who printed nothing may be behind, too
-    is_undecided = len(verdict.who) >= callers or 2 * callers < len(output.world | ranks.keys())
-    if verdict.kind == "different-calls":
-        return _other_collective(output, ranks, verdict)
-    if verdict.kind == "at-work" or (verdict.kind == "outside" and not is_undecided):
-        return _behind(output, ranks, verdict)
-    found = _only_some_called(output, ranks, verdict) if verdict.kind in ("one-more", "unreachable") else None
+    callers = len(ruling.waits)  # who printed nothing may be behind, too
+    is_undecided = len(ruling.who) >= callers or 2 * callers < len(output.world | ranks.keys())
+    if ruling.kind == "different-calls":
+        return _other_collective(output, ranks, ruling)
+    if ruling.kind == "at-work" or (ruling.kind == "outside" and not is_undecided):
+        return _behind(output, ranks, ruling)
+    found = _only_some_called(output, ranks, ruling) if ruling.kind in ("one-more", "unreachable") else None
     found = found or _some_are_ahead(output, ranks)
-    return found or (_either(output, ranks, verdict) if verdict.kind == "outside" else None)
+    return found or (_either(output, ranks, ruling) if ruling.kind == "outside" else None)
 
 
 def _last(ranks: Mapping[int, Wait]) -> int:
@@ -141,18 +134,18 @@ def _first_signs(ranks: Mapping[int, Wait], of: Iterable[int]) -> list[SignSeen]
     return [sign for rank in of for sign in ranks[rank].signs[:1]]
 
 
-def _callers(verdict: Verdict) -> list[int]:
-    return [wait.rank for wait in verdict.waits]
+def _callers(ruling: Ruling) -> list[int]:
+    return [wait.rank for wait in ruling.waits]
 
 
-def _other_collective(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _other_collective(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
-    what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in verdict.sides)
-    alone = len(verdict.suspects) == 1 and _is_barrier(ranks[verdict.suspects[0]])
+    what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in ruling.sides)
+    alone = len(ruling.suspects) == 1 and _is_barrier(ranks[ruling.suspects[0]])
     name = "rank0-only-collective" if alone else "collective-mismatch"
-    everyone = sorted(rank for side in verdict.sides for rank in side)
+    everyone = sorted(rank for side in ruling.sides for rank in side)
     detail = f"As collective {ranks[everyone[0]].seq}, {what}."
-    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, everyone), verdict.suspects, detail)
+    return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, everyone), ruling.suspects, detail)
 
 
 def _is_barrier(wait: Wait) -> bool:
@@ -160,11 +153,11 @@ def _is_barrier(wait: Wait) -> bool:
     return wait.numel == "1" or "BARRIER" in wait.op
 
 
-def _only_some_called(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
-    callers = _callers(verdict)
+    callers = _callers(ruling)
     others = sorted((output.world | ranks.keys()) - {*callers})
-    is_known = verdict.kind == "one-more"
+    is_known = ruling.kind == "one-more"
     if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others are silent
         return None
     sure = Confidence.LIKELY if is_known else Confidence.POSSIBLE
@@ -172,10 +165,10 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait], verdict: Verdic
     return _judged(output, "rank0-only-collective", sure, _first_signs(ranks, callers), callers, detail)
 
 
-def _behind(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """Most wait, and a few say that they had called less: those never came to it."""
-    callers, behind = _callers(verdict), verdict.who
-    worked = verdict.kind == "at-work"
+    callers, behind = _callers(ruling), ruling.who
+    worked = ruling.kind == "at-work"
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
@@ -185,9 +178,9 @@ def _behind(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judg
     return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, (*behind, *callers)), behind, detail)
 
 
-def _either(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judged | None:
+def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
-    here, there = _callers(verdict), verdict.who
+    here, there = _callers(ruling), ruling.who
     if any(ranks[rank].seq is not None for rank in there):
         return None
     far = " and ".join(
@@ -207,10 +200,7 @@ def _either(output: Output, ranks: Mapping[int, Wait], verdict: Verdict) -> Judg
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Ranks wait in a collective that others have ended: they called another one, or data did not reach them."""
-    by_seq: dict[int, list[Wait]] = defaultdict(list)
-    for wait in ranks.values():
-        if wait.seq is not None:
-            by_seq[wait.seq].append(wait)
+    by_seq = grouped((wait.seq, wait) for wait in ranks.values() if wait.seq is not None)
     if len(by_seq) != 2:
         return None
     behind, ahead = (by_seq[seq] for seq in sorted(by_seq))
@@ -239,8 +229,8 @@ def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None
     by_call = grouped((call, rank) for rank, call in calls.items())
     if len(by_call) < 2 or UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
         return None
-    verdict = judge(standings_in(calls))
-    guilty = verdict.suspects if verdict is not None and len(by_call) == 2 else ()
+    ruling = judge(standings_in(calls))
+    guilty = ruling.suspects if ruling is not None and len(by_call) == 2 else ()
     # Where several are in each, they may be in different groups, which this torch does not tell either.
     sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
     return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, _who_waited(by_call))
@@ -272,19 +262,14 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
         said += f" The last that rank {missing[0]} printed: {last.text}"
         return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
     bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
-    if bar is None or not _ran_until_the_time_out(float(bar["bar_s"]), signs):
-        return None
+    limits_s = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")} or _USUAL_S
+    if bar is None or not any(0.9 * limit_s <= float(bar["bar_s"]) <= 1.25 * limit_s for limit_s in limits_s):
+        return None  # it did not begin with the wait, or was not there at its end
     said += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
     guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
     at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
     sure = Confidence.LIKELY if at_first else Confidence.POSSIBLE
     return _judged(output, "timeout-long-rank0-work", sure, signs, guilty, said)
-
-
-def _ran_until_the_time_out(bar_s: float, signs: Sequence[SignSeen]) -> bool:
-    """Whether a bar of progress that began with the wait was still there at its end."""
-    told = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")}
-    return any(0.9 * limit <= bar_s <= 1.25 * limit for limit in told or _USUAL_S)
 
 
 def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
@@ -301,8 +286,8 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
     barriers = [rank for rank, call in calls.items() if "barrier" in call]
     if len(set(calls.values())) < 2 or ("backward" in calls.values() and not barriers):
         return None
-    verdict = judge(standings_in(calls))
-    guilty = list(verdict.suspects) if verdict is not None else []
+    ruling = judge(standings_in(calls))
+    guilty = list(ruling.suspects) if ruling is not None else []
     alone = len(barriers) == 1 and guilty in ([], barriers)
     name = "rank0-only-collective" if alone else "collective-mismatch"
     by_call = grouped((call, rank) for rank, call in sorted(calls.items()))

@@ -6,19 +6,17 @@ Nothing is said where no rank waits.
 from collections.abc import Iterable, Mapping, Sequence
 
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.waits.dump_sets import DumpSet, sets_of
-from ddp_doctor.engine.waits.from_dumps import standings_of
-from ddp_doctor.engine.waits.judge import Verdict, judge
+from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
+from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
-from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.job_waits import collective_name
-from ddp_doctor.wording.ranks import capital, rank_list
+from ddp_doctor.wording.ranks import capital, rank_list, where_they_wait
 
 _CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 _MOST_LINES = 8
@@ -49,37 +47,31 @@ class _Words:
             if not any(group.entries or group.highest_seq for group in dump.groups)
         ]
         if len(self.job.dumps) > 1 and len(silent) * 2 > len(self.job.dumps):
-            return self._starting(silent)
-        verdict = judge(list(self.standings.values()), all_are_known=self.job.world_is_known)
-        if verdict is None:
+            lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
+            values = {"what": f"{rank_list(silent)} had made no collective"}
+            starting = Ruling("not-known", Confidence.POSSIBLE, who=tuple(silent))
+            return self._found("job-starting", starting, lines, "", values)
+        ruling = judge(list(self.standings.values()), all_are_known=self.job.world_is_known)
+        if ruling is None:
             return None
-        if verdict.kind == "different-calls":
-            return self._mismatch(verdict)
         return {
+            "different-calls": self._mismatch,
             "circle": self._circle,
             "outside": self._outside,
             "one-more": self._one_more,
             "unreachable": self._unreachable,
             "all-in-one": self._stalled,
-        }[verdict.kind](verdict)
+        }[ruling.kind](ruling)
 
-    def _starting(self, silent: Sequence[int]) -> Judged:
-        lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
-        values = {"what": f"{rank_list(silent)} had made no collective"}
-        verdict = Verdict("not-known", Confidence.POSSIBLE, who=tuple(silent))
-        return self._found("job-starting", verdict, lines, "", values)
-
-    def _mismatch(self, verdict: Verdict) -> Judged:
-        calls = verdict.calls or {}
-        parts = [
-            f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}" for ranks in sorted(verdict.sides, key=len)
-        ]
+    def _mismatch(self, ruling: Ruling) -> Judged:
+        calls = ruling.calls
+        parts = [f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}" for ranks in sorted(ruling.sides, key=len)]
         first = next(iter(calls.values()))
-        undecided = "" if verdict.suspects else " No call has a majority, so no rank is named."
+        undecided = "" if ruling.suspects else " No call has a majority, so no rank is named."
         detail = f"At number {first.seq} of {first.group.words}, {'; '.join(parts)}.{undecided}"
-        others = [rank for ranks in verdict.sides for rank in ranks if rank not in verdict.suspects]
-        lines = [(rank, f"rank {rank} called {_shape_text(calls[rank])}") for rank in (*verdict.suspects, *others)]
-        rank, other = (verdict.suspects or others)[0], others[-1]
+        others = [rank for ranks in ruling.sides for rank in ranks if rank not in ruling.suspects]
+        lines = [(rank, f"rank {rank} called {_shape_text(calls[rank])}") for rank in (*ruling.suspects, *others)]
+        rank, other = (ruling.suspects or others)[0], others[-1]
         values = {
             "rank": str(rank),
             "op": collective_name(calls[rank].op),
@@ -88,48 +80,48 @@ class _Words:
             "peer_op": collective_name(calls[other].op),
             "peer_shape": _shapes(calls[other]),
         }
-        return self._found("collective-mismatch", verdict, lines, f"{detail}{self._where(verdict.suspects)}", values)
+        return self._found("collective-mismatch", ruling, lines, f"{detail}{self._where(ruling.suspects)}", values)
 
-    def _circle(self, verdict: Verdict) -> Judged:
-        waits = {wait.rank: wait for wait in verdict.waits}
-        orders = [f"{rank_list(ranks)} in {_call_text(waits[ranks[0]])}" for ranks in verdict.sides]
-        detail = f"They wait for each other: {'; '.join(orders)}.{self._where(verdict.suspects)}"
-        others = sorted(waits.keys() - {*verdict.suspects})
-        lines = _waits_lines(waits[rank] for rank in (*verdict.suspects, *others))
-        values = {"odd": rank_list(verdict.suspects)} if verdict.suspects else {}
-        return self._found("cross-group-deadlock", verdict, lines, detail, values)
+    def _circle(self, ruling: Ruling) -> Judged:
+        waits = {wait.rank: wait for wait in ruling.waits}
+        orders = [f"{rank_list(ranks)} in {_call_text(waits[ranks[0]])}" for ranks in ruling.sides]
+        detail = f"They wait for each other: {'; '.join(orders)}.{self._where(ruling.suspects)}"
+        others = sorted(waits.keys() - {*ruling.suspects})
+        lines = _waits_lines(waits[rank] for rank in (*ruling.suspects, *others))
+        values = {"odd": rank_list(ruling.suspects)} if ruling.suspects else {}
+        return self._found("cross-group-deadlock", ruling, lines, detail, values)
 
-    def _outside(self, verdict: Verdict) -> Judged:
-        who, waits = verdict.who, verdict.waits
+    def _outside(self, ruling: Ruling) -> Judged:
+        who, waits = ruling.who, ruling.waits
         call = min(waits, key=lambda wait: len(wait.missing))
         detail = f"{_waits_text(waits)}. {capital(rank_list(who))} never came"
         detail += f" and {'has' if len(who) == 1 else 'have'} no collective open.{self._where(who)}"
         callers = sorted({wait.rank for wait in waits})
-        if not verdict.suspects:
+        if not ruling.suspects:
             detail += " Whether it is late, or the others called one collective more, the dumps do not tell."
-        elif verdict.sure is not Confidence.PROVED:
+        elif ruling.sure is not Confidence.PROVED:
             detail += f" Or {rank_list(callers)} called one collective more: with one rank on each side, look at both."
         lines = [(rank, self._last_text(call.call, rank)) for rank in who] + _waits_lines(waits)
-        return self._found("stuck-outside-collective", verdict, lines, detail, {"call": _call_text(call)})
+        return self._found("stuck-outside-collective", ruling, lines, detail, {"call": _call_text(call)})
 
-    def _one_more(self, verdict: Verdict) -> Judged:
+    def _one_more(self, ruling: Ruling) -> Judged:
         """The one rank that called it, and those at rest before it."""
-        (rank,), idle = verdict.sides
-        wait = min(verdict.waits, key=lambda wait: len(wait.missing))
+        (rank,), idle = ruling.sides
+        wait = min(ruling.waits, key=lambda wait: len(wait.missing))
         call = _call_text(wait)
         detail = f"Rank {rank} waits in {call}, which {rank_list(idle)} did not call: they are at rest before it."
         lines = [*_waits_lines([wait]), *((other, self._last_text(wait.call, other)) for other in idle)]
         next_check = "look whether a condition on the rank stands around that call"
         detail += self._where([rank])
-        return self._found("rank0-only-collective", verdict, lines, detail, {"call": call}, next_check)
+        return self._found("rank0-only-collective", ruling, lines, detail, {"call": call}, next_check)
 
-    def _unreachable(self, verdict: Verdict) -> Judged:
+    def _unreachable(self, ruling: Ruling) -> Judged:
         unread = self.job.unread
-        lines = [(rank, f"rank {rank}: {unread[rank].problem}") for rank in verdict.who if rank in unread]
-        lines += _waits_lines(verdict.waits)
-        detail = f"{_waits_text(verdict.waits)}, and nothing shows that {rank_list(verdict.who)} came:"
-        detail += f" {self._no_dump(verdict.who)}."
-        return self._found("rank-unreachable", verdict, lines, detail, {"call": _call_text(verdict.waits[0])})
+        lines = [(rank, f"rank {rank}: {unread[rank].problem}") for rank in ruling.who if rank in unread]
+        lines += _waits_lines(ruling.waits)
+        detail = f"{_waits_text(ruling.waits)}, and nothing shows that {rank_list(ruling.who)} came:"
+        detail += f" {self._no_dump(ruling.who)}."
+        return self._found("rank-unreachable", ruling, lines, detail, {"call": _call_text(ruling.waits[0])})
 
     def _no_dump(self, absent: Sequence[int]) -> str:
         parts = []
@@ -144,17 +136,17 @@ class _Words:
             parts.append(f"there is no dump of {rank_list(left)}")
         return "; ".join(parts)
 
-    def _stalled(self, verdict: Verdict) -> Judged | None:
-        if all(_goes_on(self.job.dumps[rank]) for rank in verdict.who):
+    def _stalled(self, ruling: Ruling) -> Judged | None:
+        if all(_goes_on(self.job.dumps[rank]) for rank in ruling.who):
             return None
-        first = verdict.waits[0]
+        first = ruling.waits[0]
         sure = first.call.group.members_are_known and not self.job.absent
-        detail = _waits_text(verdict.waits)
+        detail = _waits_text(ruling.waits)
         detail += (
             ", and all members have entered it." if sure else "; whether others should come, the dumps do not tell."
         )
-        lines = _waits_lines(verdict.waits)
-        return self._found("collective-stalled", verdict, lines, detail, {"call": _call_text(first)})
+        lines = _waits_lines(ruling.waits)
+        return self._found("collective-stalled", ruling, lines, detail, {"call": _call_text(first)})
 
     def _where(self, ranks: Sequence[int]) -> str:
         """Where in the job's code the last collective of these ranks was called."""
@@ -176,7 +168,7 @@ class _Words:
     def _found(
         self,
         name: str,
-        verdict: Verdict,
+        ruling: Ruling,
         lines: Sequence[tuple[int, str]],
         detail: str,
         values: Mapping[str, str],
@@ -185,10 +177,10 @@ class _Words:
         files = {rank: fact.file for rank, fact in (*self.job.unread.items(), *self.job.dumps.items())}
         return Judged(
             _CAUSES[name],
-            verdict.sure,
+            ruling.sure,
             tuple(LogLine(file=files[rank], line=0, text=text) for rank, text in lines[:_MOST_LINES] if rank in files),
-            tuple(Culprit(kind="rank", rank=rank) for rank in verdict.suspects),
-            rank_list(verdict.who),
+            tuple(Culprit(kind="rank", rank=rank) for rank in ruling.suspects),
+            rank_list(ruling.who),
             detail,
             values=values,
             next_check=next_check,
@@ -223,8 +215,4 @@ def _waits_lines(waits: Iterable[Wait]) -> list[tuple[int, str]]:
 
 def _waits_text(waits: Sequence[Wait]) -> str:
     """Ranks 0-4 wait in all_reduce 17 of the default group; rank 6 waits in broadcast 2 of group 1."""
-    by_call = grouped((_call_text(wait), wait.rank) for wait in waits)
-    parts = [
-        f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'} in {call}" for call, ranks in by_call.items()
-    ]
-    return capital("; ".join(parts))
+    return where_they_wait((f"in {_call_text(wait)}", wait.rank) for wait in waits)

@@ -10,8 +10,7 @@ Only deaths are compared by time, and those on several nodes only as far as thei
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddp_doctor.engine.hang.judgement import (
     ALONE,
@@ -24,18 +23,19 @@ from ddp_doctor.engine.hang.judgement import (
     by_step,
     clocks,
     key_of,
-    minority,
     numbers,
     place_of,
     reached,
     shared_step,
-    waiting_besides,
     where_it_waits,
 )
+from ddp_doctor.engine.waits.from_trial import announced, call_of, recorded
+from ddp_doctor.engine.waits.judge import different_calls
+from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -73,7 +73,7 @@ def tells_of_a_peer(rank: RankEvidence) -> bool:
 
 def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     dead = [rank for rank in ranks if rank.exited_at is not None]
-    own = [rank for rank in dead if not _aborted_over_a_peer(rank)]
+    own = [rank for rank in dead if rank.exit_code != _SIGABRT or not aborted_over_a_peer(rank.output_tail)]
     if not own:
         wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
@@ -83,15 +83,22 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
         return Judgement("unsure", waiting=numbers(ranks))
     if len(ranks) > 1 and len(causes) == len(ranks):
         return Judgement("died-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
-    innocent = [rank for rank in ranks if rank not in causes]
-    return Judgement("died", numbers(causes), numbers(innocent), shared_step(innocent))
+    return _named("died", causes, ranks)
+
+
+def _named(kind: Kind, guilty: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement:
+    """These are to blame; of the others it is said in which step they are."""
+    innocent = [rank for rank in ranks if rank not in guilty]
+    return Judgement(kind, numbers(guilty), numbers(innocent), shared_step(innocent))
 
 
 def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankEvidence]:
     """The ranks that did not die because of another death, as far as the moments can be compared."""
     nodes = {rank.node for rank in dead}
     known = clocks(by_step(trial), nodes) if len(nodes) > 1 else dict.fromkeys(nodes, Clock(0.0, 0.0))
-    first = [rank for rank in dead if not _may_be_an_answer(rank, trial)]
+    # A peer's death may have ended the others. Of torchrun's, 0 is a code that it did not tell.
+    answers = (*_ANSWERS, 0) if trial.launcher == "torchrun" else _ANSWERS
+    first = [rank for rank in dead if rank.exit_code not in answers]
     if not known:  # no order between the nodes: a death that may be an answer names nobody
         return first
     gone = {rank.rank: (rank.exited_at or 0.0) - known[rank.node].ahead_s for rank in dead}
@@ -103,17 +110,8 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
     return [rank for rank in dead if rank in causes or (rank.exit_code, _last_step(rank)) in alike]
 
 
-def _may_be_an_answer(rank: RankEvidence, trial: TrialRecord) -> bool:
-    """Whether a peer's death may have ended the rank. Of torchrun's, 0 is a code that it did not tell."""
-    return rank.exit_code in _ANSWERS or (trial.launcher == "torchrun" and rank.exit_code == 0)
-
-
 def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
     return key_of(rank.steps[-1]) if rank.steps else None
-
-
-def _aborted_over_a_peer(rank: RankEvidence) -> bool:
-    return rank.exit_code == _SIGABRT and aborted_over_a_peer(rank.output_tail)
 
 
 def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
@@ -121,8 +119,12 @@ def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
 
     The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
     """
-    calls = {rank.rank: rank.flight[-1] for rank in ranks if rank.flight}
-    suspects = _off_the_plan(ranks, calls, len(ranks))
+    groups = {entry.group: Group(entry.group) for rank in ranks for entry in rank.flight}
+    calls = {rank.rank: call_of(rank.flight[-1], groups[rank.flight[-1].group]) for rank in ranks if rank.flight}
+    return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
+
+
+def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
     innocent = [rank for rank in ranks if rank.rank not in suspects]
     flights = tuple((rank, calls[rank]) for rank in sorted(calls))
     return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
@@ -133,17 +135,13 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     own = [rank for rank in ranks if rank.raised is not None and not tells_of_a_peer(rank)]
     if not own:
         return None
-    alike: dict[object, list[RankEvidence]] = defaultdict(list)
-    for rank in own:
-        assert rank.raised is not None
-        alike[rank.raised.type, rank.raised.where].append(rank)
+    alike = grouped(((rank.raised.type, rank.raised.where), rank) for rank in own if rank.raised)
     if len(everyone) > 1 and len(own) == len(everyone):
         return Judgement("raised-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     most = max(alike.values(), key=len)
     if len(everyone) > 1 and 2 * len(most) > len(everyone):
         return _what_most_met(ranks, trial, set(numbers(most)))
-    innocent = [rank for rank in ranks if rank not in own]
-    return Judgement("raised", numbers(own), numbers(innocent), shared_step(innocent))
+    return _named("raised", own, ranks)
 
 
 def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
@@ -151,8 +149,8 @@ def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | 
 
     Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
     """
-    said = [words_of(rank) for rank in ranks if rank.raised is not None]
-    if not any(map(is_unfit, said)) or not all(is_a_librarys(one) or blames_peer(one) for one in said):
+    messages = [words_of(rank) for rank in ranks if rank.raised is not None]
+    if not any(map(is_unfit, messages)) or not all(is_a_librarys(text) or blames_peer(text) for text in messages):
         return None
     left = [rank for rank in ranks if not _ended(rank)]
     return Judgement("at-odds", waiting=numbers(left), step=shared_step(ranks))
@@ -180,8 +178,7 @@ def _not_running(ranks: Sequence[RankEvidence], kind: Kind, letters: str) -> Jud
     found = [rank for rank in ranks if rank.state and rank.state in letters]
     if not found or len(found) >= max(len(ranks), 2):
         return None
-    innocent = [rank for rank in ranks if rank not in found]
-    return Judgement(kind, numbers(found), numbers(innocent), shared_step(innocent))
+    return _named(kind, found, ranks)
 
 
 def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -192,62 +189,43 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
     if not missing:
         return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
-    return Judgement("never-began", numbers(missing), waiting_besides(ranks, missing), shared_step(ranks))
+    return Judgement(
+        "never-began", numbers(missing), tuple(rank.rank for rank in ranks if rank not in missing), shared_step(ranks)
+    )
 
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
     """Different calls at one place: the flight recorder knows what each rank really enqueued."""
-    by_number: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
-    for evidence in ranks:
-        for entry in evidence.flight:
-            by_number[entry.group, entry.seq][evidence.rank] = entry
-    for number in sorted(by_number):
-        calls = by_number[number]
-        groups = grouped(((entry.op, entry.sizes, entry.dtypes), rank) for rank, entry in calls.items())
-        if len(groups) > 1:
-            suspects = minority(groups.values()) or _off_the_plan(ranks, calls, len(calls))
-            waiting = tuple(rank.rank for rank in ranks if rank.rank not in suspects)
-            stands_in = shared_step([rank for rank in ranks if rank.rank in waiting])
-            return Judgement("mismatch", suspects, waiting, stands_in, flights=tuple(sorted(calls.items())))
-    return _announced_mismatch(ranks)
-
-
-def _announced_mismatch(ranks: Sequence[RankEvidence]) -> Judgement | None:
-    """Without a recorder: the calls that the ranks announced for one step."""
-    by_key: dict[tuple[str, int], dict[int, Step]] = defaultdict(dict)
-    for evidence in ranks:
-        step = evidence.open_step
-        if step is not None and not step.peers:
-            by_key[key_of(step)][evidence.rank] = step
-    for steps in by_key.values():
-        groups = grouped(((step.name, step.detail), rank) for rank, step in steps.items())
-        if len(groups) > 1:
-            suspects = minority(groups.values())
-            waiting = tuple(rank for rank in steps if rank not in suspects)
-            return Judgement("mismatch", suspects, waiting, steps[(waiting or tuple(steps))[0]])
+    if (ruling := different_calls(recorded(ranks))) is not None:
+        calls = ruling.calls
+        return _mismatched(ranks, calls, ruling.suspects or _off_the_plan(ranks, calls, len(calls)))
+    if (ruling := different_calls(announced(ranks))) is not None:
+        steps = {rank.rank: rank.open_step for rank in ranks if rank.rank in ruling.calls}
+        waiting = tuple(rank for rank in steps if rank not in ruling.suspects)
+        return Judgement("mismatch", ruling.suspects, waiting, steps[(waiting or tuple(steps))[0]])
     return None
 
 
-def _off_the_plan(ranks: Sequence[RankEvidence], calls: dict[int, FlightEntry], compared: int) -> tuple[int, ...]:
+def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], compared: int) -> tuple[int, ...]:
     """Between two equal halves: the ranks whose real call is not the one they had announced.
 
     Empty where that is true of more than half of them: then the announcements are wrong.
     """
     off = []
     for rank in ranks:
-        step, entry = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
-        if step is not None and entry is not None and not _is_announced(step, entry):
+        step, call = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
+        if step is not None and call is not None and not _is_announced(step, call):
             off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
 
 
-def _is_announced(step: Step, entry: FlightEntry) -> bool:
+def _is_announced(step: Step, call: Call) -> bool:
     """Whether a call is what its step says; a step that names no collective says nothing."""
     if step.name not in COLLECTIVES:
         return True
-    shapes = [str(list(size)) for size in entry.sizes]
+    shapes = [str(list(size)) for size in call.sizes]
     # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
-    op = entry.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
+    op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
     return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 
@@ -274,7 +252,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
     if any(_ended(rank) for rank in last):
         return None
-    if not _few(len(last), len(trial.evidence)):
+    if len(last) != 1 and 2 * len(last) >= len(trial.evidence):
         return _left_in_init(last, trial)
     if not further or any(step.peers for step in waiting.values()):
         return None
@@ -290,7 +268,7 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
         for rank in ranks
         if reached(rank, trial) < there and not _ended(rank) and doing.get(rank.rank, "outside") == "outside"
     ]
-    return Judgement("never-entered", numbers(absent), waiting_besides(ranks, absent), step)
+    return Judgement("never-entered", numbers(absent), tuple(rank.rank for rank in ranks if rank not in absent), step)
 
 
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -313,10 +291,6 @@ def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: b
     if len(everyone) == 2 and not by_the_store:
         return Judgement("pair", (), numbers(last), last[0].open_step, (everyone[:2],))
     return Judgement("left-behind", (), numbers(last), last[0].open_step)
-
-
-def _few(count: int, of: int) -> bool:
-    return count == 1 or 2 * count < of
 
 
 def _ended(rank: RankEvidence) -> bool:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Literal
 
+from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import FlightEntry, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 
 Kind = Literal[
     "died",
@@ -65,31 +66,12 @@ class Judgement:
     waiting: tuple[int, ...] = ()
     step: Step | None = None
     pairs: tuple[tuple[int, int], ...] = ()  # links that a transfer did not get across
-    flights: tuple[tuple[int, FlightEntry], ...] = ()  # of a mismatch: what each rank really called
-
-    @property
-    def names_a_rank(self) -> bool:
-        """Whether one or more ranks, and not a link or nobody, are to blame."""
-        return bool(self.suspects)
+    flights: tuple[tuple[int, Call], ...] = ()  # of a mismatch: what each rank really called
 
 
 def numbers(ranks: Sequence[RankEvidence]) -> tuple[int, ...]:
     """The numbers of these ranks."""
     return tuple(rank.rank for rank in ranks)
-
-
-def minority(groups: Collection[Sequence[int]]) -> tuple[int, ...]:
-    """The ranks outside the largest group; nobody where two groups are equally large."""
-    sizes = sorted(map(len, groups), reverse=True)
-    if len(sizes) > 1 and sizes[0] == sizes[1]:
-        return ()
-    largest = max(groups, key=len)
-    return tuple(sorted(rank for ranks in groups for rank in ranks if rank not in largest))
-
-
-def waiting_besides(ranks: Sequence[RankEvidence], besides: Sequence[RankEvidence]) -> tuple[int, ...]:
-    """The numbers of these ranks without some of them."""
-    return tuple(rank.rank for rank in ranks if rank not in besides)
 
 
 def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outside", "unknown"]:
@@ -160,22 +142,16 @@ def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
     """The clocks of these nodes; empty where no step is known that all of them left together."""
     ahead: dict[int, list[float]] = {node: [] for node in nodes}
     for entered in met.values():
-        left = _left(entered)
+        together = [(node, step) for _, node, step in entered if step.name in _LEFT_TOGETHER]
+        times = grouped((node, step.left_at) for node, step in together if step.left_at is not None)
+        left = {node: median_low(of_node) for node, of_node in times.items()}
         if not left.keys() >= ahead.keys():
             continue
         typical = median_low(left[node] for node in nodes)
         for node in nodes:
             ahead[node].append(left[node] - typical)
-    return {node: _clock(offsets) for node, offsets in ahead.items() if offsets}
-
-
-def _left(entered: Collection[tuple[int, int, Step]]) -> dict[int, float]:
-    """When each node left a step."""
-    left = grouped(
-        (node, step.left_at) for _, node, step in entered if step.name in _LEFT_TOGETHER and step.left_at is not None
-    )
-    return {node: median_low(times) for node, times in left.items()}
-
-
-def _clock(offsets: Collection[float]) -> Clock:
-    return Clock(median_low(offsets), (max(offsets) - min(offsets)) / 2)
+    return {
+        node: Clock(median_low(offsets), (max(offsets) - min(offsets)) / 2)
+        for node, offsets in ahead.items()
+        if offsets
+    }

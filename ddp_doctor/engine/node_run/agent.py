@@ -203,7 +203,7 @@ class Agent:
         ids = [check.id for check in checks]
         position = ids.index(record.judged_check) if record.judged_check in ids else 0
         judged = checks[position : position + 1]
-        if judgement.names_a_rank:
+        if judgement.suspects:
             self._ranks = tuple(rank for rank in self._ranks if rank not in judgement.suspects)
             self._note_unread(record, judged, judgement.suspects)
             return checks[position:]

@@ -20,8 +20,8 @@ and 8. Where two sides are equal, nobody is named.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -44,7 +44,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """Why ranks wait. ``who``: those whom it is about, of whom only ``suspects`` are to blame."""
 
     kind: Kind
@@ -53,21 +53,23 @@ class Verdict:
     who: tuple[int, ...] = ()
     waits: tuple[Wait, ...] = ()  # of those who wait for them
     sides: tuple[tuple[int, ...], ...] = ()  # ranks that did the same, where ranks differ
-    calls: Mapping[int, Call] | None = None  # that differ, by rank
+    calls: Mapping[int, Call] = field(default_factory=dict)  # that differ, by rank
 
 
-def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Verdict | None:
+def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Ruling | None:
     """Why ranks wait; None where none does. ``all_are_known``: there are no other ranks than these."""
     ranks = _Ranks(standings, all_are_known)
     unable = tuple(standing.rank for standing in standings if standing.state in UNABLE)
     if unable:
-        return Verdict("unable", Confidence.PROVED, unable, unable, ranks.waits)
+        return Ruling("unable", Confidence.PROVED, unable, unable, ranks.waits)
     working = any(standing.moves for standing in standings if standing.state == "outside")
     if any(standing.moves for standing in standings if standing.state == "waits") or (working and not ranks.waits):
-        return Verdict("gets-on", Confidence.LIKELY)
+        return Ruling("gets-on", Confidence.LIKELY)
     if not ranks.waits:
         return None
-    return next((verdict for cause in _CAUSES if (verdict := cause(ranks))), None)
+    groups = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
+    ruling = different_calls(standings, groups)
+    return ruling or next((ruling for cause in _CAUSES if (ruling := cause(ranks))), None)
 
 
 def minority(sides: Collection[Sequence[int]]) -> tuple[int, ...]:
@@ -139,32 +141,31 @@ def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
     return {rank for rank, left in count.items() if left > 0}
 
 
-def _different_calls(ranks: _Ranks) -> Verdict | None:
-    """At one number of a group in which a rank waits, the largest group first."""
+def different_calls(standings: Iterable[Standing], groups: Collection[Group] | None = None) -> Ruling | None:
+    """At one number of a group, or of one of these, the largest group first."""
     calls: dict[Group, dict[int, dict[int, Call]]] = {}
-    in_use = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
-    for rank, standing in ranks.standings.items():
+    for standing in standings:
         for call in standing.calls:
-            if call.seq is not None and call.alike is not None and call.group in in_use:
-                calls.setdefault(call.group, {}).setdefault(call.seq, {})[rank] = call
-    for group in sorted(calls, key=lambda group: len(group.members), reverse=True):
+            if call.seq is not None and call.alike is not None and (groups is None or call.group in groups):
+                calls.setdefault(call.group, {}).setdefault(call.seq, {})[standing.rank] = call
+    for group in sorted(calls, key=lambda group: (-len(group.members), group.name)):
         for _, of_ranks in sorted(calls[group].items()):
-            if (verdict := _compared(of_ranks, Confidence.PROVED)) is not None:
-                return verdict
+            if (ruling := _compared(of_ranks, Confidence.PROVED)) is not None:
+                return ruling
     return None
 
 
-def _compared(calls: Mapping[int, Call], sure: Confidence) -> Verdict | None:
+def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
     sides = grouped((call.alike, rank) for rank, call in calls.items())
     if len(sides) < 2:
         return None
     odd = minority(sides.values())
-    return Verdict(
+    return Ruling(
         "different-calls", sure, odd, odd or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
     )
 
 
-def _circle(ranks: _Ranks) -> Verdict | None:
+def _circle(ranks: _Ranks) -> Ruling | None:
     """Ranks that wait for each other; or all are in all, but took up their groups in different orders."""
     first = ranks.in_a_circle or ranks.in_other_orders
     if not first:
@@ -175,32 +176,32 @@ def _circle(ranks: _Ranks) -> Verdict | None:
     if half_came or 2 * max(map(len, in_group.values())) <= len(first):
         odd = ()
     sides = tuple(map(tuple, in_group.values()))
-    return Verdict("circle", Confidence.PROVED, odd, odd or tuple(first), tuple(first.values()), sides)
+    return Ruling("circle", Confidence.PROVED, odd, odd or tuple(first), tuple(first.values()), sides)
 
 
-def _outside(ranks: _Ranks) -> Verdict | None:
+def _outside(ranks: _Ranks) -> Ruling | None:
     """Ranks that others wait for and that wait in nothing; or the one rank that made a collective more."""
     absent = ranks.awaited_in("outside")
     if not absent:
         return None
     standings = ranks.standings
     if working := tuple(rank for rank in absent if standings[rank].moves):
-        return Verdict("at-work", Confidence.PROVED, working, working, ranks.waits_for(working))
+        return Ruling("at-work", Confidence.PROVED, working, working, ranks.waits_for(working))
     still = tuple(rank for rank in absent if standings[rank].moves is False)
     if not still:
-        return Verdict("not-known", Confidence.POSSIBLE, who=absent, waits=ranks.waits_for(absent))
+        return Ruling("not-known", Confidence.POSSIBLE, who=absent, waits=ranks.waits_for(absent))
     waits = ranks.waits_for(still)
     callers = tuple(sorted({wait.rank for wait in waits}))
     are_seen = all(standings[rank].is_seen for rank in still)
     if len(callers) < len(still) and (are_seen or len(callers) == 1):
-        return Verdict("one-more", Confidence.LIKELY, callers, callers, waits, (callers, still))
+        return Ruling("one-more", Confidence.LIKELY, callers, callers, waits, (callers, still))
     call = min(waits, key=lambda wait: len(wait.missing)).call
     named, sure = still, Confidence.LIKELY
     if len(still) < sum(standings[rank].moves is False for rank in callers):  # who waits for a GPU may move
         sure = Confidence.PROVED
     elif not are_seen and not (len(callers) == len(still) == 1 and _has_called(standings[still[0]], call)):
         named, sure = (), Confidence.POSSIBLE
-    return Verdict("outside", sure, named, still, waits)
+    return Ruling("outside", sure, named, still, waits)
 
 
 def _has_called(standing: Standing, call: Call) -> bool:
@@ -208,7 +209,7 @@ def _has_called(standing: Standing, call: Call) -> bool:
     return any((before.group, before.op) == (call.group, call.op) for before in standing.calls)
 
 
-def _unreachable(ranks: _Ranks) -> Verdict | None:
+def _unreachable(ranks: _Ranks) -> Ruling | None:
     """Of several, some may only have lost what they left: one is named, or all of one host and no others."""
     absent = ranks.awaited_in("unknown")
     if not absent:
@@ -219,27 +220,26 @@ def _unreachable(ranks: _Ranks) -> Verdict | None:
     on_one = len(hosts) == 1 and hosts.isdisjoint({None, *others})
     are_few = len(absent) < len({wait.rank for wait in waits})
     if are_few and ranks.all_are_known and (len(absent) == 1 or on_one):
-        return Verdict("unreachable", Confidence.LIKELY, absent, absent, waits)
-    return Verdict("unreachable", Confidence.POSSIBLE, (), absent, waits)
+        return Ruling("unreachable", Confidence.LIKELY, absent, absent, waits)
+    return Ruling("unreachable", Confidence.POSSIBLE, (), absent, waits)
 
 
-def _different_unnumbered_calls(ranks: _Ranks) -> Verdict | None:
+def _different_unnumbered_calls(ranks: _Ranks) -> Ruling | None:
     """Nobody is named where some ranks may have left their call, or wait in one that cannot be compared."""
     unnumbered = {wait.rank: wait.call for wait in ranks.waits if wait.call.seq is None and wait.call.op}
     calls = {rank: call for rank, call in unnumbered.items() if call.alike is not None}
-    verdict = _compared(calls, Confidence.LIKELY)
-    if verdict is None or (len(calls) == len(unnumbered) and not any(call.may_be_left for call in calls.values())):
-        return verdict
-    return replace(verdict, suspects=(), who=tuple(calls))
+    ruling = _compared(calls, Confidence.LIKELY)
+    if ruling is None or (len(calls) == len(unnumbered) and not any(call.may_be_left for call in calls.values())):
+        return ruling
+    return replace(ruling, suspects=(), who=tuple(calls))
 
 
-def _all_in_one(ranks: _Ranks) -> Verdict | None:
+def _all_in_one(ranks: _Ranks) -> Ruling | None:
     waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
-    return Verdict("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
+    return Ruling("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
 
 
-_CAUSES: Sequence[Callable[[_Ranks], Verdict | None]] = (
-    _different_calls,
+_CAUSES: Sequence[Callable[[_Ranks], Ruling | None]] = (
     _circle,
     _outside,
     _unreachable,

@@ -1,8 +1,9 @@
-"""What the rules over trials share: the judged trials, and how they speak of ranks and steps."""
+"""What the rules over trials share: the judged trials, and how findings speak of them, of ranks and of steps."""
 
 import re
 import signal
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.judge import judge, tells_of_a_peer
 from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
@@ -46,7 +47,101 @@ def holds_one_of(trial: TrialRecord, pairs: set[tuple[int, int]]) -> bool:
     return any(set(pair) <= set(trial.ranks) for pair in pairs)
 
 
-def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Judgement]]:
+@dataclass(frozen=True)
+class Case:
+    """A trial that did not finish, what it was judged to be, and how findings speak of it."""
+
+    recording: Recording
+    trial: TrialRecord
+    judgement: Judgement
+
+    @property
+    def check(self) -> str:
+        """The check in which the trial was judged."""
+        return self.judgement.step.check if self.judgement.step else self.trial.judged_check or self.trial.checks[0]
+
+    @property
+    def first(self) -> RankEvidence:
+        """The first of those to blame."""
+        return self.of_rank(self.judgement.suspects[0])
+
+    def of_rank(self, number: int) -> RankEvidence:
+        """The evidence of one rank."""
+        return next(rank for rank in self.trial.evidence if rank.rank == number)
+
+    @property
+    def step_words(self) -> str:
+        """``all_reduce 17 of the check allreduce``: where those who wait stand."""
+        return f"{step_words(self.judgement.step)} of the check {self.check}"
+
+    @property
+    def culprits(self) -> tuple[Culprit, ...]:
+        """Those to blame."""
+        return culprits(self.recording, self.judgement.suspects)
+
+    @property
+    def names(self) -> str:
+        """Those to blame, at the beginning of a sentence."""
+        return names(self.recording, self.judgement.suspects)
+
+    @property
+    def who_waits(self) -> str:
+        """``; ranks 0, 2 wait``, or nothing where nobody does."""
+        waiting = self.judgement.waiting
+        return f"; {rank_list(waiting)} {'wait' if len(waiting) > 1 else 'waits'}" if waiting else ""
+
+    def rank_evidence(self, rank: RankEvidence) -> Evidence:
+        """One rank's process state, position and processor time."""
+        world = self.recording.world
+        place = f"{world.hostname(rank.node)}, " if world is not None and world.nnodes > 1 else ""
+        parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
+        if rank.cpu_s_per_s is not None and rank.exited_at is None:
+            parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second")
+        return Evidence(check=self.check, text="; ".join(parts))
+
+    @property
+    def waiting_evidence(self) -> tuple[Evidence, ...]:
+        """Where the innocent ranks stand, and for how long."""
+        waiting, step = self.judgement.waiting, self.judgement.step
+        if not waiting or step is None:
+            return ()
+        text = f"{rank_list(waiting)} entered {step_words(step)} at {short(step.where)} and did not leave it"
+        waited_s = round(self.trial.waited_s, 1) or None  # a rank that is gone is judged at once
+        return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The suspects first, then those who wait for them."""
+        shown, left = self.judgement.suspects[:MOST_LINES], self.judgement.suspects[MOST_LINES:]
+        guilty = [self.rank_evidence(self.of_rank(rank)) for rank in shown]
+        if left:
+            guilty.append(Evidence(check=self.check, text=f"alike: {rank_list(left)}"))
+        return (*guilty, *self.waiting_evidence)
+
+    @property
+    def all_well_without(self) -> bool:
+        """Whether a later trial ran the same check to its end without the suspects: a second proof."""
+        later = self.recording.trials[self.recording.trials.index(self.trial) + 1 :]
+        check = self.trial.judged_check or self.check
+        return any(
+            again.outcome == "finished"
+            and check in again.checks
+            and not set(again.ranks) & set(self.judgement.suspects)
+            for again in later
+        )
+
+    @property
+    def confidence(self) -> Confidence:
+        """Proved where the same checks passed without the suspects."""
+        return Confidence.PROVED if self.all_well_without else Confidence.LIKELY
+
+    @property
+    def proof_words(self) -> str:
+        """The sentence that says so."""
+        return " The same checks passed in a second trial without it." if self.all_well_without else ""
+
+
+def cases(recording: Recording, *kinds: Kind) -> Iterator[Case]:
     """The trials that did not finish and whose judgement is one of these kinds.
 
     A trial that failed as a whole while the process group was set up is left out where a setting
@@ -54,22 +149,20 @@ def judged(recording: Recording, *kinds: Kind) -> Iterator[tuple[TrialRecord, Ju
     only wait for that node's, and nothing is known of these. The same goes for one whose exceptions have a finding of
     their own: an operation on another GPU than the group's, a torch that finds no backend.
     """
-    for trial, judgement in _judged(recording):
-        if judgement.kind in kinds:
-            yield trial, judgement
+    return (case for case in _cases(recording) if case.judgement.kind in kinds)
 
 
 @once_a_recording
-def _judged(recording: Recording) -> list[tuple[TrialRecord, Judgement]]:
+def _cases(recording: Recording) -> list[Case]:
     refused = has_a_refused_value(recording)
     unfinished = (trial for trial in recording.trials if trial.outcome in ("stuck", "broken", "slow"))
-    found = [(trial, judge(trial)) for trial in unfinished if not lacks_a_node(recording, trial)]
+    found = [Case(recording, trial, judge(trial)) for trial in unfinished if not lacks_a_node(recording, trial)]
     return [
-        (trial, judgement)
-        for trial, judgement in found
-        if not _ran_out_of_files(recording, trial, judgement)
-        and not (refused and trial.judged_check == PROCESS_GROUP and _may_be_refused(trial, judgement))
-        and not (judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, trial))
+        case
+        for case in found
+        if not _ran_out_of_files(case)
+        and not (refused and case.trial.judged_check == PROCESS_GROUP and _may_be_refused(case))
+        and not (case.judgement.kind in _RAISED_LOOKS and _has_its_own_finding(recording, case.trial))
     ]
 
 
@@ -77,19 +170,17 @@ def _has_its_own_finding(recording: Recording, trial: TrialRecord) -> bool:
     raised = [rank for rank in trial.evidence if rank.raised is not None and not tells_of_a_peer(rank)]
     if any(used_elsewhere(words_of(rank)) for rank in raised):
         return True
-    return bool(raised) and all(_backend_is_not_offered(recording, rank) for rank in raised)
+    # A backend that torch does not know, on a node where, as another finding says, it finds none at all.
+    without = nodes_without_backends(recording)
+    return bool(raised) and all(_UNKNOWN_BACKEND in words_of(rank) and rank.node in without for rank in raised)
 
 
-def _ran_out_of_files(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
+def _ran_out_of_files(case: Case) -> bool:
     """Whether those to blame say that they ran out of files, on a node whose low limit another finding names."""
-    low = out_of_files(recording)
-    to_blame = [rank for rank in trial.evidence if rank.rank in judgement.suspects or rank.raised is not None]
+    low = out_of_files(case.recording)
+    suspects = case.judgement.suspects
+    to_blame = [rank for rank in case.trial.evidence if rank.rank in suspects or rank.raised is not None]
     return bool(low and to_blame) and all(rank.node in low and says_too_many(rank) for rank in to_blame)
-
-
-def _backend_is_not_offered(recording: Recording, rank: RankEvidence) -> bool:
-    """Whether torch knows no such backend on a node where, as another finding says, it finds none at all."""
-    return _UNKNOWN_BACKEND in words_of(rank) and rank.node in nodes_without_backends(recording)
 
 
 def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
@@ -102,21 +193,10 @@ def lacks_a_node(recording: Recording, trial: TrialRecord) -> bool:
     )
 
 
-def _may_be_refused(trial: TrialRecord, judgement: Judgement) -> bool:
-    aborted = judgement.kind == "died" and all(
-        of_rank(trial, rank).exit_code == -signal.SIGABRT for rank in judgement.suspects
-    )
-    return aborted or judgement.kind in _REFUSED_LOOKS
-
-
-def of_rank(trial: TrialRecord, rank: int) -> RankEvidence:
-    """The evidence of one rank."""
-    return next(evidence for evidence in trial.evidence if evidence.rank == rank)
-
-
-def check_of(trial: TrialRecord, judgement: Judgement) -> str:
-    """The check in which the trial was judged."""
-    return judgement.step.check if judgement.step else trial.judged_check or trial.checks[0]
+def _may_be_refused(case: Case) -> bool:
+    codes = {case.of_rank(rank).exit_code for rank in case.judgement.suspects}
+    aborted = case.judgement.kind == "died" and codes <= {-signal.SIGABRT}
+    return aborted or case.judgement.kind in _REFUSED_LOOKS
 
 
 def step_words(step: Step | None) -> str:
@@ -133,14 +213,6 @@ def in_your_code(step: Step | None) -> str:
     if step is None or step.name != OUTCOMES:
         return ""
     return YOURS.get(re.split(r"[( ]", step.detail)[0], "")
-
-
-def who_waits(judgement: Judgement) -> str:
-    """``; ranks 0, 2 wait``, or nothing where nobody does."""
-    if not judgement.waiting:
-        return ""
-    verb = "wait" if len(judgement.waiting) > 1 else "waits"
-    return f"; {rank_list(judgement.waiting)} {verb}"
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
@@ -180,16 +252,6 @@ def place(rank: RankEvidence) -> str | None:
     return short(rank.steps[-1].where) if rank.steps else None
 
 
-def rank_evidence(recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> Evidence:
-    """One rank's process state, position and processor time."""
-    world = recording.world
-    place = f"{world.hostname(rank.node)}, " if world is not None and world.nnodes > 1 else ""
-    parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
-    if rank.cpu_s_per_s is not None and rank.exited_at is None:
-        parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second")
-    return Evidence(check=check_of(trial, judgement), text="; ".join(parts))
-
-
 def process_words(rank: RankEvidence) -> str:
     """What the kernel says of the rank's process."""
     if rank.exited_at is not None:
@@ -197,49 +259,6 @@ def process_words(rank: RankEvidence) -> str:
     states = {"R": "running", "S": "sleeping", "D": "uninterruptible", "T": "stopped", "t": "traced", "Z": "dead"}
     wait = f" in {rank.wait_channel}" if rank.wait_channel and rank.wait_channel != "0" else ""
     return f"process {states.get(rank.state or '', 'state unknown')}{wait}"
-
-
-def waiting_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
-    """Where the innocent ranks stand, and for how long."""
-    if not judgement.waiting or judgement.step is None:
-        return ()
-    step = judgement.step
-    where = short(step.where)
-    text = f"{rank_list(judgement.waiting)} entered {step_words(step)} at {where} and did not leave it"
-    waited_s = round(trial.waited_s, 1) or None  # a rank that is gone is judged at once
-    return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
-
-
-def evidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
-    """The suspects first, then those who wait for them."""
-    shown, left = judgement.suspects[:MOST_LINES], judgement.suspects[MOST_LINES:]
-    guilty = [rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in shown]
-    if left:
-        guilty.append(Evidence(check=check_of(trial, judgement), text=f"alike: {rank_list(left)}"))
-    return (*guilty, *waiting_evidence(trial, judgement))
-
-
-def all_well_without(recording: Recording, trial: TrialRecord, judgement: Judgement) -> bool:
-    """Whether a later trial ran the same check to its end without the suspects: a second proof."""
-    later = recording.trials[recording.trials.index(trial) + 1 :]
-    check = trial.judged_check or check_of(trial, judgement)
-    return any(
-        again.outcome == "finished" and check in again.checks and not set(again.ranks) & set(judgement.suspects)
-        for again in later
-    )
-
-
-def confidence(recording: Recording, trial: TrialRecord, judgement: Judgement) -> Confidence:
-    """Proved where the same checks passed without the suspects."""
-    proved = all_well_without(recording, trial, judgement)
-    return Confidence.PROVED if proved else Confidence.LIKELY
-
-
-def proof_words(recording: Recording, trial: TrialRecord, judgement: Judgement) -> str:
-    """The sentence that says so."""
-    if all_well_without(recording, trial, judgement):
-        return " The same checks passed in a second trial without it."
-    return ""
 
 
 def link_remedies(

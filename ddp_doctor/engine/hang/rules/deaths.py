@@ -4,23 +4,7 @@ import signal
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.hang.judgement import Judgement
-from ddp_doctor.engine.hang.rules.common import (
-    MOST_LINES,
-    check_of,
-    confidence,
-    culprits,
-    evidence,
-    in_your_code,
-    judged,
-    names,
-    of_rank,
-    place,
-    proof_words,
-    rank_evidence,
-    stands,
-    step_words,
-    who_waits,
-)
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, in_your_code, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
@@ -53,21 +37,18 @@ def died(recording: Recording) -> Iterator[Draft]:
         full /dev/shm. An exit code: the rank's own output says why.
     See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
-    for trial, judgement in judged(recording, "died"):
-        first = of_rank(trial, judgement.suspects[0])
-        yours = in_your_code(judgement.step)
-        where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {check_of(trial, judgement)}"
-        where += "" if yours else f"; {stands(first)}"
-        named = _cause(recording, first, check_of(trial, judgement))
+    for case in cases(recording, "died"):
+        first, yours = case.first, in_your_code(case.judgement.step)
+        where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {case.check}; {stands(first)}"
+        named = _cause(recording, first, case.check)
         yield proved(
-            culprits(recording, judgement.suspects),
-            f"{_deaths(recording, trial, judgement.suspects)} in {where}{who_waits(judgement)}",
-            (*evidence(recording, trial, judgement), *named.evidence),
+            case.culprits,
+            f"{_deaths(case, case.judgement.suspects)} in {where}{case.who_waits}",
+            (*case.evidence, *named.evidence),
             *named.remedies,
-            detail="The errors of the other ranks only follow from it."
-            f"{proof_words(recording, trial, judgement)}{named.sentence}",
+            detail=f"The errors of the other ranks only follow from it.{case.proof_words}{named.sentence}",
         )
-    trials = [trial for trial, _ in judged(recording, "died-everywhere")]
+    trials = [case.trial for case in cases(recording, "died-everywhere")]
     for group in grouped((frozenset(map(ended, _dead(trial))), trial) for trial in trials).values():
         yield _all_died(recording, group)
 
@@ -89,18 +70,20 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         Evidence(check=other.judged_check or "", text=f"the same in {_where(other, _dead(other)[0])}")
         for other in trials[1:MOST_LINES]
     )
-    judgement = Judgement("died-everywhere")
-    named = _cause(recording, first, check_of(trial, judgement))
+    module, _, factory = recording.options.model.partition(":")
+    alone = remedy(
+        "Run that line alone, without DDP; a library in it crashes or ends the process",
+        f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
+        scope="code",
+    )
+    case = Case(recording, trial, Judgement("died-everywhere"))
+    named = _cause(recording, first, case.check)
     return proved(
         [Culprit(kind="setting", name=name) for name in to_blame] or line,
-        f"{_deaths(recording, trial, [rank.rank for rank in dead])} in {where}{with_values(recording, to_blame)}",
-        (
-            *(rank_evidence(recording, trial, judgement, rank) for rank in dead[:MOST_LINES]),
-            *elsewhere,
-            *named.evidence,
-        ),
+        f"{_deaths(case, [rank.rank for rank in dead])} in {where}{with_values(recording, to_blame)}",
+        (*map(case.rank_evidence, dead[:MOST_LINES]), *elsewhere, *named.evidence),
         *without(recording, to_blame or settings),
-        *([_alone(recording)] if yours else named.remedies),
+        *([alone] if yours else named.remedies),
         detail="No rank ended because another one did: the cause is what they share, the code, a library, a"
         f" setting or the machine.{named.sentence}",
         reproduced_by=repeating(trial, first.steps[-1] if first.steps else None) if settings else None,
@@ -113,37 +96,23 @@ def _where(trial: TrialRecord, rank: RankEvidence) -> str:
     return f"{step_words(rank.open_step)} of the check {check}" if rank.open_step else f"the check {check}"
 
 
-def _alone(recording: Recording) -> Remedy:
-    module, _, factory = recording.options.model.partition(":")
-    return remedy(
-        "Run that line alone, without DDP; a library in it crashes or ends the process",
-        f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
-        scope="code",
-    )
-
-
-def _deaths(recording: Recording, trial: TrialRecord, ranks: Sequence[int]) -> str:
+def _deaths(case: Case, ranks: Sequence[int]) -> str:
     """How these ranks ended; those that ended the same way are named together."""
-    alike = grouped((_death(trial, of_rank(trial, rank)), rank) for rank in ranks)
-    ends = [f"{ranks_at(recording, alike_ranks)} {death}" for death, alike_ranks in alike.items()]
+    deaths = {rank: ended(case.of_rank(rank)) for rank in ranks}
+    if case.trial.launcher == "torchrun":  # 0 is a code that it did not tell
+        deaths |= {rank: "ended early" for rank in ranks if not case.of_rank(rank).exit_code}
+    alike = grouped((death, rank) for rank, death in deaths.items())
+    ends = [f"{ranks_at(case.recording, alike_ranks)} {death}" for death, alike_ranks in alike.items()]
     return capital(", ".join(ends))
-
-
-def _death(trial: TrialRecord, rank: RankEvidence) -> str:
-    untold = trial.launcher == "torchrun" and not rank.exit_code
-    return "ended early" if untold else ended(rank)
 
 
 def _cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause:
     """What the rank's last words name; else its last line, and what helps against how it ended."""
-    known = None if rank.out_of_memory else named_cause(recording, rank, check)
-    return known or NamedCause(_last_words(rank), (), (_after_death(recording, rank),))
-
-
-def _last_words(rank: RankEvidence) -> str:
-    said = rank.output_tail.partition(FATAL)[0]  # below, Python tells where it stood
-    lines = [line for line in said.splitlines() if line.strip()]
-    return f" Its last output: {lines[-1][:200]}" if lines else ""
+    if not rank.out_of_memory and (known := named_cause(recording, rank, check)):
+        return known
+    lines = [line for line in rank.output_tail.partition(FATAL)[0].splitlines() if line.strip()]  # then, where it stood
+    last = f" Its last output: {lines[-1][:200]}" if lines else ""
+    return NamedCause(last, (), (_after_death(recording, rank),))
 
 
 def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
@@ -193,23 +162,24 @@ def raised(recording: Recording) -> Iterator[Draft]:
     Remedy: The exception's text and line.
     See: torch.distributed.elastic.multiprocessing.errors, which reports the earliest failure
     """
-    for trial, judgement in judged(recording, "raised"):
+    for case in cases(recording, "raised"):
+        trial = case.trial
         lacking = {rank.rank for rank in pointing_at_settings(recording, trial)} | _beyond(recording, trial)
-        if sharing_a_gpu(trial) or explains(recording, trial) or lacking.issuperset(judgement.suspects):
+        if sharing_a_gpu(trial) or explains(recording, trial) or lacking.issuperset(case.judgement.suspects):
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
-        first = of_rank(trial, judgement.suspects[0])
+        first = case.first
         assert first.raised is not None
-        named = named_cause(recording, first, check_of(trial, judgement))
+        named = named_cause(recording, first, case.check)
+        words = " ".join(words_of(first)[:400].split()) or "nothing"
+        end = "" if words[-1] in ".!?" else "."
         correct = remedy("Correct what the exception reports; the other ranks only wait for this one")
         yield finding(
-            culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} raised {_raised_where(first, check_of(trial, judgement))}"
-            f"{who_waits(judgement)}",
-            (*evidence(recording, trial, judgement), *(named.evidence if named else ())),
+            case.culprits,
+            f"{case.names} raised {_raised_where(first, case.check)}{case.who_waits}",
+            (*case.evidence, *(named.evidence if named else ())),
             *(named.remedies if named else [correct]),
-            confidence=confidence(recording, trial, judgement),
-            detail=f"It says: {_sentence(words_of(first))}{named.sentence if named else ''}"
-            f"{proof_words(recording, trial, judgement)}",
+            confidence=case.confidence,
+            detail=f"It says: {words}{end}{named.sentence if named else ''}{case.proof_words}",
         )
 
 
@@ -231,8 +201,3 @@ def _raised_where(rank: RankEvidence, check: str) -> str:
     if rank.raised.type == "StepFailed" and rank.steps:
         return f"{rank.raised.message.partition(': ')[0]} in the {rank.steps[-1].name} of your model in DDP"
     return f"{rank.raised.type} at {short(rank.raised.where)} in the check {check}"
-
-
-def _sentence(message: str) -> str:
-    said = " ".join(message[:400].split()) or "nothing"
-    return said if said[-1] in ".!?" else f"{said}."

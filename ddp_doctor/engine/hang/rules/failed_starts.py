@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.hang.judge import tells_of_a_peer
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, check_of, culprits, judged, step_words, waiting_evidence
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, cases, culprits, step_words
 from ddp_doctor.engine.hang.rules.last_words import named_cause
 from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
@@ -50,13 +50,14 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         NCCL bootstrap.cc ("no socket interface found"), init.cc ("Duplicate GPU detected")
     """
     titles: set[str] = set()
-    for trial, judgement in judged(recording, "raised-everywhere", "raised", "unsure"):
+    for case in cases(recording, "raised-everywhere", "raised", "unsure"):
+        trial = case.trial
         sharing = sharing_a_gpu(trial)
         if sharing:
             yield _one_gpu(recording, sharing)
             continue
         ranks = pointing_at_settings(recording, trial)
-        if judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
+        if case.judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
             ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
         if not ranks or not _makes_the_group(ranks[0]):
@@ -64,14 +65,11 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if explains(recording, trial):
             continue  # the rule of the cause reports it
         draft = _cannot_start(recording, trial, ranks)
-        if draft.title not in titles and not _versions_differ(recording, ranks[0]):
+        # Where NCCL refuses its peers for their versions, DD550 may name the nodes with other ones.
+        versions_differ = _OTHER_VERSION in words_of(ranks[0]) and nodes_load_different_nccls(recording)
+        if draft.title not in titles and not versions_differ:
             titles.add(draft.title)  # torchrun's ranks and the doctor's own fail for one cause
             yield draft
-
-
-def _versions_differ(recording: Recording, rank: RankEvidence) -> bool:
-    """Whether NCCL refuses its peers for their versions, and DD550 names the nodes with other ones."""
-    return _OTHER_VERSION in words_of(rank) and nodes_load_different_nccls(recording)
 
 
 def pointing_at_settings(recording: Recording, trial: TrialRecord) -> list[RankEvidence]:
@@ -105,7 +103,11 @@ def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
 
 def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
     ranks = tuple(sorted(set().union(*sharing.values())))
-    places = [f"{rank_list(sorted(of))} on {_device(recording, at)}" for at, of in sharing.items()]
+    several = recording.world is not None and recording.world.nnodes > 1
+    places = [
+        f"{rank_list(sorted(of))} on CUDA device {bus}{f' of {host(recording, node)}' if several else ''}"
+        for (node, bus), of in sharing.items()
+    ]
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return proved(
         culprits(recording, ranks),
@@ -114,13 +116,6 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
         ONE_GPU_EACH,
         detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
     )
-
-
-def _device(recording: Recording, at: tuple[int, str]) -> str:
-    """A GPU as NCCL names it, by its bus number, and its host where there are several."""
-    node, bus = at
-    several = recording.world is not None and recording.world.nnodes > 1
-    return f"CUDA device {bus}" + (f" of {host(recording, node)}" if several else "")
 
 
 def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[RankEvidence]) -> Draft:
@@ -193,12 +188,12 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/bootstrap.cc ("Message truncated", "mismatch in info from procs"), src/misc/socket.cc ("wrong type")
         gloo transport/tcp ("op.preamble.length")
     """
-    found = [(trial, judgement) for trial, judgement in judged(recording, "at-odds") if not explains(recording, trial)]
+    found = [case for case in cases(recording, "at-odds") if not explains(recording, case.trial)]
     if not found:
         return
-    trial, judgement = found[0]  # what they do not have in common, later checks stumble over as well
-    told = [rank for of_trial, rank in what_did_not_fit(recording) if of_trial is trial]
-    checks = [check_of(*other) for other in found]
+    first = found[0]  # what they do not have in common, later checks stumble over as well
+    told = [rank for of_trial, rank in what_did_not_fit(recording) if of_trial is first.trial]
+    checks = [case.check for case in found]
     step = step_words(told[0].steps[-1]) if told[0].steps else "their first step"
     yield likely(
         NOBODY,
@@ -207,7 +202,7 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
         f" ({cause(words_of(told[0]))[:160]})",
         (
             *(Evidence(check=checks[0], text=text) for text in _alike(told)),
-            *waiting_evidence(trial, judgement),
+            *first.waiting_evidence,
             *(Evidence(check=check, text=f"the same in the check {check}") for check in checks[1:MOST_LINES]),
         ),
         remedy("Give all ranks the same settings and the same NCCL, and let them make the same calls"),

@@ -4,29 +4,20 @@ from collections.abc import Iterator
 
 from ddp_doctor.engine.hang.judgement import INIT, Judgement
 from ddp_doctor.engine.hang.rules.common import (
-    check_of,
-    confidence,
+    cases,
     connects,
-    culprits,
-    evidence,
     holds_one_of,
-    judged,
     link_remedies,
     names,
-    of_rank,
     pairs_of_topology,
     process_words,
-    proof_words,
     stands,
-    step_words,
-    waiting_evidence,
-    who_waits,
 )
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.frames import called
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
@@ -52,34 +43,24 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
         takes. Collectives must be called by all ranks in the same order.
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
-    for trial, judgement in judged(recording, "never-entered"):
-        first = of_rank(trial, judgement.suspects[0])
-        title, seen, cure = (_in_your_code if called(first.stack) else _in_a_check)(recording, trial, judgement, first)
+    for case in cases(recording, "never-entered"):
+        first, waiting, evidence = case.first, case.judgement.waiting, case.evidence
+        if yours := called(first.stack):
+            hangs = "hangs" if len(case.culprits) == 1 else "hang"
+            waits = f"{rank_list(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {case.trial.waited_s:.0f} s"
+            title = f"{hangs} in {yours}{line_in_the_job(first)}; {waits}"
+            evidence = (Evidence(check=case.check, text=stack_in_the_job(first)),)
+        else:
+            title = f"never entered {case.step_words}; {stands(first)}{case.who_waits}"
         doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
         yield finding(
-            culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} {title}",
-            seen,
-            cure,
-            confidence=confidence(recording, trial, judgement),
-            detail=f"{capital(doing)}.{proof_words(recording, trial, judgement)}",
+            case.culprits,
+            f"{case.names} {title}",
+            evidence,
+            HUNG_CODE if yours else remedy(f"Find out what keeps it: {stands(first)}"),
+            confidence=case.confidence,
+            detail=f"{capital(doing)}.{case.proof_words}",
         )
-
-
-_Words = tuple[str, tuple[Evidence, ...], Remedy]
-
-
-def _in_a_check(recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> _Words:
-    step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
-    title = f"never entered {step}; {stands(rank)}{who_waits(judgement)}"
-    return title, evidence(recording, trial, judgement), remedy(f"Find out what keeps it: {stands(rank)}")
-
-
-def _in_your_code(_recording: Recording, trial: TrialRecord, judgement: Judgement, rank: RankEvidence) -> _Words:
-    hangs = "hangs" if len(judgement.suspects) == 1 else "hang"
-    waits = f"{rank_list(judgement.waiting)} {'has' if len(judgement.waiting) == 1 else 'have'} waited"
-    title = f"{hangs} in {called(rank.stack)}{line_in_the_job(rank)}; {waits} {trial.waited_s:.0f} s"
-    return title, (Evidence(check=check_of(trial, judgement), text=stack_in_the_job(rank)),), HUNG_CODE
 
 
 @rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
@@ -93,9 +74,8 @@ def not_running(recording: Recording) -> Iterator[Draft]:
         channel names the driver or file system; the node needs repair.
     See: proc(5), signal(7)
     """
-    for trial, judgement in judged(recording, "stopped", "uninterruptible"):
-        stopped = judgement.kind == "stopped"
-        first = of_rank(trial, judgement.suspects[0])
+    for case in cases(recording, "stopped", "uninterruptible"):
+        stopped, first = case.judgement.kind == "stopped", case.first
         what = "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
         cure = (
             remedy(
@@ -105,13 +85,12 @@ def not_running(recording: Recording) -> Iterator[Draft]:
             else remedy("Repair or reboot the node: no signal ends such a process")
         )
         yield finding(
-            culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} {what} in the check {check_of(trial, judgement)};"
-            f" {stands(first)}{who_waits(judgement)}",
-            evidence(recording, trial, judgement),
+            case.culprits,
+            f"{case.names} {what} in the check {case.check}; {stands(first)}{case.who_waits}",
+            case.evidence,
             cure,
             confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
-            detail=f"Its peers cannot tell this from a slow network.{proof_words(recording, trial, judgement)}",
+            detail=f"Its peers cannot tell this from a slow network.{case.proof_words}",
         )
 
 
@@ -124,15 +103,15 @@ def never_began(recording: Recording) -> Iterator[Draft]:
     Remedy: Look at the process: a slow import from a shared file system, or no memory or pids left.
     See: torch.distributed.run, --rdzv-conf join_timeout
     """
-    for trial, judgement in judged(recording, "never-began"):
-        were = "was" if len(judgement.suspects) == 1 else "were"
-        by = " by torchrun" if trial.launcher == "torchrun" else ""
+    for case in cases(recording, "never-began"):
+        were = "was" if len(case.culprits) == 1 else "were"
+        by = " by torchrun" if case.trial.launcher == "torchrun" else ""
         yield likely(
-            culprits(recording, judgement.suspects),
-            f"{names(recording, judgement.suspects)} {were} started{by} and never reported in{who_waits(judgement)}",
-            evidence(recording, trial, judgement),
+            case.culprits,
+            f"{case.names} {were} started{by} and never reported in{case.who_waits}",
+            case.evidence,
             remedy("In the job, look at what this rank's process does", "py-spy dump --pid PID"),
-            detail="; ".join(trial.notes[:1]),
+            detail="; ".join(case.trial.notes[:1]),
         )
 
 
@@ -150,24 +129,30 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         chose stands in the table of the report.
     See: docs/explanation/hangs.md
     """
-    hanging = {pair for _, judgement in judged(recording, "pair") for pair in judgement.pairs}
+    hanging = {pair for case in cases(recording, "pair") for pair in case.judgement.pairs}
     explained = pairs_of_topology(recording) | hanging
-    for trial, judgement in judged(recording, "all-entered", "left-behind"):
+    for case in cases(recording, "all-entered", "left-behind"):
+        trial, judgement = case.trial, case.judgement
         if holds_one_of(trial, explained) or failed_trials.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""
-        step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
+        # NVSwitches add up for these ranks, by NCCL's log; setting that up hangs on some.
+        takes_nvls = trial.backend == "nccl" and any(
+            parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]
+        )
         within = f"within {trial.waited_s:.0f} s"
         ended = _none_left(trial) or f"none left it {within}"
-        title = f"All {len(trial.ranks)} ranks{where} entered {step} and {ended}"
+        title = f"All {len(trial.ranks)} ranks{where} entered {case.step_words} and {ended}"
         if judgement.kind == "left-behind":
-            title = f"{names(recording, judgement.waiting)} did not leave {step} {within}; the other ranks did"
+            title = (
+                f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; the other ranks did"
+            )
         yield possible(
             NOBODY,
             title,
-            waiting_evidence(trial, judgement),
-            *([WITHOUT_NVLS] if _takes_nvls(trial) else []),
+            case.waiting_evidence,
+            *([WITHOUT_NVLS] if takes_nvls else []),
             *link_remedies(recording, step=judgement.step),
             detail=_link_words(trial, judgement),
             reproduced_by=Reproducer(kind="meet", ranks=trial.ranks),
@@ -191,10 +176,3 @@ def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
     how = "NCCL connects them: over sockets, then from GPU to GPU"
     how = how if trial.backend == "nccl" else f"{trial.backend} connects them over sockets"
     return f"{found} In {INIT} the ranks meet at the store, and {how}."
-
-
-def _takes_nvls(trial: TrialRecord) -> bool:
-    """Whether NCCL's log says that NVSwitches add up for these ranks; setting that up hangs on some (NVLS)."""
-    return trial.backend == "nccl" and any(
-        parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]
-    )

@@ -2,29 +2,14 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.judgement import Judgement
-from ddp_doctor.engine.hang.rules.common import (
-    MOST_LINES,
-    check_of,
-    confidence,
-    culprits,
-    judged,
-    link_remedies,
-    names,
-    of_rank,
-    pairs_of_topology,
-    proof_words,
-    rank_evidence,
-    step_words,
-    waiting_evidence,
-)
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_remedies, names, pairs_of_topology
+from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import FlightEntry, TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
 from ddp_doctor.views.reproducers import between, is_across
@@ -43,41 +28,41 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
     Remedy: Make the ranks agree: usually a branch, a data-dependent shape or an uneven last batch.
     See: TORCH_DISTRIBUTED_DEBUG=DETAIL compares every collective at a price
     """
-    for trial, judgement in judged(recording, "mismatch"):
-        calls = _calls(trial, judgement)
+    for case in cases(recording, "mismatch"):
+        judgement, calls = case.judgement, _calls(case)
         theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
         mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
         if judgement.suspects and mine:
             title = (
-                f"{names(recording, judgement.suspects)} called {', '.join(mine)} where"
-                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in the check {check_of(trial, judgement)}"
+                f"{case.names} called {', '.join(mine)} where"
+                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in the check {case.check}"
             )
         else:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
-            title = f"The ranks call different collectives in the check {check_of(trial, judgement)}"
+            title = f"The ranks call different collectives in the check {case.check}"
             title += f": {every}" if every else ""
         yield finding(
-            culprits(recording, judgement.suspects),
+            case.culprits,
             title,
-            (*_flight_evidence(trial, judgement), *waiting_evidence(trial, judgement)),
+            (*_flight_evidence(case), *case.waiting_evidence),
             remedy("Make that rank call the same collectives as the others", scope="code"),
-            confidence=confidence(recording, trial, judgement) if judgement.suspects else Confidence.POSSIBLE,
+            confidence=case.confidence if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
-            f"{proof_words(recording, trial, judgement)}",
+            f"{case.proof_words}",
         )
 
 
-def _calls(trial: TrialRecord, judgement: Judgement) -> dict[int, str]:
+def _calls(case: Case) -> dict[int, str]:
     """What each rank called by its flight recorder; without any recorder, what it had announced."""
-    if judgement.flights:
-        return {rank: _call(entry) for rank, entry in judgement.flights}
-    steps = {rank.rank: rank.open_step for rank in trial.evidence}
+    if case.judgement.flights:
+        return {rank: _words(call) for rank, call in case.judgement.flights}
+    steps = {rank.rank: rank.open_step for rank in case.trial.evidence}
     return {rank: f"{step.name} {step.detail}".strip() for rank, step in steps.items() if step is not None}
 
 
-def _call(entry: FlightEntry) -> str:
-    of = f" of shape{'s' if len(entry.sizes) > 1 else ''} {_sizes(entry.sizes)}" if entry.sizes else ""
-    return f"{entry.op}{of}"
+def _words(call: Call) -> str:
+    of = f" of shape{'s' if len(call.sizes) > 1 else ''} {_sizes(call.sizes)}" if call.sizes else ""
+    return f"{call.op}{of}"
 
 
 def _by_call(calls: dict[int, str]) -> dict[str, str]:
@@ -90,13 +75,13 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     return " ".join(str(list(size)) for size in sizes)
 
 
-def _flight_evidence(trial: TrialRecord, judgement: Judgement) -> tuple[Evidence, ...]:
+def _flight_evidence(case: Case) -> tuple[Evidence, ...]:
     calls = {
-        rank: f"collective {entry.seq} is {entry.op} {_sizes(entry.sizes)} {' '.join(entry.dtypes)}"
-        for rank, entry in judgement.flights
+        rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
+        for rank, call in case.judgement.flights
     }
     return tuple(
-        Evidence(check=check_of(trial, judgement), text=f"{ranks}: {call} (flight recorder)")
+        Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
         for call, ranks in list(_by_call(calls).items())[:MOST_LINES]
     )
 
@@ -114,10 +99,10 @@ def pair(recording: Recording) -> Iterator[Draft]:
     """
     explained = pairs_of_topology(recording)
     stuck: _Stuck = {}
-    for trial, judgement in judged(recording, "pair"):
-        if failed_trials.explains(recording, trial):
+    for case in cases(recording, "pair"):
+        if failed_trials.explains(recording, case.trial):
             continue  # NCCL itself says why
-        stuck.update((pair, (trial, judgement)) for pair in judgement.pairs if pair not in explained)
+        stuck.update((pair, case) for pair in case.judgement.pairs if pair not in explained)
     common = _common_rank(recording, set(stuck))
     between = _nodes_between(recording, set(stuck))
     if common is not None and _others_passed(recording, stuck, (common,)):
@@ -127,19 +112,17 @@ def pair(recording: Recording) -> Iterator[Draft]:
     elif len(stuck) > MOST_LINES or _is_every_pair(recording, set(stuck)):
         yield _everywhere(recording, stuck)
     else:
-        for ends, (trial, judgement) in stuck.items():
-            yield _one_pair(recording, ends, trial, judgement, _of_the_others(recording, stuck))
+        for ends, case in stuck.items():
+            yield _one_pair(case, ends, _of_the_others(recording, stuck))
 
 
 #: Pairs of ranks, lower first, with the trial in which they got stuck.
-_Stuck = dict[tuple[int, int], tuple[TrialRecord, Judgement]]
+_Stuck = dict[tuple[int, int], Case]
 
 
-def _one_pair(
-    recording: Recording, ends: tuple[int, int], trial: TrialRecord, judgement: Judgement, others: str
-) -> Draft:
+def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
+    recording, trial, judgement, step = case.recording, case.trial, case.judgement, case.step_words
     lower, higher = ends
-    step = f"{step_words(judgement.step)} of the check {check_of(trial, judgement)}"
     receivers = [rank for rank in ends if rank in judgement.waiting]
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
     stuck = f"both entered {step} and neither left it{within}"
@@ -148,7 +131,7 @@ def _one_pair(
     return likely(
         (pair_culprit(recording, lower, higher),),
         f"The link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: {stuck}",
-        (rank_evidence(recording, trial, judgement, of_rank(trial, rank)) for rank in (lower, higher)),
+        (case.rank_evidence(case.of_rank(rank)) for rank in (lower, higher)),
         *link_remedies(recording, [ends], judgement.step),
         detail=f"Both processes run, so what connects them is to blame.{others}",
         reproduced_by=between(recording, ends),
@@ -180,8 +163,8 @@ def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int
 
     Where it did not, all pairs may be bad, and the time may not have sufficed to try the rest.
     """
-    for trial, _ in stuck.values():
-        through = [rank for rank in trial.evidence if rank.done and rank.rank not in suspects]
+    for case in stuck.values():
+        through = [rank for rank in case.trial.evidence if rank.done and rank.rank not in suspects]
         across = len({rank.node for rank in through}) > 1 or not all(is_across(recording, pair) for pair in stuck)
         if len(through) > 1 and across:  # on two nodes, where only paths between nodes hang
             return True
@@ -191,8 +174,8 @@ def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int
 def _passed(recording: Recording, stuck: _Stuck) -> set[tuple[int, int]]:
     """The pairs, lower rank first, that came through their exchange in some trial."""
     passed = {(rank.rank or 0, pair.peer) for rank in recording.facts(P2pFact) for pair in rank.fact.pairs}
-    for trial, _ in stuck.values():
-        for rank in trial.evidence:
+    for case in stuck.values():
+        for rank in case.trial.evidence:
             steps = [step for step in rank.steps if step.left_at is not None]
             passed |= {(rank.rank, peer) for step in steps for peer in step.peers}
     return {(min(pair), max(pair)) for pair in passed} - stuck.keys()
@@ -222,12 +205,12 @@ def _nodes_between(recording: Recording, pairs: set[tuple[int, int]]) -> tuple[i
 
 def _many_pairs(recording: Recording, common: int, stuck: _Stuck) -> Draft:
     others = sorted(rank for pair in stuck for rank in pair if rank != common)
-    trial, judgement = next(iter(stuck.values()))
+    case = next(iter(stuck.values()))
     return likely(
         (rank_culprit(recording, common),),
         f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
         " these links hangs with both ends inside the transfer",
-        rank_evidence(recording, trial, judgement, of_rank(trial, common)),
+        case.rank_evidence(case.of_rank(common)),
         *link_remedies(recording, stuck),
         detail=f"{len(stuck)} stuck pairs share this rank, and pairs without it work.",
         reproduced_by=between(recording, _shown(recording, stuck), stuck),
@@ -278,8 +261,8 @@ def _shown(recording: Recording, stuck: _Stuck) -> tuple[int, int]:
 
 def _pair_lines(recording: Recording, stuck: _Stuck) -> tuple[Evidence, ...]:
     lines = [
-        (check_of(*where), f"{rank_at(recording, lower)} and {rank_at(recording, higher)}")
-        for (lower, higher), where in list(stuck.items())[:MOST_LINES]
+        (case.check, f"{rank_at(recording, lower)} and {rank_at(recording, higher)}")
+        for (lower, higher), case in list(stuck.items())[:MOST_LINES]
     ]
     left = len(stuck) - len(lines)
     more = [(lines[0][0], f"and {left} pairs more")] if left else []

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median_low
 
 from ddp_doctor.engine.hang.judgement import by_step, clocks
-from ddp_doctor.engine.hang.rules.common import judged, names, step_words, waiting_evidence
+from ddp_doctor.engine.hang.rules.common import cases, names, step_words
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.model.base import grouped
@@ -42,19 +42,14 @@ def late(recording: Recording) -> Iterator[Draft]:
     Remedy: Compare that rank's CPU core, GPU clock and the other programs on its node with its peers'.
     See: docs/explanation/hangs.md
     """
-    for trial in recording.trials:
-        if trial.outcome == "finished":
-            yield from _late_in(recording, trial)
-
-
-def _late_in(recording: Recording, trial: TrialRecord) -> Iterator[Draft]:
     allowed_s = LATE_RANK_S * _crowd(recording)
-    late = _late_ranks(trial, allowed_s)
-    if not late or len(late) * 2 > len(trial.ranks):
-        return  # a slow machine, not a slow rank
-    groups = list(grouped((rank.node, rank) for rank in late).values())
-    for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
-        yield _late_draft(recording, group, allowed_s)
+    for trial in recording.trials:
+        late = _late_ranks(trial, allowed_s) if trial.outcome == "finished" else []
+        if not late or len(late) * 2 > len(trial.ranks):
+            continue  # a slow machine, not a slow rank
+        groups = list(grouped((rank.node, rank) for rank in late).values())
+        for group in groups if len(groups) <= NAMES_IN_A_SENTENCE else [late]:
+            yield _late_draft(recording, group, allowed_s)
 
 
 def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -> Draft:
@@ -144,12 +139,12 @@ def slow(recording: Recording) -> Iterator[Draft]:
     Remedy: Look at the load of the machine first; then at the measured bandwidths.
     See: docs/explanation/hangs.md
     """
-    for trial, judgement in judged(recording, "slow"):
+    for case in cases(recording, "slow"):
+        trial = case.trial
         yield likely(
             NOBODY,
             f"The check {trial.judged_check} is slow, not hung: it was still going on after {trial.waited_s:.0f} s",
-            waiting_evidence(trial, judgement)
-            or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
+            case.waiting_evidence or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
             remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
-            detail=f"{rank_list(judgement.waiting).capitalize()} went on from step to step until the end.",
+            detail=f"{rank_list(case.judgement.waiting).capitalize()} went on from step to step until the end.",
         )

@@ -1,0 +1,33 @@
+"""What ranks of a trial have called: by torch's flight recorder, else as they announced it."""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.engine.hang.judgement import key_of
+from ddp_doctor.engine.waits.standings import Call, Group, Standing
+from ddp_doctor.model.trial import FlightEntry, RankEvidence
+
+
+def recorded(ranks: Sequence[RankEvidence]) -> list[Standing]:
+    """By the recorder, which knows what each rank really enqueued: equal shapes and types."""
+    names = sorted({entry.group for rank in ranks for entry in rank.flight})
+    groups = {name: Group(name) for name in names}
+    return [
+        Standing(rank.rank, "waits", calls=tuple(call_of(entry, groups[entry.group]) for entry in rank.flight))
+        for rank in ranks
+    ]
+
+
+def call_of(entry: FlightEntry, group: Group) -> Call:
+    """One entry of the recorder."""
+    return Call(group, entry.seq, entry.op, entry.sizes, entry.dtypes, (entry.op, entry.sizes, entry.dtypes))
+
+
+def announced(ranks: Sequence[RankEvidence]) -> Iterator[Standing]:
+    """Without a recorder: the step in which each rank is, unless that is one of some ranks alone."""
+    checks = {step.check: Group(step.check) for rank in ranks for step in rank.steps}
+    for rank in ranks:
+        step = rank.open_step
+        if step is not None and not step.peers:
+            _, seq = key_of(step)
+            call = Call(checks[step.check], seq, step.name, alike=(step.name, step.detail))
+            yield Standing(rank.rank, "waits", calls=(call,))
