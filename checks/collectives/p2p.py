@@ -220,6 +220,10 @@ def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _
         who = f"{rank_at(recording, pairs[0][0])} and {rank_at(recording, pairs[0][1])} exchange"
     else:
         who = f"{len(pairs)} pairs of ranks exchange"
+    # NVLink is never slower than host memory; a link of it that is down is to be repaired.
+    limit = None if across else _limit_below(recording, pairs)
+    summary = f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+    around = [] if limit is None else [keep_near_p2p(limit).model_copy(update={"summary": summary})]
     links = [pair_culprit(recording, *pair) for pair in pairs]
     return likely(
         tuple(links) if common is None else (rank_culprit(recording, common),),
@@ -235,26 +239,14 @@ def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _
             for first, second in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_network_evidence(recording, pairs)) if across else ()),
-        *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
+        *((_COMPARE_NICS,) if across else (*around, _COMPARE_LINKS)),
         detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
         reproduced_by=None if across else between(recording, pairs[0], pairs),
     )
 
 
-def _other_ways(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Remedy]:
-    """Ways around P2P over PCIe, where NCCL's log says that each of these pairs takes it.
-
-    NVLink is never slower than host memory; a link of it that is down is to be repaired.
-    """
-    limit = _limit_below(recording, pairs)
-    if limit is not None:
-        yield keep_near_p2p(limit).model_copy(
-            update={"summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"}
-        )
-
-
 def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
-    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
+    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it, by NCCL's log."""
     taken: dict[tuple[int, int], str] = {}
     for place in places(recording):
         joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}

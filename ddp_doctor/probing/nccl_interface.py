@@ -9,6 +9,7 @@ The answers of the helper script ``nccl_interface``::
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 
 from ddp_doctor.facts.node.nccl import ConfFile, Reason
@@ -29,20 +30,14 @@ def library_choice(answer: CommandResult, interfaces: Sequence[Interface]) -> Ch
     """What libnccl chose; None where there is none, or where it could not be asked, as without a driver."""
     output = _last_object(answer.stdout)
     address, error = output.get("address"), output.get("error")
-    if isinstance(address, str) and _is_address(address):
-        why = "libnccl itself put it into its unique id"
-        return Choice(interface=holder(interfaces, address), address=address, why=why)
+    if isinstance(address, str):
+        with suppress(ValueError):
+            ip_address(address)
+            why = "libnccl itself put it into its unique id"
+            return Choice(interface=holder(interfaces, address), address=address, why=why)
     if isinstance(error, str) and "interface" in error:
         return Choice(why="libnccl itself says so", error=error)
     return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _last_object(stdout: str) -> dict[str, object]:

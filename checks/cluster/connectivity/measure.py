@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_doctor.facts.cluster import OtherConnectivity, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network import path_quality
-from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer, TcpInfo
+from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
 
 _OUTCOMES: dict[int | None, Outcome] = {
     errno.ECONNREFUSED: "refused",
@@ -63,8 +63,9 @@ class Dialled(_Measurement):
         try:
             self.round_trips(path_quality.ROUND_TRIPS, path_quality.ROUND_TRIPS_S)
             self._burst()
-        except OSError as error:
-            self._broke(error)
+        except OSError as error:  # the connection stood, and then did not go on
+            self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
+            self._hang_up()
 
     def try_met_at(self) -> None:
         """Connect to the address from which the peer came to the roll call."""
@@ -114,12 +115,10 @@ class Dialled(_Measurement):
                     break
                 self._times.append(line.round_trip(self._left(path_quality.ROUND_TRIP_S)))
         finally:
-            self._count(before, line.tcp())
-
-    def _count(self, before: TcpInfo | None, after: TcpInfo | None) -> None:
-        if before is not None and after is not None:
-            lost = after.retransmits - before.retransmits + (self._found.get("retransmits") or 0)
-            self._found |= {"retransmits": lost, "mss_bytes": after.mss_bytes}
+            after = line.tcp()
+            if before is not None and after is not None:
+                lost = after.retransmits - before.retransmits + (self._found.get("retransmits") or 0)
+                self._found |= {"retransmits": lost, "mss_bytes": after.mss_bytes}
 
     @property
     def rate(self) -> float | None:
@@ -176,11 +175,6 @@ class Dialled(_Measurement):
                 self._hang_up()
                 return
             self._found["passed_bytes"] = size
-
-    def _broke(self, error: OSError) -> None:
-        """The connection stood, and then did not go on."""
-        self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
-        self._hang_up()
 
     def _dial(self, address: str) -> Line:
         """Raises OSError: of the last dial where none was answered."""

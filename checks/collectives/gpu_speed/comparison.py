@@ -160,30 +160,6 @@ def reasons(names: Iterable[str]) -> str:
     return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
 
 
-def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
-    """The peers' limit for this GPU."""
-    gpu = gpu_speed.as_argument(uuid)
-    return by_operator(
-        f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
-        f"nvidia-smi -i {gpu} -pl {peers_w:.0f}",
-        cost="needs root; power supply and cooling must bear it",
-        undo=f"nvidia-smi -i {gpu} -pl {own_w:.0f}",
-    )
-
-
-def free_clocks(uuid: str | None) -> Remedy:
-    """Reset clocks that somebody set."""
-    gpu = gpu_speed.as_argument(uuid)
-    return by_operator(
-        "Reset the clocks that somebody set for this GPU.",
-        f"nvidia-smi -i {gpu} -q -d CLOCK",
-        f"nvidia-smi -i {gpu} -rgc",
-        f"nvidia-smi -i {gpu} -rac",
-        cost="needs root; they may have been set for a reason, such as power",
-        undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
-    )
-
-
 COMPARE = by_operator(
     "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
     "they are alike, reset the GPU, and have it exchanged if it stays slow.",
@@ -223,15 +199,29 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
     """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
     usual, found = _usual_load(recording, gpus), []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
-        load, uuid = gpu.fact.load, gpu.fact.gpu_uuid
+        load, index = gpu.fact.load, gpu_speed.as_argument(gpu.fact.gpu_uuid)
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
         if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
-            found.append(raise_power_limit(uuid, own_w, peers_w))
+            raise_limit = by_operator(
+                f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
+                f"nvidia-smi -i {index} -pl {peers_w:.0f}",
+                cost="needs root; power supply and cooling must bear it",
+                undo=f"nvidia-smi -i {index} -pl {own_w:.0f}",
+            )
+            found.append(raise_limit)
         due_mhz = usual.sm_clock_mhz or load.sm_clock_max_mhz
         if "applications_clocks_setting" in load.clock_events and _is_lower(
             load.sm_clock_mhz, due_mhz, gpu_speed.SLOWER_SHARE
         ):
-            found.append(free_clocks(uuid))
+            free_clocks = by_operator(
+                "Reset the clocks that somebody set for this GPU.",
+                f"nvidia-smi -i {index} -q -d CLOCK",
+                f"nvidia-smi -i {index} -rgc",
+                f"nvidia-smi -i {index} -rac",
+                cost="needs root; they may have been set for a reason, such as power",
+                undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
+            )
+            found.append(free_clocks)
     return tuple(found) or (COMPARE,)
 
 

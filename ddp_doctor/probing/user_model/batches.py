@@ -204,13 +204,13 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
 
     A difference in plain numbers or words counts, as does anything that only its owner can compare.
     """
+    import torch.distributed as dist
+
     with ctx.step("compare_batches"):
         forms = ctx.exchange("form of the batch", _digest_of_form(batch))
     if len(set(forms)) > 1 or not forms[0]:
         return None
     with ctx.step("broadcast", f"{sum(1 for _ in batch.tensors())} tensors of the batch"):
-        import torch.distributed as dist
-
         source = dist.get_global_rank(ctx.group, 0)
 
         def received(tensor: Any) -> Any:

@@ -39,11 +39,16 @@ def attempt(phase: Phase, call: Callable[[], T]) -> tuple[T | None, Trouble | No
 
 def trouble(phase: Phase, error: BaseException) -> Trouble:
     """An exception of the user's code, short and without credentials."""
+    frames = traceback.extract_tb(error.__traceback__)
+    shown = of_the_job([f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames])[-1:]
+    where = shown[0].partition(" in ")[0] if shown else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f"{error.filename}:{error.lineno}"
     return Trouble(
         phase=phase,
         type=type(error).__name__,
         message=_message(error),
-        where=_where(error),
+        where=where,
         out_of_memory="OutOfMemoryError" in type(error).__name__,
     )
 
@@ -54,14 +59,6 @@ def _message(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an exception of the user's may fail to say what it is
         return "(it cannot be put into words)"
     return KEPT_BACK if is_withheld("", message) else message[:_LONGEST_MESSAGE]
-
-
-def _where(error: BaseException) -> str:
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    shown = of_the_job([f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames])[-1:]
-    return shown[0].partition(" in ")[0] if shown else ""
 
 
 def calling_line(frame: Any) -> str:
