@@ -169,6 +169,10 @@ _COMPARE_NICS = remedy(
 )
 
 
+#: Bandwidth in GB/s by pair of ranks, the lower one first.
+_Rates = dict[tuple[int, int], float]
+
+
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs several times slower than the typical pair of its kind.
@@ -182,9 +186,15 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
     See: docs/explanation/measurements.md
     """
-    if recording.world is None or recording.world.backend != "nccl":
+    world = recording.world
+    if world is None or world.backend != "nccl":
         return
-    for across, rates in _rates_by_kind(recording).items():
+    kinds: dict[bool, _Rates] = {False: {}, True: {}}  # the pairs within a node, and those across nodes
+    for rank in recording.facts(P2pFact):
+        for pair in rank.fact.pairs:
+            ends = (min(rank.rank or 0, pair.peer), max(rank.rank or 0, pair.peer))
+            kinds[world.node_of(ends[0]) != world.node_of(ends[1])][ends] = pair.bandwidth_gb_per_s
+    for across, rates in kinds.items():
         typical = median_high(rates.values()) if len(rates) > 2 else 0.0
         slow = sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
         common = common_end(slow)
@@ -192,22 +202,6 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
         for pairs in [slow] if together else [[pair] for pair in slow]:
             yield _slow_draft(recording, pairs, rates, across=across)
-
-
-#: Bandwidth in GB/s by pair of ranks, the lower one first.
-_Rates = dict[tuple[int, int], float]
-
-
-def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
-    """The pairs within a node, and those across nodes (True)."""
-    world = recording.world
-    kinds: dict[bool, _Rates] = {False: {}, True: {}}
-    for rank in recording.facts(P2pFact):
-        for pair in rank.fact.pairs:
-            ends = (min(rank.rank or 0, pair.peer), max(rank.rank or 0, pair.peer))
-            across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
-            kinds[across][ends] = pair.bandwidth_gb_per_s
-    return kinds
 
 
 def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool) -> Draft:

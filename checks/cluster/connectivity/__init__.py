@@ -27,8 +27,6 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.kernel_files import port_range
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: NodesContext) -> ConnectivityFact:
     """Meet all peers at once, then measure the throughput to one after the other, then what is doubtful.

@@ -100,8 +100,11 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         return
     worst = max(off, key=lambda node: abs(off[node]))
     apart = abs(off[worst])
+    culprits = [node_culprit(recording, node) for node in sorted(off)]
+    if 2 * len(off) >= len(clocks):  # of two nodes one is wrong; of more nobody knows
+        culprits = [node_pair(recording, *sorted(clocks))] if len(clocks) == 2 else []
     yield proved(
-        _clock_culprits(recording, clocks, off),
+        culprits,
         _clock_title(recording, clocks, off, worst),
         Evidence(
             text=f"clock of {host(recording, worst)} against the middle one",
@@ -138,13 +141,6 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-def _clock_culprits(recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float]) -> tuple[Culprit, ...]:
-    """The few that are off; of two nodes the pair, for one of them is; else nobody."""
-    if 2 * len(off) < len(clocks):
-        return tuple(node_culprit(recording, node) for node in sorted(off))
-    return (node_pair(recording, *sorted(clocks)),) if len(clocks) == 2 else ()
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)

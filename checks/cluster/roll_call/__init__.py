@@ -20,8 +20,6 @@ from ddp_doctor.model.context import NodesContext
 from ddp_doctor.model.fact import Fact, Skip
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: NodesContext) -> Fact:
     """The roll call itself is the launcher's, which hands its facts in; nothing is left to probe."""

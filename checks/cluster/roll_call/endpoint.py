@@ -102,27 +102,20 @@ def draft(
     missing: tuple[MissingNode, ...] = (),
 ) -> Draft:
     """A finding that rests on what each node of the group saw of the endpoint; the head may know the cause."""
+    evidence = []
+    for fact in (node.fact for node in group):
+        attempts = [f"{attempt.address}: {attempt.error or attempt.outcome}" for attempt in fact.attempts]
+        if not attempts:
+            attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
+        seen_there = Evidence(
+            text=f"on {reader(fact).node}, {'; '.join(attempts)}{'; tried for' if fact.waited_s else ''}",
+            value=round(fact.waited_s, 1) or None,
+            unit="s" if fact.waited_s else None,
+            expected_from=expected,
+        )
+        evidence.append(seen_there)
     return finding(
-        culprits,
-        title,
-        tuple(_of_one(node.fact, expected) for node in group),
-        *remedies,
-        confidence=confidence,
-        detail=detail,
-        nodes=(0,),
-        missing=missing,
-    )
-
-
-def _of_one(fact: RollCallFact, expected: str) -> Evidence:
-    attempts = [f"{attempt.address}: {attempt.error or attempt.outcome}" for attempt in fact.attempts]
-    if not attempts:
-        attempts = [fact.error or f"{fact.endpoint_host} is {', '.join(fact.endpoint_addresses)}"]
-    return Evidence(
-        text=f"on {reader(fact).node}, {'; '.join(attempts)}{'; tried for' if fact.waited_s else ''}",
-        value=round(fact.waited_s, 1) or None,
-        unit="s" if fact.waited_s else None,
-        expected_from=expected,
+        culprits, title, evidence, *remedies, confidence=confidence, detail=detail, nodes=(0,), missing=missing
     )
 
 

@@ -2,22 +2,8 @@
 
 from collections.abc import Iterator
 
+from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.checks.cluster.roll_call.endpoint import draft, facing, head, jobs_that_clash
-from ddp_doctor.checks.cluster.roll_call.wording import (
-    LAUNCHERS,
-    Group,
-    command_for,
-    endpoint,
-    fix,
-    launch_again,
-    names,
-    open_port,
-    paths,
-    readers,
-    system_words,
-    time_given,
-    who_came,
-)
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, MissingNode, Remedy
@@ -41,25 +27,25 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
     See: connect(2), ECONNREFUSED; ip(7), IP_RECVERR
     """
     for group in facing(recording, "rejected"):
-        fact = group[0].fact
+        fact, who = group[0].fact, wording.names(group)
         rejections = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
         is_heads = all(attempt.rejected_by == attempt.address for attempt in rejections)
         where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in rejections}))
         between = " A Kubernetes service without a ready pod answers so, too."
         yield draft(
             group,
-            f"A firewall on {where} rejects {names(group)}'s connections to {endpoint(fact)}",
+            f"A firewall on {where} rejects {who}'s connections to {wording.endpoint(fact)}",
             f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
-            (head(fact),) if is_heads else paths(group),
-            open_port(fact, f"from {names(group)} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
+            (head(fact),) if is_heads else wording.paths(group),
+            wording.open_port(fact, f"from {who} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
             confidence=Confidence.LIKELY,
         )
     for group in facing(recording, "refused"):
         fact = group[0].fact
-        waited = time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
+        waited = wording.time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
         yield draft(
             group,
-            f"Nothing listens on {endpoint(fact)}: {names(group)} was refused for {waited}",
+            f"Nothing listens on {wording.endpoint(fact)}: {wording.names(group)} was refused for {waited}",
             f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
             " another port. A firewall that resets connections looks the same.",
             (),
@@ -75,11 +61,11 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
         "sudo nft list ruleset   # there, if somebody does: a reject rule",
     )
     launcher = recording.world.launcher if recording.world else ""
-    if launcher in LAUNCHERS:
-        return launch_again(launcher, [fact.endpoint_host], *look)
-    return fix(
+    if launcher in wording.LAUNCHERS:
+        return wording.launch_again(launcher, [fact.endpoint_host], *look)
+    return wording.fix(
         f"Start the same command on {fact.endpoint_host}, with the same endpoint",
-        command_for(recording, fact, 0 if fact.claimed_rank is not None else None),
+        wording.command_for(recording, fact, 0 if fact.claimed_rank is not None else None),
         *look,
         scope="job",
     )
@@ -96,17 +82,17 @@ def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
     See: connect(2), ETIMEDOUT; torchrun uses TCP port 29400 unless told otherwise
     """
     for group in facing(recording, "timed_out"):
-        fact = group[0].fact
+        fact, who = group[0].fact, wording.names(group)
         yield draft(
             group,
-            f"{endpoint(fact)} does not answer {names(group)} ({system_words(group)}): a firewall drops the packets,"
-            " or the host is down",
+            f"{wording.endpoint(fact)} does not answer {who} ({wording.system_words(group)}): a firewall drops the"
+            " packets, or the host is down",
             "Nothing came back within the time, not even a refusal; from here the two causes look alike.",
-            paths(group),
-            open_port(
+            wording.paths(group),
+            wording.open_port(
                 fact,
-                f"from {names(group)} ",
-                f"ping -c 3 {fact.endpoint_host}   # on {names(group)}: whether the host is up",
+                f"from {who} ",
+                f"ping -c 3 {fact.endpoint_host}   # on {who}: whether the host is up",
                 f"ss -ltnp 'sport = :{fact.endpoint_port}'; sudo nft list ruleset   # on {fact.endpoint_host}",
             ),
         )
@@ -123,21 +109,20 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
     See: connect(2), ENETUNREACH and EHOSTUNREACH; ip-route(8)
     """
     for group in facing(recording, "unreachable"):
-        fact = group[0].fact
+        fact, who = group[0].fact, wording.names(group)
         own = any(_NO_NETWORK in attempt.error for node in group for attempt in node.fact.attempts)
         there = fact.endpoint_addresses[0] if fact.endpoint_addresses else fact.endpoint_host
         yield draft(
             group,
-            f"{names(group)} has no route to {endpoint(fact)} ({system_words(group) or fact.error})",
-            f"{names(group)} has no network on which that address lies, and no route to one."
+            f"{who} has no route to {wording.endpoint(fact)} ({wording.system_words(group) or fact.error})",
+            f"{who} has no network on which that address lies, and no route to one."
             if own
             else "The packets get no further than the network: nobody there owns the address, or a router"
             " refuses them.",
-            readers(group) if own else paths(group),
-            fix(
-                "Bring up the interface that leads there, or use an address of the head node that"
-                f" {names(group)} can reach",
-                f"ip route get {there}; ip -br address   # on {names(group)}",
+            wording.readers(group) if own else wording.paths(group),
+            wording.fix(
+                f"Bring up the interface that leads there, or use an address of the head node that {who} can reach",
+                f"ip route get {there}; ip -br address   # on {who}",
                 f"ip -br address   # on {fact.endpoint_host}",
                 scope="node",
             ),
@@ -161,14 +146,14 @@ def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draf
         port, name = fact.endpoint_port, head(fact).node
         yield draft(
             group,
-            _held_by(fact, names(group)),
+            _held_by(fact, wording.names(group)),
             "A job with this endpoint would connect to it and hang. A doctor that was stopped looks the same."
             if fact.outcome == "mute"
             else "A job with this endpoint could not start either."
             if fact.nnodes > 1
             else "A job with this endpoint could not start. The ranks of this run met on another port.",
             (head(fact),),
-            fix(
+            wording.fix(
                 "Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, the same on all nodes and in"
                 " the job, or end that program",
                 f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
@@ -183,15 +168,21 @@ def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draf
         yield _two_jobs(group)
 
 
-def _two_jobs(group: Group) -> Draft:
+def _two_jobs(group: wording.Group) -> Draft:
     fact = group[0].fact
     setting = Culprit(kind="setting", node=fact.endpoint_host or fact.hostname, name="--rdzv-endpoint")
+    jobs = [
+        f"{job} ({', '.join(dict.fromkeys(node.hostname for node in fact.present if node.job == job))})"
+        for job in jobs_that_clash(fact)
+    ]
+    if fact.outcome == "other_job":
+        jobs = [f"{fact.held_by} has it", f"{fact.job} came to it from {fact.hostname}", *jobs]
     found = draft(
         group,
-        f"Two jobs use one endpoint, {endpoint(fact)}: {name_list([*_jobs_with_hosts(fact)])}",
+        f"Two jobs use one endpoint, {wording.endpoint(fact)}: {name_list(jobs)}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
-        fix(
+        wording.fix(
             "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {setting.node}: who it is",
             scope="job",
@@ -202,20 +193,12 @@ def _two_jobs(group: Group) -> Draft:
     )
     if fact.outcome == "other_job":
         return found
-    likely = {"evidence": (who_came(fact.present),), "confidence": Confidence.LIKELY}
+    likely = {"evidence": (wording.who_came(fact.present),), "confidence": Confidence.LIKELY}
     return found.model_copy(update=likely)  # or one run in two allocations, with wrong options
 
 
-def _jobs_with_hosts(fact: RollCallFact) -> Iterator[str]:
-    if fact.outcome == "other_job":
-        yield f"{fact.held_by} has it"
-        yield f"{fact.job} came to it from {fact.hostname}"
-    for job in jobs_that_clash(fact):
-        yield f"{job} ({', '.join(dict.fromkeys(node.hostname for node in fact.present if node.job == job))})"
-
-
 def _held_by(fact: RollCallFact, observers: str) -> str:
-    where, port = endpoint(fact), fact.endpoint_port
+    where, port = wording.endpoint(fact), fact.endpoint_port
     if fact.outcome == "mute":
         return f"Another program listens on {where}: it accepted {observers}'s connection, but sent no answer"
     if fact.outcome == "foreign":

@@ -115,22 +115,21 @@ def groups(
         rate = metric.of(gpu)
         if rate is not None and gpu.fact.gpu_name:
             by_key.setdefault((key(gpu), metric.conditions(gpu.fact)), []).append((rate.median, gpu, rate))
-    return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
+    found = []
+    for group in by_key.values():
+        group.sort(key=lambda with_rate: with_rate[0])
+        rates, others = [median for median, _, _ in group], len(group) - 1
+        compared = (
+            Compared(gpu, metric, rate, median_without(rates, at), others) for at, (_, gpu, rate) in enumerate(group)
+        )
+        found += [list(compared)] if others else []
+    return found
 
 
 @once_a_recording
 def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
     """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
     return groups(judged(recording), metric)
-
-
-def _compared(group: list[tuple[float, Measured, Rate]], metric: Metric) -> list[Compared]:
-    group.sort(key=lambda with_rate: with_rate[0])
-    rates = [median for median, _, _ in group]
-    return [
-        Compared(gpu, metric, rate, median_without(rates, at), len(group) - 1)
-        for at, (_, gpu, rate) in enumerate(group)
-    ]
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
@@ -143,9 +142,13 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
     return (at(last // 2) + at((last + 1) // 2)) / 2
 
 
-def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:
-    """The GPU of a rank."""
-    return rank_culprit(recording, rank).model_copy(update={"kind": "gpu", "name": uuid})
+def culprits(recording: Recording, gpus: Iterable[Measured]) -> list[Culprit]:
+    """The GPUs of these ranks."""
+    found = []
+    for gpu in gpus:
+        of_rank = rank_culprit(recording, rank_of(gpu))
+        found.append(of_rank.model_copy(update={"kind": "gpu", "name": gpu.fact.gpu_uuid}))
+    return found
 
 
 def slower(factor: float) -> str:
@@ -274,7 +277,7 @@ def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]
     shared = {rank_of(gpu): gpu for gpu in recording.facts(GpuSpeedFact) if rank_of(gpu) in crowded}
     if shared:
         yield likely(
-            (gpu_culprit(recording, rank, gpu.fact.gpu_uuid) for rank, gpu in sorted(shared.items())),
+            culprits(recording, (gpu for _, gpu in sorted(shared.items()))),
             f"{capital(ranks_at(recording, shared))}: measured while another program used the GPU",
             (
                 Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], gpu)}")

@@ -116,7 +116,12 @@ class _ModeProbe:
             return self._with(error=error), True
         sums = [rank["sums"] for rank in of_ranks]
         same = [len({each[number] for each in sums if number < len(each)}) == 1 for number in range(len(self._sums))]
-        return self._with(off=self._off(same)), False
+        compared = [
+            found.model_copy(update={"gradient": found.gradient.model_copy(update={"identical": identical})})
+            for found, identical in zip(self._compared, same, strict=True)
+        ]
+        off = tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
+        return self._with(off=off), False
 
     def _with(self, **measured: Any) -> Mode:
         return self._mode.model_copy(update=measured)
@@ -219,14 +224,6 @@ class _ModeProbe:
             self._compared.append(
                 OffInMode(step=number, gradient=gradient_shares.compare(expected, grad, identical=None))
             )
-
-    def _off(self, same: list[bool]) -> tuple[OffInMode, ...]:
-        """What is not the mean, or not the same on all ranks."""
-        compared = [
-            found.model_copy(update={"gradient": found.gradient.model_copy(update={"identical": identical})})
-            for found, identical in zip(self._compared, same, strict=True)
-        ]
-        return tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
 
     def _scaled_step(self, model: Any, infinite: bool) -> ScaledStep:
         """A step with the GradScaler, whose gradient is infinite on the last rank if ``infinite`` is set."""

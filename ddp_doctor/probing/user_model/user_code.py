@@ -181,7 +181,15 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
     _require_function(name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])")
-    _require_options(name, options or {})
+    if options and not isinstance(options, Mapping):
+        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
+    taken = {"module", "device_ids", "output_device", "process_group", "self"}
+    known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - taken
+    unknown = [str(option) for option in options or () if option not in known]
+    if unknown:
+        raise Misuse(
+            f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
+        )
     return Loaded(parts["model"], make_batch, loss, dict(options or {}))
 
 
@@ -223,17 +231,3 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
     if problem := not_taken(given, *[None] * arguments):
         takes = "the step" if what == "make_batch" else "the output and the batch"
         raise Misuse(f"{what} of {name} must take {takes}: def {form} (Python says: {problem})")
-
-
-def _require_options(name: str, options: Any) -> None:
-    from torch.nn.parallel import DistributedDataParallel
-
-    if not isinstance(options, Mapping):
-        raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
-    taken = {"module", "device_ids", "output_device", "process_group", "self"}
-    known = set(inspect.signature(DistributedDataParallel.__init__).parameters) - taken
-    unknown = [str(option) for option in options if option not in known]
-    if unknown:
-        raise Misuse(
-            f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
-        )
