@@ -170,7 +170,8 @@ def path_loses_packets(recording: Recording) -> Iterator[Draft]:
 
 def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
     lost, trips = (sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips"))
-    around = detour(recording, lambda way: not way.loses_packets)
+    # None where a small message had to be sent again, or nobody counted.
+    around = detour(recording, lambda way: all(peer.retransmits == 0 for peer in way.seen.values()))
     delay_s = lost / trips * path_quality.RETRANSMIT_S
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(

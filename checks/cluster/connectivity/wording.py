@@ -265,11 +265,6 @@ class Way:
         """The median over these paths, or all, of the shortest round trip."""
         return median_low([self.seen[path].round_trip_min_s or 0.0 for path in paths or self.seen])
 
-    @property
-    def loses_packets(self) -> bool:
-        """Whether a small message had to be sent again, or nobody counted."""
-        return any(peer.retransmits is None or peer.retransmits > 0 for peer in self.seen.values())
-
 
 @once_a_recording
 def ways(recording: Recording) -> list[Way]:

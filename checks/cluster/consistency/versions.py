@@ -180,37 +180,6 @@ _SAME_IMAGE = remedy(
 )
 
 
-#: More numbers than a version has: all of it is compared.
-_ALL = 9
-
-
-@dataclass(frozen=True)
-class _Component:
-    """A part of the software, and how much it matters where nodes differ in it.
-
-    Where only numbers beyond the first ``series`` differ, it is information.
-    """
-
-    name: str
-    version_of: Callable[[Software], str | None]
-    severity: Severity
-    effect: str
-    source: str
-    series: int = _ALL
-
-    def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
-        """How the nodes differ, of those on which it is known."""
-        versions_by_node = {node: version for node, fact in software.items() if (version := self.version_of(fact))}
-        found = split({node: (version, version) for node, version in versions_by_node.items()})
-        if found is None:
-            return None
-        one_series = (
-            self.series < _ALL and len({release(version)[: self.series] for version in versions_by_node.values()}) == 1
-        )
-        severity = Severity.INFO if one_series else self.severity
-        return Difference(self.name, found, severity, self.effect, self.source)
-
-
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {node.node: node.fact for node in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
@@ -223,17 +192,20 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     untested = "different versions of torch are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
-    for component in (
-        _Component("NCCL", lambda fact: fact.nccl_loaded, nccl, refuses, "NCCL src/init.cc"),
-        _Component("torch", lambda fact: fact.torch_version, Severity.WARNING, untested, "torch/version.py"),
-        _Component("torch's CUDA", lambda fact: fact.torch_cuda, cuda, kernels, "torch/version.py"),
-        _Component("the NVIDIA driver", lambda fact: fact.driver, cuda, features, driver, series=1),
-        _Component("Python", lambda fact: fact.python, Severity.WARNING, pickles, "sys.version", series=2),
+    # The last number: where only numbers of a version beyond so many differ, it is information.
+    for name, field, severity, effect, source, series in (
+        ("NCCL", "nccl_loaded", nccl, refuses, "NCCL src/init.cc", None),
+        ("torch", "torch_version", Severity.WARNING, untested, "torch/version.py", None),
+        ("torch's CUDA", "torch_cuda", cuda, kernels, "torch/version.py", None),
+        ("the NVIDIA driver", "driver", cuda, features, driver, 1),
+        ("Python", "python", Severity.WARNING, pickles, "sys.version", 2),
     ):
-        compared = with_the_right_nccl(recording) if component.name == "NCCL" else software
-        difference = component.difference(compared)
-        if difference is not None:
-            yield difference
+        compared = with_the_right_nccl(recording) if name == "NCCL" else software
+        known = {node: getattr(fact, field) for node, fact in compared.items() if getattr(fact, field)}
+        found = split({node: (version, version) for node, version in known.items()})
+        if found is not None:
+            is_one_series = series is not None and len({release(version)[:series] for version in known.values()}) == 1
+            yield Difference(name, found, Severity.INFO if is_one_series else severity, effect, source)
     doctors = {node.node: node.fact.tool_version for node in recording.facts(ConsistencyFact)}
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:

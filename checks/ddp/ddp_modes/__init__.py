@@ -28,9 +28,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from ddp_doctor.checks.ddp.ddp_modes import cases, rules, shards
+from ddp_doctor.checks.ddp.ddp_modes import cases, rules
 from ddp_doctor.checks.ddp.ddp_modes.cases import WAYS, MicroStep, Way
-from ddp_doctor.facts.ddp.gradients import DdpModes, Mode, OffInMode, ScaledStep
+from ddp_doctor.facts.ddp.gradients import DdpModes, Mode, OffInMode, ScaledStep, Share
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -42,6 +42,8 @@ _LINE = 300  # characters of an error: what it is stands at its beginning
 #: Far below the default of 65536, so that the largest scaled gradient of 1000 ranks still fits into float16.
 SCALE = 4.0
 _MOST_RANKS = 1000
+#: Samples of each rank: enough that no two epochs have the same order by chance.
+_LEAST, _PER_RANK = 16, 4
 Wrap = Callable[[RankContext, Way, Any], Any]
 
 
@@ -237,13 +239,29 @@ class _ModeProbe:
         return ScaledStep(infinite=infinite, stepped=bool(optimizer.steps), scale=self._scaler.get_scale())
 
 
+def _shares(ctx: RankContext) -> tuple[Share, ...]:
+    """This rank's shares of a data set that divides evenly and of one that does not, in two epochs."""
+    import torch.distributed as dist
+    from torch.utils.data.distributed import DistributedSampler
+
+    even, found = max(_PER_RANK, -(-_LEAST // ctx.world_size)) * ctx.world_size, []
+    for length, drop_last in ((even, False), (even + 1, False), (even + 1, True)):
+        data: Any = range(length)  # a Dataset is anything with a length and items
+        ranks, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
+        sampler: Any = DistributedSampler(data, num_replicas=ranks, rank=rank, drop_last=drop_last)
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            found.append(Share(data_length=length, drop_last=drop_last, epoch=epoch, indices=tuple(sampler)))
+    return tuple(found)
+
+
 def probe(ctx: RankContext) -> DdpModes:
     """Take steps in all modes of this level, compare the gradients with their closed form, and take shares of data."""
     import torch
 
     seed, customized = torch.initial_seed(), [sys.modules.get(name) for name in ("sitecustomize", "usercustomize")]
     files = [getattr(module, "__file__", None) for module in customized]
-    found = {"torch_seed": seed, "start_up_files": tuple(file for file in files if file), "shares": shards.shares(ctx)}
+    found = {"torch_seed": seed, "start_up_files": tuple(file for file in files if file), "shares": _shares(ctx)}
     return measure(ctx).model_copy(update=found)
 
 
@@ -253,7 +271,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(DdpModes,),
-    rules=rules_in(rules, shards),
+    rules=rules_in(rules),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.2,

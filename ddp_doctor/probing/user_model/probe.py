@@ -253,7 +253,7 @@ class ModelProbe:
     def _synchronised_steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
         """The ranks' own gradients with equal parameters, then synchronised steps."""
         ctx, ddp = self.ctx, self._wrap(model, options)
-        saved = steps.saved_buffers(model)
+        saved = [buffer.detach().clone() for buffer in model.buffers()]  # a forward may change them
         own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)

@@ -41,11 +41,6 @@ def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
         return DistributedDataParallel(model, process_group=ctx.group, **where, **options)
 
 
-def saved_buffers(model: Any) -> list[Any]:
-    """Copies of the buffers, which a forward may change."""
-    return [buffer.detach().clone() for buffer in model.buffers()]
-
-
 def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
     """Restore the buffers, including those that the model has replaced since."""
     import torch
