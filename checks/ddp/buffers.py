@@ -259,7 +259,6 @@ def _stamp(ctx: RankContext, module: Any) -> None:
 
 
 def _forward(ctx: RankContext, model: Any, detail: str) -> None:
-    """One forward with this rank's batch, and the wait for it."""
     import torch
 
     given = batch(ctx.group_rank).to(ctx.device, torch.float32)

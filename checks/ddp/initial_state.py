@@ -259,20 +259,16 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
 
 def fingerprints(module: Any) -> dict[str, str]:
     """Name -> a fingerprint of the parameter's or buffer's bits; a tied name has its own entry."""
+    import torch
+
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {name: _fingerprint(tensor) for name, tensor in named}
+    flat = {name: tensor.detach().cpu().contiguous().reshape(-1) for name, tensor in named}
+    return {name: _shortened(bytes(values.view(torch.uint8).tolist())) for name, values in flat.items()}
 
 
 def whole(prints: Mapping[str, str]) -> str:
     """One fingerprint of a whole model."""
     return _shortened(repr(sorted(prints.items())).encode())
-
-
-def _fingerprint(tensor: Any) -> str:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return _shortened(bytes(flat.view(torch.uint8).tolist()))
 
 
 def _shortened(data: bytes) -> str:

@@ -93,8 +93,6 @@ class _Optimizer:
 
 
 class _ModeProbe:
-    """One mode on one rank."""
-
     def __init__(self, ctx: RankContext, way: Way, wrapped: Wrap) -> None:
         # A wrapper that something still holds (a traceback, for example) acts on its own model only.
         self._ctx, self._way, self._module, self._wrap = ctx, way, cases.coded_model(ctx, way), wrapped
@@ -129,7 +127,6 @@ class _ModeProbe:
         return self._mode.model_copy(update=measured)
 
     def _exchange(self, name: str, what: Any) -> list[Any]:
-        """The values of all ranks, by group rank."""
         name = f"{self._way.name} {name}"
         with self._ctx.step("exchange", name):
             return [json.loads(text) for text in self._ctx.exchange(name, json.dumps(what))]
@@ -215,7 +212,6 @@ class _ModeProbe:
                     scale(loss).backward()
 
     def _compare(self, number: int, step: tuple[MicroStep, ...]) -> None:
-        """Compare all gradients with their closed forms, and sum their bits."""
         ctx = self._ctx
         for index, (name, parameter) in enumerate(self._module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)

@@ -36,8 +36,6 @@ _AGREE = in_code(
 
 @dataclass(frozen=True)
 class _Off:
-    """A gradient that is off, the mode, and the rank that has it."""
-
     rank: int
     mode: str
     off: OffInMode
@@ -224,7 +222,6 @@ def _first_odd(steps: tuple[ScaledStep, ...]) -> int | None:
 
 
 def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], odd: list[int]) -> Draft:
-    """A finding about one step of all ranks."""
     by_what: dict[bool, list[int]] = grouped((step.stepped, rank) for rank, step in steps.items())
     infinite, last = next(iter(steps.values())).infinite, max(steps)
     why = f"rank {last}'s gradient is infinite" if infinite else "all gradients are finite"

@@ -111,7 +111,6 @@ def _now(ctx: RankContext) -> Any:
 
 
 def _between(start: Any, end: Any) -> float:
-    """Seconds from one moment to another."""
     return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
 
 

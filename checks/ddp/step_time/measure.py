@@ -75,7 +75,6 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
 
 
 def _open(ctx: RankContext) -> tuple[Any, str]:
-    """A running profiler, or why there is none."""
     try:
         from torch.profiler import ProfilerActivity, profile
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, Phase, Trouble, UserModel
+from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, OffGradient, Phase, Trouble, UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Misused, Skip
@@ -225,7 +225,6 @@ class ModelProbe:
         return self._unused_somewhere
 
     def _local_pass(self, step: int, done: Pass) -> LocalPass:
-        """What this rank's pass did, and where it differs from the other ranks'."""
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
         with ctx.step("compare_graphs", f"pass {step}"):
@@ -251,7 +250,6 @@ class ModelProbe:
         return ddp
 
     def _synchronised_steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
-        """The ranks' own gradients with equal parameters, then synchronised steps."""
         ctx, ddp = self.ctx, self._wrap(model, options)
         saved = [buffer.detach().clone() for buffer in model.buffers()]  # a forward may change them
         own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
@@ -264,21 +262,16 @@ class ModelProbe:
         del ddp  # its hooks counted the passes above as its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
-        found = steps.Compared()
+        off: list[OffGradient] = []
         # DDP packs its buckets again after the first step, and its logging data show so in the third.
         for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
             got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(ctx, ddp, given[step], step)
             if spread > gradient_tolerance.REPEATED:
                 continue  # the model uses a generator without a seed: each pass has other gradients
-            compared = steps.compare(ctx, step, model, own[step], got, spread)
-            found.off += compared.off
-            found.elements = compared.elements
-        self.seen.update(
-            off=tuple(found.off[:MOST_NAMES]),
-            off_count=len({difference.parameter for difference in found.off}),
-            compared_elements=found.elements,
-        )
+            off += steps.compare(ctx, step, model, own[step], got, spread)
+            self.seen["compared_elements"] = sum(map(len, own[step].gradients))
+        self.seen.update(off=tuple(off[:MOST_NAMES]), off_count=len({gradient.parameter for gradient in off}))
         steps.descend(model)
         self.seen["drifted"] = steps.drifted(ctx, model)
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)

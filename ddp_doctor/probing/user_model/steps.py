@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,6 @@ _MOST_BUCKETS = 32
 
 class StepFailed(RuntimeError):
     """A synchronised step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
-
-
-@dataclass
-class Compared:
-    """The result of comparing gradients."""
-
-    off: list[OffGradient] = field(default_factory=list)
-    elements: int = 0
 
 
 def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
@@ -72,8 +63,8 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
     return done, middle - started, ended - middle
 
 
-def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> Compared:
-    """The synchronised gradients against the float64 mean of what each rank has by itself.
+def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> list[OffGradient]:
+    """The synchronised gradients that are not the float64 mean of what each rank has by itself.
 
     ``spread`` is how far the gradients of a rank differ from one pass to the next, at most over all ranks.
     """
@@ -86,7 +77,7 @@ def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, sprea
         shared = sums.to(ctx.device)
         dist.all_reduce(shared, group=ctx.group)
     mean, size = shared.cpu() / ctx.world_size
-    found, start = Compared(elements=len(local)), 0
+    found, start = [], 0
     for (name, parameter), mine, given in zip(trainable(model), own.gradients, got.gradients, strict=True):
         part = slice(start, start + len(mine))
         start += len(mine)
@@ -99,7 +90,7 @@ def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, sprea
             worst = int((error - allowed).argmax())
             values = (given[worst], mean[part][worst], mine[worst])
             got_, wanted, own_ = (float(value) if bool(value.isfinite()) else None for value in values)
-            found.off.append(OffGradient(parameter=name, step=step, got=got_, expected=wanted, own=own_))
+            found.append(OffGradient(parameter=name, step=step, got=got_, expected=wanted, own=own_))
     return found
 
 
