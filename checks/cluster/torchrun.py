@@ -150,14 +150,14 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
-        note, said = ((*trial.notes, "", ""))[:2]
+        note, output = (*trial.notes, "", "")[:2]
         failed = note.startswith("torchrun ended with exit code")
         stayed = note.startswith("torchrun did not end by itself")
         if trial.launcher != "torchrun" or trial.outcome != "finished" or not (failed or stayed):
             continue
-        if _OUR_SIGNALS.search(said):
+        if _OUR_SIGNALS.search(output):
             continue
-        last = [line.strip() for line in said.splitlines() if line.strip()][-3:]
+        last = [line.strip() for line in output.splitlines() if line.strip()][-3:]
         what = note if failed else f"torchrun was still running {CHECK_S:.0f} s"
         yield likely(
             NOBODY,

@@ -92,9 +92,9 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
-        odd = differences.odd_ranks(recording, parts)
-        told_of = partial(differences.values_with_ranks, recording)
-        yield draft_of(group, title, detail, _SAME_FOR_RANKS, odd, told_of, check="env_vars")
+        culprits = differences.odd_ranks(recording, parts)
+        in_words = partial(differences.values_with_ranks, recording)
+        yield draft_of(group, title, detail, _SAME_FOR_RANKS, culprits, in_words, check="env_vars")
 
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:

@@ -45,8 +45,8 @@ def difference_draft(
     recording: Recording, group: Sequence[Difference[int]], title: str, detail: str, remedy: Remedy
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
-    odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, partial(values_with_nodes, recording))
+    culprits = odd_culprits(recording, group[0].split)
+    return draft_of(group, title, detail, remedy, culprits, partial(values_with_nodes, recording))
 
 
 def draft_of(
@@ -54,18 +54,18 @@ def draft_of(
     title: str,
     detail: str,
     remedy: Remedy,
-    odd: tuple[Culprit, ...],
-    told_of: Callable[[Split[Who]], str],
+    culprits: tuple[Culprit, ...],
+    in_words: Callable[[Split[Who]], str],
     check: str = "",
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
     return likely(
-        odd,
+        culprits,
         title,
         (
             Evidence(
                 check=check,
-                text=_named(difference.name, told_of(difference.split)),
+                text=_named(difference.name, in_words(difference.split)),
                 expected_from=f"{difference.effect}; {difference.source}",
             )
             for difference in group

@@ -204,14 +204,14 @@ def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
         scaled = {rank: mode.scaled for rank, mode in by_rank.items() if mode.scaled}
         if name in wrong_modes or len(scaled) < _world_size(recording):
             continue
-        odd = {rank: number for rank, steps in scaled.items() if (number := _first_odd(steps)) is not None}
-        if odd:
-            number = min(odd.values())
-            yield _apart(recording, name, {rank: steps[number] for rank, steps in scaled.items()}, sorted(odd))
+        wrong = {rank: number for rank, steps in scaled.items() if (number := _first_wrong(steps)) is not None}
+        if wrong:
+            number = min(wrong.values())
+            yield _apart(recording, name, {rank: steps[number] for rank, steps in scaled.items()}, sorted(wrong))
             return
 
 
-def _first_odd(steps: tuple[ScaledStep, ...]) -> int | None:
+def _first_wrong(steps: tuple[ScaledStep, ...]) -> int | None:
     """The first step that is not skipped for an infinite gradient alone, or whose scale is not that which is due."""
     due = steps[0].scale
     for number, step in enumerate(steps):
@@ -221,7 +221,7 @@ def _first_odd(steps: tuple[ScaledStep, ...]) -> int | None:
     return None
 
 
-def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], odd: list[int]) -> Draft:
+def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], wrong: list[int]) -> Draft:
     by_what: dict[bool, list[int]] = grouped((step.stepped, rank) for rank, step in steps.items())
     infinite, last = next(iter(steps.values())).infinite, max(steps)
     why = f"rank {last}'s gradient is infinite" if infinite else "all gradients are finite"
@@ -230,11 +230,14 @@ def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], odd: l
     elif infinite and by_what.get(True):
         what = "no rank skips the step"
     else:
-        what = f"the GradScaler on {ranks_at(recording, odd)} then holds another scale than it must"
+        what = f"the GradScaler on {ranks_at(recording, wrong)} then holds another scale than it must"
     return likely(
-        rank_culprits(recording, DdpModes, odd if len(odd) * 2 < len(steps) else ()),
+        rank_culprits(recording, DdpModes, wrong if len(wrong) * 2 < len(steps) else ()),
         f"{capital(why)}, and {what}",
-        (Evidence(text=f"scale of rank {rank} after the step, in {mode}", value=steps[rank].scale) for rank in odd[:4]),
+        (
+            Evidence(text=f"scale of rank {rank} after the step, in {mode}", value=steps[rank].scale)
+            for rank in wrong[:4]
+        ),
         _AGREE,
         *remedies(recording, "ddp_modes"),
         detail="The model is the doctor's own: none of your code took part.",
