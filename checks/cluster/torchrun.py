@@ -31,8 +31,6 @@ from ddp_doctor.wording.ranks import rank_at
 JOIN_TIMEOUT_S = 600
 #: A slow start is given so many times what it took.
 _ROOM = 3
-
-
 #: What torchrun sets; torch/distributed/elastic/agent/server/local_elastic_agent.py.
 EXPORTED = (
     "RANK",
@@ -112,6 +110,17 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     """
     slowest = max(recording.facts(TorchrunFact), key=lambda node: node.fact.arrived_after_s)
     seconds = slowest.fact.arrived_after_s
+    # Room for nodes that start slowly, so that the rendezvous does not give them up.
+    room_s = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * seconds / 60) * 60)
+    join_later = remedy(
+        f"Give the rendezvous {room_s} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
+        f"torchrun --rdzv-conf join_timeout={room_s} SCRIPT",
+        scope="job",
+        cost="a node that never comes is noticed so much later",
+        undo="leave the option out",
+        untried="the time is lost in the file system, and no time-out gives it back",
+        references=(DOCS + "elastic/run.html",),
+    )
     if seconds > SLOW_START_S:
         yield likely(
             NOBODY,
@@ -124,7 +133,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
                 expected_from="2.4 s measured for two ranks on a local disk",
             ),
             remedy("Keep the Python environment on a local disk or in a container image", scope="job"),
-            *([join_later(seconds)] if seconds * 2 > JOIN_TIMEOUT_S else []),
+            *([join_later] if seconds * 2 > JOIN_TIMEOUT_S else []),
             detail="The time goes into starting Python and importing torch once per rank.",
         )
 
@@ -141,14 +150,14 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for trial in recording.trials:
-        note, said = ((*trial.notes, "", ""))[:2]
+        note, output = (*trial.notes, "", "")[:2]
         failed = note.startswith("torchrun ended with exit code")
         stayed = note.startswith("torchrun did not end by itself")
         if trial.launcher != "torchrun" or trial.outcome != "finished" or not (failed or stayed):
             continue
-        if _OUR_SIGNALS.search(said):
+        if _OUR_SIGNALS.search(output):
             continue
-        last = [line.strip() for line in said.splitlines() if line.strip()][-3:]
+        last = [line.strip() for line in output.splitlines() if line.strip()][-3:]
         what = note if failed else f"torchrun was still running {CHECK_S:.0f} s"
         yield likely(
             NOBODY,
@@ -180,17 +189,3 @@ CHECK = Check(
     deadline_s=10.0,
     measurements=measurements,
 )
-
-
-def join_later(took_s: float) -> Remedy:
-    """Room for nodes that start slowly, so that the rendezvous does not give them up."""
-    seconds = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * took_s / 60) * 60)
-    return remedy(
-        f"Give the rendezvous {seconds} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
-        f"torchrun --rdzv-conf join_timeout={seconds} SCRIPT",
-        scope="job",
-        cost="a node that never comes is noticed so much later",
-        undo="leave the option out",
-        untried="the time is lost in the file system, and no time-out gives it back",
-        references=(DOCS + "elastic/run.html",),
-    )

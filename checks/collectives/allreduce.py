@@ -183,8 +183,10 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     if not faulty:
         return
     # A share that was wrong at its source is wrong on every rank: one rank without wrong sums rules it out.
-    sums = [_wrong_sums(rank.fact) for rank in ranks]
-    blamed = payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if all(sums) else None
+    sums = [[wrong for wrong in rank.fact.wrong if wrong.op == "sum"] for rank in ranks]
+    # An older recording may blame a rank for a few wrong elements.
+    accused = (wrong.blamed if wrong.elements == ELEMENTS else () for of_rank in sums for wrong in of_rank)
+    blamed = payload.agreed(accused) if all(sums) else None
     several = len({wrong.dtype for of_rank in sums for wrong in of_rank}) > 1
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     wrong_sizes = (size.size_bytes for size in faulty[0].fact.sizes if size.wrong)
@@ -214,12 +216,6 @@ def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
         "nvidia-smi -q -d ECC",
         "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
-
-
-def _wrong_sums(fact: AllReduceFact) -> list[Wrong]:
-    """The wrong sums, without the blame that an older recording may put on a few wrong elements."""
-    sums = [wrong for wrong in fact.wrong if wrong.op == "sum"]
-    return [wrong if wrong.elements == ELEMENTS else wrong.model_copy(update={"blamed": ()}) for wrong in sums]
 
 
 def _errors(fact: AllReduceFact) -> list[Evidence]:

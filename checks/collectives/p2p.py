@@ -168,6 +168,10 @@ _COMPARE_NICS = remedy(
 )
 
 
+#: Bandwidth in GB/s by pair of ranks, the lower one first.
+_Rates = dict[tuple[int, int], float]
+
+
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs several times slower than the typical pair of its kind.
@@ -181,9 +185,15 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         their cables. Which NIC NCCL took on a node stands in the evidence, from its own log.
     See: docs/explanation/measurements.md
     """
-    if recording.world is None or recording.world.backend != "nccl":
+    world = recording.world
+    if world is None or world.backend != "nccl":
         return
-    for across, rates in _rates_by_kind(recording).items():
+    kinds: dict[bool, _Rates] = {False: {}, True: {}}  # the pairs within a node, and those across nodes
+    for rank in recording.facts(P2pFact):
+        for pair in rank.fact.pairs:
+            ends = (min(rank.rank or 0, pair.peer), max(rank.rank or 0, pair.peer))
+            kinds[world.node_of(ends[0]) != world.node_of(ends[1])][ends] = pair.bandwidth_gb_per_s
+    for across, rates in kinds.items():
         typical = median_high(rates.values()) if len(rates) > 2 else 0.0
         slow = sorted(pair for pair, rate in rates.items() if rate * SLOW_PAIR_RATIO < typical)
         common = common_end(slow)
@@ -191,22 +201,6 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         together = slow and (alone or len(slow) > LINES_OF_EVIDENCE)
         for pairs in [slow] if together else [[pair] for pair in slow]:
             yield _slow_draft(recording, pairs, rates, across=across)
-
-
-#: Bandwidth in GB/s by pair of ranks, the lower one first.
-_Rates = dict[tuple[int, int], float]
-
-
-def _rates_by_kind(recording: Recording) -> dict[bool, _Rates]:
-    """The pairs within a node, and those across nodes (True)."""
-    world = recording.world
-    kinds: dict[bool, _Rates] = {False: {}, True: {}}
-    for rank in recording.facts(P2pFact):
-        for pair in rank.fact.pairs:
-            ends = (min(rank.rank or 0, pair.peer), max(rank.rank or 0, pair.peer))
-            across = world is not None and world.node_of(ends[0]) != world.node_of(ends[1])
-            kinds[across][ends] = pair.bandwidth_gb_per_s
-    return kinds
 
 
 def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _Rates, *, across: bool) -> Draft:
@@ -219,6 +213,10 @@ def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _
         who = f"{rank_at(recording, pairs[0][0])} and {rank_at(recording, pairs[0][1])} exchange"
     else:
         who = f"{len(pairs)} pairs of ranks exchange"
+    # NVLink is never slower than host memory; a link of it that is down is to be repaired.
+    limit = None if across else _limit_below(recording, pairs)
+    summary = f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+    around = [] if limit is None else [keep_near_p2p(limit).model_copy(update={"summary": summary})]
     links = [pair_culprit(recording, *pair) for pair in pairs]
     return likely(
         tuple(links) if common is None else (rank_culprit(recording, common),),
@@ -234,26 +232,14 @@ def _slow_draft(recording: Recording, pairs: Sequence[tuple[int, int]], rates: _
             for first, second in pairs[:LINES_OF_EVIDENCE]
         )
         + (tuple(_network_evidence(recording, pairs)) if across else ()),
-        *((_COMPARE_NICS,) if across else (*_other_ways(recording, pairs), _COMPARE_LINKS)),
+        *((_COMPARE_NICS,) if across else (*around, _COMPARE_LINKS)),
         detail=f"They are slower than other pairs {'across nodes' if across else 'within a node'}.",
         reproduced_by=None if across else between(recording, pairs[0], pairs),
     )
 
 
-def _other_ways(recording: Recording, pairs: Sequence[tuple[int, int]]) -> Iterator[Remedy]:
-    """Ways around P2P over PCIe, where NCCL's log says that each of these pairs takes it.
-
-    NVLink is never slower than host memory; a link of it that is down is to be repaired.
-    """
-    limit = _limit_below(recording, pairs)
-    if limit is not None:
-        yield keep_near_p2p(limit).model_copy(
-            update={"summary": f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"}
-        )
-
-
 def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
-    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it."""
+    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it, by NCCL's log."""
     taken: dict[tuple[int, int], str] = {}
     for place in places(recording):
         joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}

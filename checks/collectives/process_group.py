@@ -10,7 +10,7 @@ refused by NCCL ("Duplicate GPU detected"), or share it at half speed; it is mos
 uses the global rank, or no rank at all, for its device.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.knowledge.deadlines import CHECK_S
@@ -19,7 +19,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.rank_identity import gpu_identity
@@ -119,7 +119,12 @@ def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
     shared = {gpu: sharing for gpu, sharing in by_uuid.items() if len(sharing) > 1}
     if not shared:
         return
-    places = [_place(recording, node, sharing) for (node, _), sharing in shared.items()]
+    several = recording.world is not None and recording.world.nnodes > 1
+    places = []
+    for (node, uuid), sharing in shared.items():
+        at = f" of {host(recording, node)}" if several else ""
+        who = rank_list([rank.rank or 0 for rank in sharing])
+        places.append(f"{who} run on one GPU{at} ({sharing[0].fact.gpu_name}, {uuid})")
     left = len(places) - NAMES_IN_A_SENTENCE
     shown = [*places[:NAMES_IN_A_SENTENCE], *([f"and so on, on {left} GPUs more"] if left > 0 else [])]
     everyone = [rank for sharing in shared.values() for rank in sharing]
@@ -133,14 +138,6 @@ def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
         ONE_GPU_EACH,
         detail="Each rank needs a GPU of its own.",
     )
-
-
-def _place(recording: Recording, node: int, sharing: Sequence[FactAt[ProcessGroupFact]]) -> str:
-    """The ranks on one GPU, its name and UUID, and its host where there are several."""
-    several = recording.world is not None and recording.world.nnodes > 1
-    at = f" of {host(recording, node)}" if several else ""
-    fact = sharing[0].fact
-    return f"{rank_list([rank.rank or 0 for rank in sharing])} run on one GPU{at} ({fact.gpu_name}, {fact.gpu_uuid})"
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

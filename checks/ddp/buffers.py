@@ -44,9 +44,13 @@ def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterato
         (rank.rank or 0, rank.fact, getattr(rank.fact, field) or ()) for rank in recording.facts(Buffers)
     ]
     wrong = [state for state in states if state[2]]
+    # An off rank is to blame where another got it right. The source of a broadcast receives nothing: it shows nothing.
+    sources = {fact.source_rank for _, fact, _ in wrong if field in _BROADCAST}
+    receivers = {rank for rank, _, _ in wrong} - sources
     for holds, group in grouped((_holds(state), state) for state in wrong).items():
-        blamed = [rank for rank, _, _ in group] if _some_right(wrong, field in _BROADCAST) else []
         rank, fact, off = group[0]
+        some_right = len(receivers) < fact.world_size - len(sources)
+        blamed = [rank for rank, _, _ in group] if some_right else []
         ranks = ranks_at(recording, [rank for rank, _, _ in group])
         names = sorted({tensor.name for _, _, offs in group for tensor in offs})
         yield likely(
@@ -71,16 +75,6 @@ def _holds(state: _RankState) -> str:
     if len(origins) == 1:
         return f"they are rank {origins.pop()}'s"
     return "they match those of no rank" if not origins else "they come from several ranks"
-
-
-def _some_right(wrong: Sequence[_RankState], broadcast: bool) -> bool:
-    """Whether some rank got it right: only then is an off rank to blame.
-
-    The source of a broadcast receives nothing, so its own state is no evidence.
-    """
-    _, fact, _ = wrong[0]
-    silent = {fact.source_rank} if broadcast else set()
-    return len({rank for rank, _, _ in wrong} - silent) < fact.world_size - len(silent)
 
 
 @rule("DD711", "buffers-not-from-rank-0", Severity.ERROR, Buffers)
@@ -259,7 +253,6 @@ def _stamp(ctx: RankContext, module: Any) -> None:
 
 
 def _forward(ctx: RankContext, model: Any, detail: str) -> None:
-    """One forward with this rank's batch, and the wait for it."""
     import torch
 
     given = batch(ctx.group_rank).to(ctx.device, torch.float32)

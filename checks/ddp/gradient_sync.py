@@ -248,7 +248,6 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
 
 
 def _grads(model: Any) -> list[Any]:
-    """Copies of all gradients; None where a parameter has none."""
     grads = [parameter.grad for parameter in model.module.parameters()]
     return [None if grad is None else grad.detach().clone() for grad in grads]
 

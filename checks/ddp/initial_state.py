@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
-from ddp_doctor.knowledge.ddp.manifests import Difference, Kind, compare, kept, restored
+from ddp_doctor.knowledge.ddp.manifests import Kind, compare, kept, restored
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
@@ -54,8 +54,7 @@ _CONSEQUENCES: dict[Kind, str] = {
     " equal ones it averages what does not belong together.",
     "persistent": "The state_dict of some ranks has it and that of others has not.",
 }
-
-
+#: What DDP does not see of parameters.
 _SILENT = ("order", "name")
 
 
@@ -70,9 +69,7 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp
     """
-    yield from _drafts(
-        recording, [difference for difference in _of(recording, "parameter") if difference.kind not in _SILENT]
-    )
+    yield from _drafts(recording, "parameter", silent=False)
 
 
 @rule("DD741", "parameter-order-differs-between-ranks", Severity.ERROR, InitialState)
@@ -84,9 +81,7 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
         own the cause is a set, an unsorted directory or a layer under ``if rank``.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
-    yield from _drafts(
-        recording, [difference for difference in _of(recording, "parameter") if difference.kind in _SILENT]
-    )
+    yield from _drafts(recording, "parameter", silent=True)
 
 
 @rule("DD742", "buffers-differ-between-ranks", Severity.ERROR, InitialState)
@@ -98,17 +93,16 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
         that replaces parts of it. Of three ranks or more the odd one is named.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    yield from _drafts(recording, _of(recording, "buffer"))
+    yield from _drafts(recording, "buffer")
 
 
-def _of(recording: Recording, what: str) -> list[Difference]:
+def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> Iterator[Draft]:
     models = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
-    return [difference for difference in compare(restored(models)) if difference.what == what]
-
-
-def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
+    found = [difference for difference in compare(restored(models)) if difference.what == what]
     offered = remedies(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
     for difference in found:
+        if silent is not None and silent is not (difference.kind in _SILENT):
+            continue
         ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
         left = difference.count - len(difference.names)
         listed = f"It is {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
@@ -265,20 +259,16 @@ def seeded_model(ctx: RankContext, seed: int) -> Any:
 
 def fingerprints(module: Any) -> dict[str, str]:
     """Name -> a fingerprint of the parameter's or buffer's bits; a tied name has its own entry."""
+    import torch
+
     named = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
-    return {name: _fingerprint(tensor) for name, tensor in named}
+    flat = {name: tensor.detach().cpu().contiguous().reshape(-1) for name, tensor in named}
+    return {name: _shortened(bytes(values.view(torch.uint8).tolist())) for name, values in flat.items()}
 
 
 def whole(prints: Mapping[str, str]) -> str:
     """One fingerprint of a whole model."""
     return _shortened(repr(sorted(prints.items())).encode())
-
-
-def _fingerprint(tensor: Any) -> str:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return _shortened(bytes(flat.view(torch.uint8).tolist()))
 
 
 def _shortened(data: bytes) -> str:

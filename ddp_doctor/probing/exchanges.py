@@ -37,8 +37,11 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
     with ctx.step("send_recv", f"uint8 [{size}]", peers=(original,), deadline_s=deadline_s):
         first = timed(ctx, sent, received, peer)
         wrong = int((received != _pattern(original, size, ctx.device)).sum().item())
-        latency = _latency(ctx, peer)
-        again = _times(ctx, sent, received, peer)
+        small, answer = torch.zeros(1, device=ctx.device), torch.zeros(1, device=ctx.device)
+        few = ctx.world_size > CROWD
+        latency = median(timed(ctx, small, answer, peer) for _ in range(1 if few else 5))
+        times = 0 if few else 2 if ctx.level is Level.QUICK else 4  # in a large world the first must do
+        again = [timed(ctx, sent, received, peer) for _ in range(times)]
     return PairResult(
         peer=original,
         wrong_bytes=wrong,
@@ -82,18 +85,3 @@ def timed(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer
     swap(sent, received, peer)
     received[0].item()
     return ctx.clock() - started
-
-
-def _latency(ctx: RankContext, peer: int) -> float:
-    import torch
-
-    sent = torch.zeros(1, device=ctx.device)
-    received = torch.zeros(1, device=ctx.device)
-    times = [timed(ctx, sent, received, peer) for _ in range(1 if ctx.world_size > CROWD else 5)]
-    return median(times)
-
-
-def _times(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> list[float]:
-    """Seconds of each further exchange; none in a large world, where the first must do."""
-    again = 0 if ctx.world_size > CROWD else 2 if ctx.level is Level.QUICK else 4
-    return [timed(ctx, sent, received, peer) for _ in range(again)]

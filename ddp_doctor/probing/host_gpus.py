@@ -15,7 +15,7 @@ import re
 
 from ddp_doctor.facts.node.gpus import PciGpu
 from ddp_doctor.model.context import Context
-from ddp_doctor.probing.kernel_files import first_line, names_in, target_of, text_of
+from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of, text_of
 
 PCI = "/sys/bus/pci/devices"
 #: The device node by which the fabric manager drives NVSwitches, and its process ("comm" is cut at 15).
@@ -32,9 +32,8 @@ def pci_gpus(ctx: Context) -> tuple[PciGpu, ...] | None:
         bus_ids = ctx.listdir(PCI)
     except OSError:
         return None
-    return tuple(
-        PciGpu(bus_id=bus_id, driver=_driver(ctx, bus_id)) for bus_id in bus_ids if _is_nvidia_gpu(ctx, bus_id)
-    )
+    nvidia = [bus_id for bus_id in bus_ids if _is_nvidia_gpu(ctx, bus_id)]
+    return tuple(PciGpu(bus_id=bus_id, driver=end_of(ctx, f"{PCI}/{bus_id}/driver") or None) for bus_id in nvidia)
 
 
 def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
@@ -42,11 +41,6 @@ def _is_nvidia_gpu(ctx: Context, bus_id: str) -> bool:
         return False
     display = (first_line(ctx, f"{PCI}/{bus_id}/class") or "").startswith("0x03")
     return display and target_of(ctx, f"{PCI}/{bus_id}/physfn") is None
-
-
-def _driver(ctx: Context, bus_id: str) -> str | None:
-    target = target_of(ctx, f"{PCI}/{bus_id}/driver")
-    return target.rpartition("/")[2] if target else None
 
 
 def device_nodes(ctx: Context) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.knowledge.ddp.manifests import Manifest, Tensor, digest
@@ -16,16 +15,15 @@ def read(module: Any) -> Manifest:
     parts = dict(module.named_modules(remove_duplicate=False))
     # As DDP asks it of each module (torch/nn/parallel/distributed.py, _build_params_for_reducer).
     embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
-    marks = _Marks(
-        transient=frozenset(_names(parts, lambda part: getattr(part, "_non_persistent_buffers_set", ()))),
-        sparse=frozenset(
-            _names(parts, lambda part: ("weight",) if isinstance(part, embeddings) and part.sparse else ())
-        ),
-        ignored=frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
+    # Names of which the module knows more than the tensor does; no state_dict holds the transient ones.
+    marks = (
+        frozenset(_names(parts, lambda part: getattr(part, "_non_persistent_buffers_set", ()))),
+        frozenset(_names(parts, lambda part: ("weight",) if isinstance(part, embeddings) and part.sparse else ())),
+        frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ())),
     )
     return Manifest(
-        parameters=_tensors(module.named_parameters(remove_duplicate=False), marks),
-        buffers=_tensors(module.named_buffers(remove_duplicate=False), marks),
+        parameters=_tensors(module.named_parameters(remove_duplicate=False), *marks),
+        buffers=_tensors(module.named_buffers(remove_duplicate=False), *marks),
     )
 
 
@@ -49,20 +47,13 @@ def of_all_ranks(ctx: RankContext, own: Manifest) -> dict[int, Manifest]:
     return {rank: known[digest_of_rank] for rank, digest_of_rank in zip(ctx.ranks, digests, strict=True)}
 
 
-@dataclass(frozen=True)
-class _Marks:
-    """Names of which the module knows more than the tensor does."""
-
-    transient: frozenset[str]  # buffers that no state_dict holds
-    sparse: frozenset[str]
-    ignored: frozenset[str]
-
-
 def _names(parts: Mapping[str, Any], of: Callable[[Any], Iterable[str]]) -> Iterator[str]:
     return (f"{prefix}.{name}" if prefix else name for prefix, part in parts.items() for name in of(part))
 
 
-def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, ...]:
+def _tensors(
+    named: Iterable[tuple[str, Any]], transient: frozenset[str], sparse: frozenset[str], ignored: frozenset[str]
+) -> tuple[Tensor, ...]:
     """The tensors of a module; one that comes again has its first name."""
     import torch
     from torch.nn.parameter import is_lazy
@@ -81,9 +72,9 @@ def _tensors(named: Iterable[tuple[str, Any]], marks: _Marks) -> tuple[Tensor, .
             name=name,
             tied_to=tied_to,
             memory_of=memory.get(address) if address and tied_to is None else None,
-            persistent=name not in marks.transient,
-            sparse_grad=name in marks.sparse,
-            ignored=name in marks.ignored,
+            persistent=name not in transient,
+            sparse_grad=name in sparse,
+            ignored=name in ignored,
             shape=None if lazy else tuple(tensor.shape),
             dtype=str(tensor.dtype).removeprefix("torch."),
             device=tensor.device.type,

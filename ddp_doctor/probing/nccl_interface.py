@@ -9,6 +9,7 @@ The answers of the helper script ``nccl_interface``::
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from ipaddress import ip_address
 
 from ddp_doctor.facts.node.nccl import ConfFile, Reason
@@ -16,6 +17,7 @@ from ddp_doctor.knowledge.network.interface_choice import Choice, holder
 from ddp_doctor.model.context import CommandResult, Context, Interface
 from ddp_doctor.parse.json_value import NotJson, json_object
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
+from ddp_doctor.probing.kernel_files import text_of
 from ddp_doctor.settings.nccl_conf import MOST_LINES, SYSTEM_FILE, conf_lines, read_by, set_by_files
 
 
@@ -29,20 +31,14 @@ def library_choice(answer: CommandResult, interfaces: Sequence[Interface]) -> Ch
     """What libnccl chose; None where there is none, or where it could not be asked, as without a driver."""
     output = _last_object(answer.stdout)
     address, error = output.get("address"), output.get("error")
-    if isinstance(address, str) and _is_address(address):
-        why = "libnccl itself put it into its unique id"
-        return Choice(interface=holder(interfaces, address), address=address, why=why)
+    if isinstance(address, str):
+        with suppress(ValueError):
+            ip_address(address)
+            why = "libnccl itself put it into its unique id"
+            return Choice(interface=holder(interfaces, address), address=address, why=why)
     if isinstance(error, str) and "interface" in error:
         return Choice(why="libnccl itself says so", error=error)
     return None
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _last_object(stdout: str) -> dict[str, object]:
@@ -92,11 +88,7 @@ def _file(ctx: Context, path: str, reason: Reason) -> ConfFile | None:
 
 def _passwd_home(ctx: Context) -> str | None:
     """The home folder in this user's passwd entry, wherever that is kept."""
-    try:
-        status = ctx.read("/proc/self/status")
-    except OSError:
-        return None
-    uid = _UID.search(status)
+    uid = _UID.search(text_of(ctx, "/proc/self/status") or "")
     answer = ctx.run(("getent", "passwd", uid[1]), 1.0) if uid else None
     fields = answer.stdout.strip().split(":") if answer is not None and answer.ok else []
     return fields[5] if len(fields) == 7 and fields[5].startswith("/") else None

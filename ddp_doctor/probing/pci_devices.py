@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from ddp_doctor.facts.node.topology import PciDevice
+from ddp_doctor.knowledge.network.nccl_hca import natural
 from ddp_doctor.model.context import Context
 from ddp_doctor.parse.pci import is_bus_id, read_path
 from ddp_doctor.probing.host_gpus import PCI
@@ -31,7 +32,7 @@ def gpu_device(ctx: Context, column: str, bus_id: str) -> PciDevice | None:
 def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
     """RDMA devices by name ("mlx5_0"), as the columns that nvidia-smi gives them: NIC0, NIC1, …"""
     found: dict[str, PciDevice] = {}
-    for name in sorted(names_in(ctx, RDMA), key=_by_number):
+    for name in sorted(names_in(ctx, RDMA), key=natural):
         device = _device(ctx, f"{RDMA}/{name}", f"NIC{len(found)}", "nic")
         if device is not None:
             found[name] = device
@@ -40,7 +41,7 @@ def rdma_devices(ctx: Context) -> dict[str, PciDevice]:
 
 def net_devices(ctx: Context) -> Iterator[PciDevice]:
     """The interfaces on a PCI device, RDMA or not."""
-    for name in sorted(names_in(ctx, NET), key=_by_number):
+    for name in sorted(names_in(ctx, NET), key=natural):
         device = _device(ctx, f"{NET}/{name}", name, "net")
         if device is not None:
             yield device
@@ -84,11 +85,6 @@ def _device(ctx: Context, link: str, name: str, kind: Literal["gpu", "nic", "net
         link_speed=first_line(ctx, f"{PCI}/{bus_id}/max_link_speed"),
         link_width=width,
     )
-
-
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """mlx5_2 before mlx5_10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _number(text: str | None) -> int | None:

@@ -58,24 +58,21 @@ def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
 def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
     """What may have changed on the ports of these devices since they were read; virtual functions left out."""
     own = [name for name in names if end_of(ctx, f"{INFINIBAND}/{name}/device/physfn") is None]
-    return tuple(
-        _after(ctx, name, int(port))
-        for name in own
-        for port in sorted(names_in(ctx, f"{INFINIBAND}/{name}/ports"))
-        if port.isdecimal()
-    )
-
-
-def _after(ctx: Context, name: str, number: int) -> PortAfter:
-    at = f"{INFINIBAND}/{name}/ports/{number}"
-    netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/0")
-    return PortAfter(
-        hca=name,
-        number=number,
-        state=_after_number(first_line(ctx, f"{at}/state")),
-        carrier_changes=_number(first_line(ctx, f"{NET}/{netdev}/carrier_changes")) if netdev else None,
-        counters=_counters(ctx, at),
-    )
+    ports = [(name, port) for name in own for port in sorted(names_in(ctx, f"{INFINIBAND}/{name}/ports"))]
+    found = []
+    for name, port in ports:
+        if port.isdecimal():
+            at = f"{INFINIBAND}/{name}/ports/{port}"
+            netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/0")
+            after = PortAfter(
+                hca=name,
+                number=int(port),
+                state=_after_number(first_line(ctx, f"{at}/state")),
+                carrier_changes=_number(first_line(ctx, f"{NET}/{netdev}/carrier_changes")) if netdev else None,
+                counters=_counters(ctx, at),
+            )
+            found.append(after)
+    return tuple(found)
 
 
 def read_netdevs(ctx: Context, hcas: tuple[Hca, ...]) -> tuple[NetDevice, ...]:

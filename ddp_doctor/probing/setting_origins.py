@@ -91,7 +91,10 @@ def _origin(name: str, value: str, ancestors: Sequence[_Process]) -> Origin | No
 def _login_files(ctx: Context, env: Mapping[str, str]) -> dict[str, str]:
     """The first file of a login that gives a variable the value that it has."""
     found: dict[str, str] = {}
-    for path in _paths(ctx):
+    home = ctx.env.get("HOME", "")
+    in_home = [f"{home.rstrip('/')}/{name}" for name in _IN_HOME if home.startswith("/")]
+    profiles = [f"{_PROFILES}/{name}" for name in names_in(ctx, _PROFILES) if name.endswith(".sh")]
+    for path in (*in_home, *_OF_SYSTEM, *profiles[:_MOST_PROFILES]):
         text = text_of(ctx, path)
         if text and len(text) <= _LONGEST_FILE:
             for name, value, line in file_settings(text):
@@ -109,12 +112,3 @@ def file_settings(text: str) -> Iterator[tuple[str, str, int]]:
     for setting in written:
         if setting.value is not None and setting.depends_on is None and setting.void is None:
             yield setting.name, setting.value, setting.line
-
-
-def _paths(ctx: Context) -> Iterator[str]:
-    home = ctx.env.get("HOME", "")
-    if home.startswith("/"):
-        yield from (f"{home.rstrip('/')}/{name}" for name in _IN_HOME)
-    yield from _OF_SYSTEM
-    names = [name for name in names_in(ctx, _PROFILES) if name.endswith(".sh")]
-    yield from (f"{_PROFILES}/{name}" for name in names[:_MOST_PROFILES])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import ddp_modes
 from ddp_doctor.checks.ddp.ddp_modes import CHECK, cases
-from ddp_doctor.checks.ddp.ddp_modes.shards import faults
+from ddp_doctor.checks.ddp.ddp_modes.rules import faults
 from ddp_doctor.facts.ddp.gradients import DdpModes
 from ddp_doctor.model.choices import Level
 from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record

@@ -44,38 +44,27 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     matrix = Matrix.of(recording)
-    found = matrix.blocked
+    found = matrix.blocked  # without nodes where everyone is blocked
     met = "The nodes met at the roll call, so the network is there."
     confidence = Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY
-    if found.everyone:
-        nodes, paths = matrix.nodes, list(matrix.seen)
-        ports = _common_port_range(matrix, nodes)
-        yield _blocked(
-            recording,
-            (node_culprit(recording, node) for node in nodes),
-            f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes",
-            paths,
-            wording.let_in("every node", ports, matrix.addresses(source for source, _ in paths)),
-            wording.narrow_ports(ports),
-            detail=met,
-            confidence=confidence,
-        )
-        return
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {"": matrix.nodes} if found.everyone else {}
     for node in found.inbound:
         outcomes = [matrix.seen[path].outcome for path in matrix.failed if path[1] == node]
         groups.setdefault(_FATE[max(set(outcomes), key=outcomes.count)], []).append(node)
     for fate, nodes in groups.items():
-        paths = [path for path in matrix.failed if path[1] in nodes]
-        names, ports = hosts(recording, nodes), _common_port_range(matrix, nodes)
+        paths = list(matrix.seen) if found.everyone else [path for path in matrix.failed if path[1] in nodes]
+        where, ports = "every node" if found.everyone else hosts(recording, nodes), _common_port_range(matrix, nodes)
+        title = f"Inbound to {where} is blocked for {wording.port_words(ports)}: {fate}"
+        if found.everyone:
+            title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
         both = [node for node in nodes if node in found.outbound]
         more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
         yield _blocked(
             recording,
             (node_culprit(recording, node) for node in nodes),
-            f"Inbound to {names} is blocked for {wording.port_words(ports)}: {fate}",
+            title,
             paths,
-            wording.let_in(names, ports, matrix.addresses(source for source, _ in paths)),
+            wording.let_in(where, ports, matrix.addresses(source for source, _ in paths)),
             wording.narrow_ports(ports),
             detail=met + more,
             confidence=confidence,

@@ -8,16 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from statistics import median
 
 from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
-from ddp_doctor.knowledge.network.path_quality import (
-    BLAMED_SHARE,
-    JUDGED_BYTES_PER_S,
-    LOSSLESS_ROUND_TRIPS,
-    LOST_PACKETS,
-    LOST_SHARE,
-    SLOW_ANSWER_RATIO,
-    SLOW_ANSWER_S,
-    SLOW_NODE_RATIO,
-)
+from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.recording import Recording
 
 #: From the node that dialled to the one that was dialled.
@@ -59,7 +50,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     left, by_end, good_by_end = set(bad), _by_end(bad), _by_end(good)
     suspects = set()
     for (node, side), paths in by_end.items():
-        nearly_all = len(paths) >= BLAMED_SHARE * (len(paths) + len(good_by_end.get((node, side), ())))
+        nearly_all = len(paths) >= path_quality.BLAMED_SHARE * (len(paths) + len(good_by_end.get((node, side), ())))
         others = {node, *(path[1 - side] for path in paths)}
         if nearly_all and any((other, 1 - side) in good_by_end for other in others):
             suspects.add((node, side))
@@ -196,9 +187,15 @@ class Matrix:
     def lossy(self) -> Blame:
         """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
-        bad = {pair for pair, loss in losses.items() if loss.retransmits >= LOST_PACKETS and loss.share >= LOST_SHARE}
+        bad = {
+            pair
+            for pair, loss in losses.items()
+            if loss.retransmits >= path_quality.LOST_PACKETS and loss.share >= path_quality.LOST_SHARE
+        }
         good = {
-            pair for pair, loss in losses.items() if not loss.retransmits and loss.round_trips >= LOSSLESS_ROUND_TRIPS
+            pair
+            for pair, loss in losses.items()
+            if not loss.retransmits and loss.round_trips >= path_quality.LOSSLESS_ROUND_TRIPS
         }
         return blame(both_ways(bad), both_ways(good))
 
@@ -241,12 +238,12 @@ class Matrix:
     @cached_property
     def slow(self) -> Blame:
         """Where even the best sample is much less than the worst ones of the fastest quarter of the paths."""
-        slow = {path for path in self.best_rates if self.is_slow(path, SLOW_NODE_RATIO)}
+        slow = {path for path in self.best_rates if self.is_slow(path, path_quality.SLOW_NODE_RATIO)}
         return blame(slow, self.best_rates.keys() - slow)
 
     def is_slow(self, path: Path, ratio: float) -> bool:
         """Whether so many times less gets through than elsewhere."""
-        return self.best_rates[path] * ratio < min(self.sure_rate, JUDGED_BYTES_PER_S)
+        return self.best_rates[path] * ratio < min(self.sure_rate, path_quality.JUDGED_BYTES_PER_S)
 
     def _samples(self) -> Iterator[tuple[Path, tuple[float, ...]]]:
         peers = self.seen.items()
@@ -282,7 +279,7 @@ def usual_answer(answers: dict[Path, float]) -> float:
 
 def is_slow_answer(answer_s: float, usual_s: float) -> bool:
     """Whether a round trip is much longer than usual, in itself and in proportion."""
-    return answer_s >= SLOW_ANSWER_RATIO * usual_s and answer_s >= usual_s + SLOW_ANSWER_S
+    return answer_s >= path_quality.SLOW_ANSWER_RATIO * usual_s and answer_s >= usual_s + path_quality.SLOW_ANSWER_S
 
 
 def _upper_quartile(rates: list[float]) -> float:

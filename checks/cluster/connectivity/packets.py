@@ -55,13 +55,6 @@ def measured(text: str, value: float, unit: str, usual: float | None) -> Evidenc
     )
 
 
-def look(recording: Recording, matrix: Matrix, nodes: Iterable[int]) -> Remedy:
-    """Look at the interface of each node, by its name where that is known."""
-    addresses = matrix.address_of
-    known = {node: wording.interface_name(recording, node, addresses.get(node, "")) for node in nodes}
-    return wording.look_at_link([(host(recording, node), name or "INTERFACE") for node, name in known.items()])
-
-
 def touching(paths: Iterable[Path], nodes: Collection[int]) -> set[Path]:
     """The paths that begin or end at one of the nodes."""
     return {path for path in paths if set(path) & set(nodes)}
@@ -170,7 +163,8 @@ def path_loses_packets(recording: Recording) -> Iterator[Draft]:
 
 def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
     lost, trips = (sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips"))
-    around = detour(recording, lambda way: not way.loses_packets)
+    # None where a small message had to be sent again, or nobody counted.
+    around = detour(recording, lambda way: all(peer.retransmits == 0 for peer in way.seen.values()))
     delay_s = lost / trips * path_quality.RETRANSMIT_S
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
@@ -188,7 +182,7 @@ def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path
             for pair, loss in list(losses.items())[:PATHS_SHOWN]
         ),
         *around,
-        look(recording, matrix, found.nodes or [node for pair in losses for node in pair]),
+        wording.look_at_link(recording, found.nodes or [node for pair in losses for node in pair]),
         detail=f"Each was one small packet on a path that ddp-doctor left idle otherwise. A loss stops a"
         f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,

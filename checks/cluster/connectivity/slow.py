@@ -5,7 +5,7 @@ from statistics import median, median_high
 
 from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Blame, Matrix, Path, both_ways
-from ddp_doctor.checks.cluster.connectivity.packets import look, measured, on_paths, unless_over_rdma
+from ddp_doctor.checks.cluster.connectivity.packets import measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.wording import MOVE, Way, detour, take, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
@@ -83,7 +83,7 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
             for node, rate_of_node in list(mine.items())[:PATHS_SHOWN]
         ),
         *around,
-        look(recording, matrix, nodes),
+        wording.look_at_link(recording, nodes),
         detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
         f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),

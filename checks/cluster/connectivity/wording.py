@@ -93,10 +93,15 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
     """Open these nodes' firewall for the others. ``where`` names the nodes, or says all."""
     first, last = map(str, ports) if ports else ("FIRST", "LAST")
     commands = ["sudo nft list ruleset   # which table and chain filters the input"]
-    for ipv6 in (False, True):
+    for ipv6, saddr, iptables in ((False, "ip saddr", "iptables"), (True, "ip6 saddr", "ip6tables")):
         family = [source.partition("%")[0] for source in sources if is_ipv6(source) == ipv6]
+        is_network = len(family) > _ADDRESSES
+        listed = "NETWORK/PREFIX" if is_network else ", ".join(family)
+        braces = listed if is_network else f"{{ {listed} }}"
         if family:
-            commands += _rules(family[: _ADDRESSES + 1], first, last, where, ipv6=ipv6)
+            nft = f"sudo nft insert rule inet filter input {saddr} {braces} tcp dport {first}-{last} accept"
+            legacy = f"sudo {iptables} -I INPUT -p tcp -s {listed.replace(' ', '')} --dport {first}:{last} -j ACCEPT"
+            commands += [f"{nft}   # on {where}", f"{legacy}   # or so"]
     return by_administrator(
         f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
         " cloud's security group",
@@ -105,17 +110,6 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
         undo="delete the rule again",
         references=("nft(8)", "iptables-extensions(8)"),
     )
-
-
-def _rules(sources: Sequence[str], first: str, last: str, where: str, *, ipv6: bool) -> list[str]:
-    network = len(sources) > _ADDRESSES
-    listed = "NETWORK/PREFIX" if network else ", ".join(sources)
-    braces = listed if network else f"{{ {listed} }}"
-    saddr, iptables = ("ip6 saddr", "ip6tables") if ipv6 else ("ip saddr", "iptables")
-    return [
-        f"sudo nft insert rule inet filter input {saddr} {braces} tcp dport {first}-{last} accept   # on {where}",
-        f"sudo {iptables} -I INPUT -p tcp -s {listed.replace(' ', '')} --dport {first}:{last} -j ACCEPT   # or so",
-    ]
 
 
 def let_out(where: str, ports: PortRange | None) -> Remedy:
@@ -195,15 +189,17 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
     )
 
 
-def look_at_link(places: Sequence[tuple[str, str]]) -> Remedy:
-    """Look at the interfaces, cables and queues. ``places``: host names and interface names."""
+def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
+    """Look at the interface of each node, by its name where that is known, at cables and queues."""
+    addresses = Matrix.of(recording).address_of
+    named = {node: interface_name(recording, node, addresses.get(node, "")) or "INTERFACE" for node in nodes}
     return by_administrator(
         "Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
         *(
             command
-            for name, interface in places[:2]
+            for node, interface in list(named.items())[:2]
             for command in (
-                f"ethtool {interface} | grep -E 'Speed|Duplex'   # on {name}",
+                f"ethtool {interface} | grep -E 'Speed|Duplex'   # on {host(recording, node)}",
                 f"ethtool -S {interface} | grep -iE 'err|drop|disc|crc' | grep -v ': 0'",
                 f"ip -s link show {interface}; tc qdisc show dev {interface}",
             )
@@ -264,11 +260,6 @@ class Way:
     def answer_s(self, paths: Collection[Path] = ()) -> float:
         """The median over these paths, or all, of the shortest round trip."""
         return median_low([self.seen[path].round_trip_min_s or 0.0 for path in paths or self.seen])
-
-    @property
-    def loses_packets(self) -> bool:
-        """Whether a small message had to be sent again, or nobody counted."""
-        return any(peer.retransmits is None or peer.retransmits > 0 for peer in self.seen.values())
 
 
 @once_a_recording

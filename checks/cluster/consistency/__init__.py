@@ -20,8 +20,6 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 from ddp_doctor.model.rule import rules_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: NodesContext) -> ConsistencyFact:
     """Hand in this node's part; the rules compare."""

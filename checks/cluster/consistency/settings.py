@@ -43,7 +43,13 @@ def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
     Remedy: Set it in the job script, for all nodes, or unset it everywhere.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for group in together(_between_nodes(recording)):
+    environments = {node.node: node.fact for node in recording.facts(EnvVars)}
+    names = {name for fact in environments.values() for name in fact.variables}
+    job, found = _job(recording), list[Difference[int]]()
+    for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
+        values = {node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld}
+        found += _difference(name, values, job)
+    for group in together(found):
         parts = group[0].split
         few, many = hosts(recording, parts.few), differences.others(parts)
         title = _title(group, few, many, differences.values_with_nodes(recording, parts))
@@ -71,7 +77,14 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     silent = sum(node.fact.local_size - len(node.fact.ranks) for node in recording.facts(RankSettings))
-    for group in together(_between_ranks(recording, silent)):
+    job, found = _job(recording), list[Difference[Place]]()
+    for name, values in _within_nodes(recording).items():  # all ranks, of all nodes
+        for difference in _difference(name, values, job, len(values) + silent, within_a_node=True):
+            # Of a name that means something on its own host alone, none is the usual one.
+            is_of_a_host = agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1
+            parts = replace(difference.split, usual=None) if is_of_a_host else difference.split
+            found.append(replace(difference, split=parts))
+    for group in together(found):
         parts = group[0].split
         few = differences.local_ranks(recording, parts.few)
         many = f"{parts.many} other ranks" if silent else f"the other {parts.many} ranks"
@@ -79,9 +92,9 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
             detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
-        odd = differences.odd_ranks(recording, parts)
-        values = partial(differences.values_with_ranks, recording)
-        yield draft_of(group, title, detail, _SAME_FOR_RANKS, odd, values, check="env_vars")
+        culprits = differences.odd_ranks(recording, parts)
+        in_words = partial(differences.values_with_ranks, recording)
+        yield draft_of(group, title, detail, _SAME_FOR_RANKS, culprits, in_words, check="env_vars")
 
 
 def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -> str:
@@ -101,29 +114,6 @@ _SAME_SETTINGS = _same_for_all(
 _SAME_FOR_RANKS = _same_for_all(
     "Set it once, before the launcher starts, or take it out of the wrapper script that starts the ranks"
 )
-
-
-def _between_nodes(recording: Recording) -> Iterator[Difference[int]]:
-    environments = {node.node: node.fact for node in recording.facts(EnvVars)}
-    names = {name for fact in environments.values() for name in fact.variables}
-    job = _job(recording)
-    for name in sorted(names.difference(_within_nodes(recording), settings_told(recording))):
-        values = {node: fact.variables.get(name) for node, fact in environments.items() if name not in fact.withheld}
-        difference = _difference(name, values, job)
-        if difference is not None:
-            yield difference
-
-
-def _between_ranks(recording: Recording, silent: int) -> Iterator[Difference[Place]]:
-    """All ranks are compared, of all nodes, in what parts the ranks of one node."""
-    job = _job(recording)
-    for name, values in _within_nodes(recording).items():
-        difference = _difference(name, values, job, len(values) + silent, within_a_node=True)
-        if difference is None:
-            continue
-        if agreement.is_of_a_host(name) and len({node for node, _ in values}) > 1:  # most mean nothing elsewhere
-            difference = replace(difference, split=replace(difference.split, usual=None))
-        yield difference
 
 
 @once_a_recording
@@ -149,17 +139,16 @@ def _within_nodes(recording: Recording) -> Mapping[str, Mapping[Place, str | Non
 
 def _difference(
     name: str, values: Mapping[Who, str | None], job: agreement.Job, there_are: int = 0, *, within_a_node: bool = False
-) -> Difference[Who] | None:
-    """The difference in one variable, from who has which value; None where there is none or it may differ."""
+) -> Iterator[Difference[Who]]:
+    """The difference in one variable, from who has which value; none where there is none or it may differ."""
     if len(set(values.values())) < 2:
-        return None
+        return
     does = {who: effective(name, value) for who, value in values.items()}
     words = {who: f"{name} unset" if value is None else shown(name, value) for who, value in values.items()}
     found = split({who: (does[who], words[who]) for who in values}, there_are)
     at_stake = agreement.difference(name, frozenset(does.values()), job, within_a_node=within_a_node)
-    if found is None or at_stake is None:
-        return None
-    return Difference(name, found, _SEVERITY[at_stake.weight], at_stake.effect, at_stake.source)
+    if found is not None and at_stake is not None:
+        yield Difference(name, found, _SEVERITY[at_stake.weight], at_stake.effect, at_stake.source)
 
 
 _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Severity.INFO}

@@ -45,8 +45,8 @@ def difference_draft(
     recording: Recording, group: Sequence[Difference[int]], title: str, detail: str, remedy: Remedy
 ) -> Draft:
     """One finding about nodes; it blames none of them where no value is usual."""
-    odd = odd_culprits(recording, group[0].split)
-    return draft_of(group, title, detail, remedy, odd, partial(values_with_nodes, recording))
+    culprits = odd_culprits(recording, group[0].split)
+    return draft_of(group, title, detail, remedy, culprits, partial(values_with_nodes, recording))
 
 
 def draft_of(
@@ -54,18 +54,18 @@ def draft_of(
     title: str,
     detail: str,
     remedy: Remedy,
-    odd: tuple[Culprit, ...],
-    told_of: Callable[[Split[Who]], str],
+    culprits: tuple[Culprit, ...],
+    in_words: Callable[[Split[Who]], str],
     check: str = "",
 ) -> Draft:
     """One finding about a group, as grave as its worst."""
     return likely(
-        odd,
+        culprits,
         title,
         (
             Evidence(
                 check=check,
-                text=_named(difference.name, told_of(difference.split)),
+                text=_named(difference.name, in_words(difference.split)),
                 expected_from=f"{difference.effect}; {difference.source}",
             )
             for difference in group
@@ -100,8 +100,11 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         return
     worst = max(off, key=lambda node: abs(off[node]))
     apart = abs(off[worst])
+    culprits = [node_culprit(recording, node) for node in sorted(off)]
+    if 2 * len(off) >= len(clocks):  # of two nodes one is wrong; of more nobody knows
+        culprits = [node_pair(recording, *sorted(clocks))] if len(clocks) == 2 else []
     yield proved(
-        _clock_culprits(recording, clocks, off),
+        culprits,
         _clock_title(recording, clocks, off, worst),
         Evidence(
             text=f"clock of {host(recording, worst)} against the middle one",
@@ -138,13 +141,6 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
-
-
-def _clock_culprits(recording: Recording, clocks: Mapping[int, float], off: Mapping[int, float]) -> tuple[Culprit, ...]:
-    """The few that are off; of two nodes the pair, for one of them is; else nobody."""
-    if 2 * len(off) < len(clocks):
-        return tuple(node_culprit(recording, node) for node in sorted(off))
-    return (node_pair(recording, *sorted(clocks)),) if len(clocks) == 2 else ()
 
 
 @rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
@@ -184,37 +180,6 @@ _SAME_IMAGE = remedy(
 )
 
 
-#: More numbers than a version has: all of it is compared.
-_ALL = 9
-
-
-@dataclass(frozen=True)
-class _Component:
-    """A part of the software, and how much it matters where nodes differ in it.
-
-    Where only numbers beyond the first ``series`` differ, it is information.
-    """
-
-    name: str
-    version_of: Callable[[Software], str | None]
-    severity: Severity
-    effect: str
-    source: str
-    series: int = _ALL
-
-    def difference(self, software: Mapping[int, Software]) -> Difference[int] | None:
-        """How the nodes differ, of those on which it is known."""
-        versions_by_node = {node: version for node, fact in software.items() if (version := self.version_of(fact))}
-        found = split({node: (version, version) for node, version in versions_by_node.items()})
-        if found is None:
-            return None
-        one_series = (
-            self.series < _ALL and len({release(version)[: self.series] for version in versions_by_node.values()}) == 1
-        )
-        severity = Severity.INFO if one_series else self.severity
-        return Difference(self.name, found, severity, self.effect, self.source)
-
-
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {node.node: node.fact for node in recording.facts(Software)}
     on_nccl = recording.world is not None and recording.world.backend == "nccl"
@@ -227,17 +192,20 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     untested = "different versions of torch are not tested together"
     kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
-    for component in (
-        _Component("NCCL", lambda fact: fact.nccl_loaded, nccl, refuses, "NCCL src/init.cc"),
-        _Component("torch", lambda fact: fact.torch_version, Severity.WARNING, untested, "torch/version.py"),
-        _Component("torch's CUDA", lambda fact: fact.torch_cuda, cuda, kernels, "torch/version.py"),
-        _Component("the NVIDIA driver", lambda fact: fact.driver, cuda, features, driver, series=1),
-        _Component("Python", lambda fact: fact.python, Severity.WARNING, pickles, "sys.version", series=2),
+    # The last number: where only numbers of a version beyond so many differ, it is information.
+    for name, field, severity, effect, source, series in (
+        ("NCCL", "nccl_loaded", nccl, refuses, "NCCL src/init.cc", None),
+        ("torch", "torch_version", Severity.WARNING, untested, "torch/version.py", None),
+        ("torch's CUDA", "torch_cuda", cuda, kernels, "torch/version.py", None),
+        ("the NVIDIA driver", "driver", cuda, features, driver, 1),
+        ("Python", "python", Severity.WARNING, pickles, "sys.version", 2),
     ):
-        compared = with_the_right_nccl(recording) if component.name == "NCCL" else software
-        difference = component.difference(compared)
-        if difference is not None:
-            yield difference
+        compared = with_the_right_nccl(recording) if name == "NCCL" else software
+        known = {node: getattr(fact, field) for node, fact in compared.items() if getattr(fact, field)}
+        found = split({node: (version, version) for node, version in known.items()})
+        if found is not None:
+            is_one_series = series is not None and len({release(version)[:series] for version in known.values()}) == 1
+            yield Difference(name, found, Severity.INFO if is_one_series else severity, effect, source)
     doctors = {node.node: node.fact.tool_version for node in recording.facts(ConsistencyFact)}
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:

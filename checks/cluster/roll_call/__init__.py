@@ -12,15 +12,13 @@ minutes and without a word about who is missing. A refused, a dropped and a mute
 messages, and of two nodes with one rank it says nothing at all.
 """
 
-from ddp_doctor.checks.cluster.roll_call import arrivals, endpoint, endpoint_answer, lost_nodes
+from ddp_doctor.checks.cluster.roll_call import arrivals, endpoint, lost_nodes
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import NodesContext
 from ddp_doctor.model.fact import Fact, Skip
 from ddp_doctor.model.rule import rules_in
-
-__all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: NodesContext) -> Fact:
@@ -34,7 +32,7 @@ CHECK = Check(
     where=Where.NODES,
     probe=probe,
     facts=(RollCallFact, SilenceFact),
-    rules=rules_in(arrivals, endpoint_answer, endpoint, lost_nodes),
+    rules=rules_in(arrivals, endpoint, lost_nodes),
     cost_s=0.1,
     is_essential=True,
     stops_ranks=True,

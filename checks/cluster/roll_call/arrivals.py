@@ -3,22 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with, head, obstacle_of
-from ddp_doctor.checks.cluster.roll_call.wording import (
-    ANOTHER_START,
-    LAUNCHERS,
-    advice,
-    command_for,
-    endpoint,
-    launch_again,
-    looks,
-    open_port,
-    reader,
-    same_host,
-    start_again,
-    time_given,
-    who_came,
-)
 from ddp_doctor.facts.cluster import ClosedPort, RollCallFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
@@ -40,17 +26,20 @@ def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
     See: torch.distributed.run, --node-rank
     """
     for fact in facts_with(recording, "duplicate"):
-        yield from _duplicates(recording, fact)
+        claims = grouped((node.claimed_rank, node.hostname) for node in fact.present if node.claimed_rank is not None)
+        for rank, hosts in claims.items():
+            if len(hosts) > 1:
+                yield _duplicate(recording, fact, rank, hosts)
     for fact in facts_with(recording, "misplaced"):
         addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
         yield proved(
             (_claim(fact.hostname, 0),),
-            f"{fact.hostname} was given node rank 0, but the endpoint {endpoint(fact)} is another host",
+            f"{fact.hostname} was given node rank 0, but the endpoint {wording.endpoint(fact)} is another host",
             Evidence(
                 text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
                 expected_from="node rank 0 runs on the endpoint's host",
             ),
-            start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
+            wording.start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
             detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
         )
 
@@ -59,30 +48,25 @@ def _claim(hostname: str, rank: int) -> Culprit:
     return Culprit(kind="setting", node=hostname, node_rank=rank, name="--node-rank")
 
 
-def _duplicates(recording: Recording, fact: RollCallFact) -> Iterator[Draft]:
-    claims = grouped((node.claimed_rank, node.hostname) for node in fact.present if node.claimed_rank is not None)
-    for rank, hosts in claims.items():
-        if len(hosts) < 2:
-            continue
-        distinct = list(dict.fromkeys(hosts))
-        free = (number for number in range(fact.nnodes) if number not in {node.claimed_rank for node in fact.present})
-        who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
-        yield proved(
-            (_claim(host, rank) for host in distinct),
-            f"{who} have the same node rank {rank}: each needs its own",
-            who_came(fact.present),
-            start_again(
-                f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave"
-                " it out on all"
-                if len(distinct) > 1
-                else f"Start the command once on {distinct[0]}",
-                *(
-                    f"{command_for(recording, fact, node_rank)}   # on {host}"
-                    for node_rank, host in zip(free, distinct[1:], strict=False)
-                ),
+def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[str]) -> Draft:
+    distinct = list(dict.fromkeys(hosts))
+    free = (number for number in range(fact.nnodes) if number not in {node.claimed_rank for node in fact.present})
+    who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
+    return proved(
+        (_claim(host, rank) for host in distinct),
+        f"{who} have the same node rank {rank}: each needs its own",
+        wording.who_came(fact.present),
+        wording.start_again(
+            f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave it out on all"
+            if len(distinct) > 1
+            else f"Start the command once on {distinct[0]}",
+            *(
+                f"{wording.command_for(recording, fact, node_rank)}   # on {host}"
+                for node_rank, host in zip(free, distinct[1:], strict=False)
             ),
-            detail=f"They came to {endpoint(fact)} with the same --node-rank. torchrun would hang.",
-        )
+        ),
+        detail=f"They came to {wording.endpoint(fact)} with the same --node-rank. torchrun would hang.",
+    )
 
 
 @rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
@@ -111,20 +95,20 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
             or (Culprit(kind="setting", name="--nnodes"),),
             f"--nnodes is not the same on all nodes: {each}",
             Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
-            start_again("Give all nodes the same --nnodes", command_for(recording, fact)),
+            wording.start_again("Give all nodes the same --nnodes", wording.command_for(recording, fact)),
             detail="Each waits for its own number of nodes, so the job would not start on all of them.",
         )
     for fact in facts_with(recording, "too_many"):
         yield proved(
             (Culprit(kind="setting", node=fact.hostname, name="--nnodes"),),
-            f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {endpoint(fact)}",
+            f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {wording.endpoint(fact)}",
             Evidence(
                 text=f"{fact.hostname} reported in after the last node",
                 expected=fact.nnodes,
                 unit="nodes",
                 expected_from="--nnodes",
             ),
-            start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),
+            wording.start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),
             detail="Another host has taken the place, or the command was started twice.",
         )
 
@@ -180,7 +164,7 @@ def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
 
 def _never_closed(fact: RollCallFact) -> Draft:
     head = fact.endpoint_host or "the head"
-    me = reader(fact)
+    me = wording.reader(fact)
     return likely(
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
         f"Contact with head node {head} was lost before all nodes had joined: {me.node} had connected, then heard"
@@ -191,11 +175,11 @@ def _never_closed(fact: RollCallFact) -> Draft:
             unit="s",
             expected_from="the head tells several times a second who is here",
         ),
-        advice(
+        wording.advice(
             f"On {head}, check whether the command still runs; then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
             scope="node",
-            untried=ANOTHER_START,
+            untried=wording.ANOTHER_START,
         ),
         detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",
     )
@@ -215,9 +199,9 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
                 f" port {fact.endpoint_port} ends in {closed.verdict}, in chain {closed.chain}",
                 expected_from="the endpoint's port is open to the other nodes",
             ),
-            who_came(fact.present),
+            wording.who_came(fact.present),
         ),
-        open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
+        wording.open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
         detail="The missing nodes are not to blame, whether the command was started there or not.",
         missing=_who_is_missing(recording, fact).nodes,
     )
@@ -226,15 +210,15 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
 def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
     here = name_list([node.hostname for node in fact.present]) or fact.hostname
-    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {time_given(fact)}"
+    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {wording.time_given(fact)}"
     who = name_list(gone.names) if gone.named else "the others"
-    why = f"not started, or cannot reach {endpoint(fact)}"
+    why = f"not started, or cannot reach {wording.endpoint(fact)}"
     title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
     reason = f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
     return finding(
         _nodes_kept_from_starting(fact, gone),
         f"{title}{reason}",
-        (who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
+        (wording.who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
         _start_there(recording, fact, gone),
         confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
         detail="Which of the two is not known, so no node is blamed."
@@ -249,13 +233,13 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
     """Where one command starts all nodes, nobody types anything on the others."""
     launcher = recording.world.launcher if recording.world else ""
     names = name_list(gone.names) if gone.named else "the other hosts"
-    if launcher in LAUNCHERS:
-        return launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
-    commands = [command_for(recording, fact)]
+    if launcher in wording.LAUNCHERS:
+        return wording.launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
+    commands = [wording.command_for(recording, fact)]
     if _by_hand(fact) and all(node.node_rank is not None for node in gone.nodes):
         named = list(zip(gone.nodes, gone.names, strict=True))[:4]
-        commands = [f"{command_for(recording, fact, node.node_rank)}   # on {name}" for node, name in named]
-    return start_again(
+        commands = [f"{wording.command_for(recording, fact, node.node_rank)}   # on {name}" for node, name in named]
+    return wording.start_again(
         f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
         f" it says, and open TCP port {fact.endpoint_port} of {fact.endpoint_host or fact.hostname}",
         *commands,
@@ -269,8 +253,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
         (Culprit(kind="node", node=host) for host in hosts),
         f"What {name_list(hosts)} sent cannot be read (another release of ddp-doctor?): only {len(fact.present)} of"
         f" {fact.nnodes} nodes could join",
-        (who_came(fact.present), *_unreadable_evidence(fact)),
-        start_again(
+        (wording.who_came(fact.present), *_unreadable_evidence(fact)),
+        wording.start_again(
             "Install one release of ddp-doctor on all nodes",
             *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
             cost="an installation",
@@ -301,12 +285,12 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
         _nodes_kept_from_starting(fact, gone),
         f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
         _not_started_evidence(fact),
-        advice(
+        wording.advice(
             "Correct what the reason names: until then the nodes cannot be started",
-            *looks(launcher, hosts),
+            *wording.looks(launcher, hosts),
             scope="cluster",
             cost="none: the commands only look",
-            untried=ANOTHER_START,
+            untried=wording.ANOTHER_START,
         ),
         detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",
         missing=gone.nodes,
@@ -331,7 +315,7 @@ def _who_is_missing(recording: Recording, fact: RollCallFact) -> _Missing:
     absent = [
         MissingNode(node=name, node_rank=rank)
         for rank, name in enumerate(expected)
-        if not any(same_host(name, node.hostname) for node in fact.present)
+        if not any(wording.same_host(name, node.hostname) for node in fact.present)
     ]
     unstarted = [MissingNode(node=node.hostname) for node in fact.not_started]
     for known in (absent, unstarted):  # hosts given as addresses match no name of those who came

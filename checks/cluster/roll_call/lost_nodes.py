@@ -69,9 +69,6 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
         )
 
 
-# --- the sentence ---------------------------------------------------------------------------------
-
-
 def _title(recording: Recording, cause: Cause) -> str:
     if cause.how in ("stopped", "link-down", "cut-off"):
         names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
@@ -181,9 +178,6 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
         unit="s" if timed else None,
         expected_from="a node that runs is heard several times a second",
     )
-
-
-# --- what to do -----------------------------------------------------------------------------------
 
 
 def _remedy(recording: Recording, cause: Cause) -> Remedy:

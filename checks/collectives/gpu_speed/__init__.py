@@ -13,7 +13,7 @@ below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,14 +163,6 @@ class Workload:
 _WHOLE = Workload()
 
 
-@dataclass
-class _Results:
-    """The measured fields of the fact, and the reasons for missing ones."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-
-
 def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     """All rates of this rank's device, and what the driver said of it meanwhile."""
     uuid, name = gpu_identity(ctx.device)
@@ -180,39 +172,48 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
 
         free, total = torch.cuda.mem_get_info()
         fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
-    results = _Results(fields | {"memory_allowed_bytes": ctx.gpu_memory_bytes})
-    watch = ctx.watch_gpu(results.fields["gpu_uuid"])
+    fields |= {"memory_allowed_bytes": ctx.gpu_memory_bytes}
+    missing: dict[str, str] = {}
+    step = partial(_step, ctx, fields, missing)
+    watch = ctx.watch_gpu(uuid)
     try:
         turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
-        _step(ctx, "matmul", "matrix products", results, partial(_matmul, ctx, watch, workload))
-        _step(ctx, "copy", "copies within the GPU", results, partial(_copy, ctx, watch, workload))
+        step("matmul", "matrix products", partial(_matmul, ctx, watch, workload))
+        step("copy", "copies within the GPU", partial(_copy, ctx, watch, workload))
         for turn in range(turns):
             meet(ctx)
             # The others enter the step too: numbers identify the steps of ranks.
             mine = turn == ctx.local_rank
             work = partial(_host, ctx, watch, workload) if mine else dict[str, Any]
-            _step(ctx, "host_copy", "copies from and to the host", results, work)
+            step("host_copy", "copies from and to the host", work)
         meet(ctx)
     finally:
         watched = watch.stop()
-    return GpuSpeedFact(**results.fields, not_measured=results.missing, load=summed_up(watched))
+    return GpuSpeedFact(**fields, not_measured=missing, load=summed_up(watched))
 
 
 class _NotMeasured(Exception):
     """The message is the reason."""
 
 
-def _step(ctx: RankContext, name: str, what: str, results: _Results, work: Callable[[], dict[str, Any]]) -> None:
+def _step(
+    ctx: RankContext,
+    fields: dict[str, Any],
+    missing: dict[str, str],
+    name: str,
+    what: str,
+    work: Callable[[], dict[str, Any]],
+) -> None:
     """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
     import torch
 
     with ctx.step(name, deadline_s=_STEP_S):
         try:
-            results.fields.update(work())
+            fields.update(work())
         except _NotMeasured as reason:
-            results.missing[what] = str(reason)
+            missing[what] = str(reason)
         except torch.cuda.OutOfMemoryError:
-            results.missing[what] = "the GPU's memory is in use"
+            missing[what] = "the GPU's memory is in use"
     if ctx.device.startswith("cuda"):
         torch.cuda.empty_cache()  # somebody else may want it
 

@@ -114,22 +114,21 @@ def groups(
         rate = metric.of(gpu)
         if rate is not None and gpu.fact.gpu_name:
             by_key.setdefault((key(gpu), metric.conditions(gpu.fact)), []).append((rate.median, gpu, rate))
-    return [_compared(group, metric) for group in by_key.values() if len(group) > 1]
+    found = []
+    for group in by_key.values():
+        group.sort(key=lambda with_rate: with_rate[0])
+        rates, others = [median for median, _, _ in group], len(group) - 1
+        compared = (
+            Compared(gpu, metric, rate, median_without(rates, at), others) for at, (_, gpu, rate) in enumerate(group)
+        )
+        found += [list(compared)] if others else []
+    return found
 
 
 @once_a_recording
 def beside_others(recording: Recording, metric: Metric) -> list[list[Compared]]:
     """The GPUs of one model that can be compared, as ``groups`` gives them; several rules ask."""
     return groups(judged(recording), metric)
-
-
-def _compared(group: list[tuple[float, Measured, Rate]], metric: Metric) -> list[Compared]:
-    group.sort(key=lambda with_rate: with_rate[0])
-    rates = [median for median, _, _ in group]
-    return [
-        Compared(gpu, metric, rate, median_without(rates, at), len(group) - 1)
-        for at, (_, gpu, rate) in enumerate(group)
-    ]
 
 
 def median_without(ordered: Sequence[float], left_out: int) -> float:
@@ -142,9 +141,13 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
     return (at(last // 2) + at((last + 1) // 2)) / 2
 
 
-def gpu_culprit(recording: Recording, rank: int, uuid: str | None) -> Culprit:
-    """The GPU of a rank."""
-    return rank_culprit(recording, rank).model_copy(update={"kind": "gpu", "name": uuid})
+def culprits(recording: Recording, gpus: Iterable[Measured]) -> list[Culprit]:
+    """The GPUs of these ranks."""
+    found = []
+    for gpu in gpus:
+        of_rank = rank_culprit(recording, rank_of(gpu))
+        found.append(of_rank.model_copy(update={"kind": "gpu", "name": gpu.fact.gpu_uuid}))
+    return found
 
 
 def slower(factor: float) -> str:
@@ -157,30 +160,6 @@ def reasons(names: Iterable[str]) -> str:
     given = [name for name in gpu_speed.SLOWDOWNS_UNDER_LOAD if name in set(names)]
     special = [name for name in given if name != "hw_slowdown"]
     return " and ".join(gpu_speed.SLOWDOWNS_UNDER_LOAD[name] for name in special or given)
-
-
-def raise_power_limit(uuid: str | None, own_w: float, peers_w: float) -> Remedy:
-    """The peers' limit for this GPU."""
-    gpu = gpu_speed.as_argument(uuid)
-    return by_operator(
-        f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
-        f"nvidia-smi -i {gpu} -pl {peers_w:.0f}",
-        cost="needs root; power supply and cooling must bear it",
-        undo=f"nvidia-smi -i {gpu} -pl {own_w:.0f}",
-    )
-
-
-def free_clocks(uuid: str | None) -> Remedy:
-    """Reset clocks that somebody set."""
-    gpu = gpu_speed.as_argument(uuid)
-    return by_operator(
-        "Reset the clocks that somebody set for this GPU.",
-        f"nvidia-smi -i {gpu} -q -d CLOCK",
-        f"nvidia-smi -i {gpu} -rgc",
-        f"nvidia-smi -i {gpu} -rac",
-        cost="needs root; they may have been set for a reason, such as power",
-        undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
-    )
 
 
 COMPARE = by_operator(
@@ -222,15 +201,29 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
     """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
     usual, found = _usual_load(recording, gpus), []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
-        load, uuid = gpu.fact.load, gpu.fact.gpu_uuid
+        load, index = gpu.fact.load, gpu_speed.as_argument(gpu.fact.gpu_uuid)
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
         if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
-            found.append(raise_power_limit(uuid, own_w, peers_w))
+            raise_limit = by_operator(
+                f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
+                f"nvidia-smi -i {index} -pl {peers_w:.0f}",
+                cost="needs root; power supply and cooling must bear it",
+                undo=f"nvidia-smi -i {index} -pl {own_w:.0f}",
+            )
+            found.append(raise_limit)
         due_mhz = usual.sm_clock_mhz or load.sm_clock_max_mhz
         if "applications_clocks_setting" in load.clock_events and _is_lower(
             load.sm_clock_mhz, due_mhz, gpu_speed.SLOWER_SHARE
         ):
-            found.append(free_clocks(uuid))
+            free_clocks = by_operator(
+                "Reset the clocks that somebody set for this GPU.",
+                f"nvidia-smi -i {index} -q -d CLOCK",
+                f"nvidia-smi -i {index} -rgc",
+                f"nvidia-smi -i {index} -rac",
+                cost="needs root; they may have been set for a reason, such as power",
+                undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
+            )
+            found.append(free_clocks)
     return tuple(found) or (COMPARE,)
 
 
@@ -283,7 +276,7 @@ def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]
     shared = {rank_of(gpu): gpu for gpu in recording.facts(GpuSpeedFact) if rank_of(gpu) in crowded}
     if shared:
         yield likely(
-            (gpu_culprit(recording, rank, gpu.fact.gpu_uuid) for rank, gpu in sorted(shared.items())),
+            culprits(recording, (gpu for _, gpu in sorted(shared.items()))),
             f"{capital(ranks_at(recording, shared))}: measured while another program used the GPU",
             (
                 Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], gpu)}")

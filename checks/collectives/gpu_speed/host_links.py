@@ -1,6 +1,6 @@
 """DD803, DD804: a reduced PCIe link, and slow copies between a GPU and the host."""
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
 from statistics import median_high
 
@@ -60,7 +60,7 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
             most = " and ".join(sorted({_most(gpu.fact.load) for gpu in those}))
             whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
             yield finding(
-                (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in those),
+                comparison.culprits(recording, those),
                 f"{capital(ranks_at(recording, map(rank_of, those)))}: the PCIe link runs at {links}, the GPU "
                 f"supports {most}; {whose}",
                 (_link_evidence(recording, gpu) for gpu in those[:LINES_OF_EVIDENCE]),
@@ -153,7 +153,27 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
         (Severity.INFO, uniform),
     ):
         if those:
-            yield _finding_of_copies(recording, those, severity)
+            gpus = {rank_of(copy.gpu): copy.gpu for copy in those}
+            worst = max(those, key=lambda copy: copy.expected / copy.rate)
+            yield finding(
+                comparison.culprits(recording, (gpus[rank] for rank in sorted(gpus))),
+                f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
+                f"{worst.expected:.1f} GB/s are expected",
+                (
+                    Evidence(
+                        text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
+                        value=round(copy.rate, 2),
+                        unit="GB/s",
+                        expected=round(copy.expected, 2),
+                        expected_from=copy.expected_from,
+                    )
+                    for copy in those[:LINES_OF_EVIDENCE]
+                ),
+                comparison.FOLLOW_THE_PATH,
+                confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
+                detail="Measured with pinned memory, while no other rank of the node copied.",
+                severity=severity,
+            )
 
 
 def _judged(recording: Recording) -> list[Measured]:
@@ -195,27 +215,3 @@ def _below_link(gpu: Measured) -> Iterator[Slow]:
         if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
             source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
             yield Slow(gpu, metric, rate.median, link, source)
-
-
-def _finding_of_copies(recording: Recording, slow: Sequence[Slow], severity: Severity) -> Draft:
-    gpus = {rank_of(copy.gpu): copy.gpu for copy in slow}
-    worst = max(slow, key=lambda copy: copy.expected / copy.rate)
-    return finding(
-        (comparison.gpu_culprit(recording, rank, gpus[rank].fact.gpu_uuid) for rank in sorted(gpus)),
-        f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
-        f"{worst.expected:.1f} GB/s are expected",
-        (
-            Evidence(
-                text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
-                value=round(copy.rate, 2),
-                unit="GB/s",
-                expected=round(copy.expected, 2),
-                expected_from=copy.expected_from,
-            )
-            for copy in slow[:LINES_OF_EVIDENCE]
-        ),
-        comparison.FOLLOW_THE_PATH,
-        confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
-        detail="Measured with pinned memory, while no other rank of the node copied.",
-        severity=severity,
-    )

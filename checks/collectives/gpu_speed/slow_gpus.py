@@ -19,7 +19,7 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
@@ -58,7 +58,7 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
                 gpus, is_known = _gpus_by_rank(those), severity is Severity.INFO
                 who = capital(ranks_at(recording, map(rank_of, gpus)))
                 yield proved(
-                    _culprits(recording, gpus),
+                    comparison.culprits(recording, gpus),
                     f"{who}: {_how_slow(those)} than on the other {those[0].others} {those[0].gpu.fact.gpu_name}",
                     (*_rates(recording, those), *comparison.evidence(recording, gpus, gpus)),
                     *(() if is_known else comparison.remedies(recording, gpus)),
@@ -97,7 +97,7 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
             both = "both" if pair else "all"
             worst = max(compared.factor for compared in slow)
             yield possible(
-                (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else _culprits(recording, below),
+                (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else comparison.culprits(recording, below),
                 f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
                 f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
                 (*_rates(recording, slow), *comparison.evidence(recording, [*below, *above], below)),
@@ -125,10 +125,6 @@ def _by_model(slow: Slow) -> list[Slow]:
 def _gpus_by_rank(slow: Slow) -> list[Measured]:
     gpus = {rank_of(compared.gpu): compared.gpu for compared in slow}
     return [gpus[rank] for rank in sorted(gpus)]
-
-
-def _culprits(recording: Recording, gpus: Sequence[Measured]) -> tuple[Culprit, ...]:
-    return tuple(comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus)
 
 
 def _how_slow(slow: Slow) -> str:
@@ -180,7 +176,7 @@ def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
             gpus = [slowed[rank] for rank in sorted(ranks)]
             names = [name for gpu in gpus for name in _in_force(gpu.fact)]
             yield proved(
-                (comparison.gpu_culprit(recording, rank_of(gpu), gpu.fact.gpu_uuid) for gpu in gpus),
+                comparison.culprits(recording, gpus),
                 f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {comparison.reasons(names)}",
                 (*_lines(recording, gpus), *comparison.evidence(recording, gpus, gpus)),
                 COOL_DOWN,

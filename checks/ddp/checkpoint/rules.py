@@ -8,13 +8,13 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
 
 #: What the first rank saves, twice under this name.
 FILE = "checkpoint.pt"
-_DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_WRITER = in_code(
     "Save on rank 0 alone, with the step in the file's name, rename the file when complete, and wait before loading",
@@ -38,7 +38,7 @@ SHARED_PLACE = remedy(
     cost="a shared file system may be slower than a node's own disk",
     undo="write to the working directory again",
     untried="the doctor does not know where the job writes its checkpoints",
-    references=(_DOCS + "distributed.checkpoint.html",),
+    references=(DOCS + "distributed.checkpoint.html",),
 )
 
 LOOK_AT_STORAGE = remedy(
@@ -242,6 +242,7 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
     readers = sorted(failed | {rank.rank or 0 for rank, found in bad if found.off_elements})
     members, saved = bad[0][1].world_size, bad[0][0].fact.world_size
     rank, found = next((each for each in bad if each[0].rank in readers), bad[0])
+    holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
     return likely(
         rank_culprits(recording, Checkpoint, readers) if len(readers) < members else (),
         f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {members} ranks: it fails on"
@@ -252,19 +253,12 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
             expected=found.elements,
         ),
         LOOK_AT_STORAGE,
-        detail=_detail_of_part(rank, found),
+        detail=f"torch says: {found.error}"
+        if found.error
+        else f"Rank {rank.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
+        f" {found.off_elements} are off. Element {found.off_first} holds {holds}.",
     )
 
 
 def _by_group_rank(recording: Recording) -> dict[int, int]:
     return {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
-
-
-def _detail_of_part(rank: FactAt[Checkpoint], found: Resharded) -> str:
-    if found.error:
-        return f"torch says: {found.error}"
-    holds = "another number" if found.off_holds is None else f"that of element {found.off_holds}"
-    return (
-        f"Rank {rank.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
-        f" {found.off_elements} are off. Element {found.off_first} holds {holds}."
-    )

@@ -28,9 +28,9 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from ddp_doctor.checks.ddp.ddp_modes import cases, rules, shards
+from ddp_doctor.checks.ddp.ddp_modes import cases, rules
 from ddp_doctor.checks.ddp.ddp_modes.cases import WAYS, MicroStep, Way
-from ddp_doctor.facts.ddp.gradients import DdpModes, Mode, OffInMode, ScaledStep
+from ddp_doctor.facts.ddp.gradients import DdpModes, Mode, OffInMode, ScaledStep, Share
 from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
@@ -42,6 +42,8 @@ _LINE = 300  # characters of an error: what it is stands at its beginning
 #: Far below the default of 65536, so that the largest scaled gradient of 1000 ranks still fits into float16.
 SCALE = 4.0
 _MOST_RANKS = 1000
+#: Samples of each rank: enough that no two epochs have the same order by chance.
+_LEAST, _PER_RANK = 16, 4
 Wrap = Callable[[RankContext, Way, Any], Any]
 
 
@@ -91,8 +93,6 @@ class _Optimizer:
 
 
 class _ModeProbe:
-    """One mode on one rank."""
-
     def __init__(self, ctx: RankContext, way: Way, wrapped: Wrap) -> None:
         # A wrapper that something still holds (a traceback, for example) acts on its own model only.
         self._ctx, self._way, self._module, self._wrap = ctx, way, cases.coded_model(ctx, way), wrapped
@@ -116,13 +116,17 @@ class _ModeProbe:
             return self._with(error=error), True
         sums = [rank["sums"] for rank in of_ranks]
         same = [len({each[number] for each in sums if number < len(each)}) == 1 for number in range(len(self._sums))]
-        return self._with(off=self._off(same)), False
+        compared = [
+            found.model_copy(update={"gradient": found.gradient.model_copy(update={"identical": identical})})
+            for found, identical in zip(self._compared, same, strict=True)
+        ]
+        off = tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
+        return self._with(off=off), False
 
     def _with(self, **measured: Any) -> Mode:
         return self._mode.model_copy(update=measured)
 
     def _exchange(self, name: str, what: Any) -> list[Any]:
-        """The values of all ranks, by group rank."""
         name = f"{self._way.name} {name}"
         with self._ctx.step("exchange", name):
             return [json.loads(text) for text in self._ctx.exchange(name, json.dumps(what))]
@@ -208,7 +212,6 @@ class _ModeProbe:
                     scale(loss).backward()
 
     def _compare(self, number: int, step: tuple[MicroStep, ...]) -> None:
-        """Compare all gradients with their closed forms, and sum their bits."""
         ctx = self._ctx
         for index, (name, parameter) in enumerate(self._module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
@@ -219,14 +222,6 @@ class _ModeProbe:
             self._compared.append(
                 OffInMode(step=number, gradient=gradient_shares.compare(expected, grad, identical=None))
             )
-
-    def _off(self, same: list[bool]) -> tuple[OffInMode, ...]:
-        """What is not the mean, or not the same on all ranks."""
-        compared = [
-            found.model_copy(update={"gradient": found.gradient.model_copy(update={"identical": identical})})
-            for found, identical in zip(self._compared, same, strict=True)
-        ]
-        return tuple(found for found in compared if not found.gradient.equal or not found.gradient.identical)
 
     def _scaled_step(self, model: Any, infinite: bool) -> ScaledStep:
         """A step with the GradScaler, whose gradient is infinite on the last rank if ``infinite`` is set."""
@@ -240,13 +235,29 @@ class _ModeProbe:
         return ScaledStep(infinite=infinite, stepped=bool(optimizer.steps), scale=self._scaler.get_scale())
 
 
+def _shares(ctx: RankContext) -> tuple[Share, ...]:
+    """This rank's shares of a data set that divides evenly and of one that does not, in two epochs."""
+    import torch.distributed as dist
+    from torch.utils.data.distributed import DistributedSampler
+
+    even, found = max(_PER_RANK, -(-_LEAST // ctx.world_size)) * ctx.world_size, []
+    for length, drop_last in ((even, False), (even + 1, False), (even + 1, True)):
+        data: Any = range(length)  # a Dataset is anything with a length and items
+        ranks, rank = dist.get_world_size(ctx.group), dist.get_rank(ctx.group)
+        sampler: Any = DistributedSampler(data, num_replicas=ranks, rank=rank, drop_last=drop_last)
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            found.append(Share(data_length=length, drop_last=drop_last, epoch=epoch, indices=tuple(sampler)))
+    return tuple(found)
+
+
 def probe(ctx: RankContext) -> DdpModes:
     """Take steps in all modes of this level, compare the gradients with their closed form, and take shares of data."""
     import torch
 
     seed, customized = torch.initial_seed(), [sys.modules.get(name) for name in ("sitecustomize", "usercustomize")]
     files = [getattr(module, "__file__", None) for module in customized]
-    found = {"torch_seed": seed, "start_up_files": tuple(file for file in files if file), "shares": shards.shares(ctx)}
+    found = {"torch_seed": seed, "start_up_files": tuple(file for file in files if file), "shares": _shares(ctx)}
     return measure(ctx).model_copy(update=found)
 
 
@@ -256,7 +267,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(DdpModes,),
-    rules=rules_in(rules, shards),
+    rules=rules_in(rules),
     level=Level.STANDARD,
     min_ranks=2,
     cost_s=0.2,

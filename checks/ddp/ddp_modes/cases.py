@@ -47,21 +47,13 @@ def coded_model(ctx: RankContext, way: "Way") -> Any:
             return torch.stack(terms).sum()
 
     ranks, least = ctx.world_size, max(64, ctx.world_size)  # each rank needs an element of its own
-    # One has strides that the bucket must keep.
-    shapes = (
-        (least,),
-        (3 * least + 1,),
-        (32, 8 * ranks),
-        (16 * least + 7,),
-        (8 * ranks, 2),
-        (least + 5,),
-        (least + 1,),
-    )
+    matrix, strided = (32, 8 * ranks), (8 * ranks, 2)  # one has strides that the bucket must keep
+    shapes = ((least,), (3 * least + 1,), matrix, (16 * least + 7,), strided, (least + 5,), (least + 1,))
     inputs, model = [], Coded()
     for number, shape in enumerate(shapes):
         dtype = way.dtype or ("float64" if number == _FLOAT64 else "float32")
         tensor = torch.zeros(shape, dtype=getattr(torch, dtype), device=ctx.device)
-        tensor = tensor.t() if shape == (8 * ranks, 2) else tensor
+        tensor = tensor.t() if shape == strided else tensor
         code = gradient_code.local(number, torch.arange(tensor.numel()), ctx.group_rank, ranks) * way.large(ranks)
         inputs.append(code.to(tensor).reshape(tensor.shape))
         parameter = torch.nn.Parameter(tensor, requires_grad=not way.one_dtype or number != _FLOAT64)
@@ -98,13 +90,10 @@ def reentrant(parameter: Any, given: Any) -> Any:
     )
 
 
-def _compress(name: str) -> Callable[[RankContext], Hook]:
-    def get(ctx: RankContext) -> Hook:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+def _compress(ctx: RankContext, name: str) -> Hook:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-        return ctx.group, getattr(default_hooks, name)
-
-    return get
+    return ctx.group, getattr(default_hooks, name)
 
 
 _PLAIN_STEPS = 2  # the fewest that PowerSGD permits with error feedback
@@ -187,8 +176,8 @@ _USED_TWICE = ((times(1, 2),),)
 _VIEW = {"gradient_as_bucket_view": True}
 _STATIC = {"static_graph": True}
 _UNUSED = {"find_unused_parameters": True}
-_FP16 = partial(Way, steps=_TWO_STEPS, hook=_compress("fp16_compress_hook"), sent="float16", many_buckets=True)
-_BF16 = partial(Way, steps=_TWO_STEPS, hook=_compress("bf16_compress_hook"), sent="bfloat16", many_buckets=True)
+_FP16, _BF16 = "fp16_compress_hook", "bf16_compress_hook"
+_COMPRESS = partial(Way, steps=_TWO_STEPS, many_buckets=True)
 _CHECKPOINTED = "activation checkpoints with use_reentrant="
 #: A gradient is of the forward's format, and float32 is reduced: two roundings of the format.
 _AUTOCAST = partial(Way, steps=((float32,),), segment=product, one_dtype=True)
@@ -206,8 +195,8 @@ WAYS = (
     Way("static-graph", "static_graph=True", _USED_TWICE * 3, _STATIC),
     Way("checkpoint", f"{_CHECKPOINTED}False", _TWO_STEPS, segment=checkpointed),
     Way("checkpoint-static", f"static_graph=True and {_CHECKPOINTED}True", _USED_TWICE * 2, _STATIC, segment=reentrant),
-    _FP16("fp16-compress", "fp16_compress_hook"),
-    _BF16("bf16-compress", "bf16_compress_hook"),
+    _COMPRESS("fp16-compress", _FP16, hook=partial(_compress, name=_FP16), sent="float16"),
+    _COMPRESS("bf16-compress", _BF16, hook=partial(_compress, name=_BF16), sent="bfloat16"),
     # With gloo the callbacks of several buckets reduce in no fixed order, and ranks may cross (torch 2.13).
     Way("powersgd", "powerSGD_hook", ((float32,),) * 4, hook=_power_sgd, loses=_FACTORED, one_dtype=True),
     _AUTOCAST("autocast-float16", "autocast to float16", autocast="float16", loses=2.0**-10),

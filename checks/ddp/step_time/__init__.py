@@ -17,12 +17,13 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import rules
 from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
 from ddp_doctor.checks.ddp.step_time.rounds import crowded, summary
-from ddp_doctor.checks.ddp.step_time.work import is_given, own, yours
+from ddp_doctor.checks.ddp.step_time.work import own, yours
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
@@ -30,9 +31,11 @@ from ddp_doctor.model.rule import rules_in
 
 def probe(ctx: RankContext) -> StepTimeFact:
     """Measure the steps of the user's model or of a small one. Raises Skip where they would take too long."""
-    if is_given(ctx):
-        return measure(ctx, yours(ctx), YOURS)
-    return measure(ctx, own(ctx))
+    with ctx.step("compare_names"):
+        models = set(ctx.exchange("whose model", ctx.model))
+    if len(models) > 1:
+        raise Skip("not tested: the nodes were given different models, or none (DD770)")
+    return measure(ctx, own(ctx)) if models == {""} else measure(ctx, yours(ctx), YOURS)
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

@@ -34,7 +34,9 @@ def bucket_sizes(
     if work.copies < 2:
         missing["bucket sizes"] = "the GPU has no memory for the model in a second DDP"
         return None
-    work = _balanced(ctx, work, curve, plan)
+    aim_s = min(max(_BALANCED * curve.seconds(work.gradient_bytes()), plan.aim_s), plan.bucket_aim_s)
+    for _ in range(0 if work.make is None else 2):  # small batches are slow for their size
+        work = work.sized(int(agreed(ctx, samples_for(work, quickest(ctx, work, 2), aim_s))))
     backward = _passes(ctx, work)
     predicted = buckets.predictions(backward, curve)
     best = agreed(ctx, buckets.best(predicted), of_first=True)  # the ranks' predictions differ a little
@@ -49,16 +51,6 @@ def bucket_sizes(
     return Buckets(
         batch=work.samples, compute_s=backward.forward_s + backward.backward_s, predicted_s=predicted, trials=trials
     )
-
-
-def _balanced(ctx: RankContext, work: Work, curve: buckets.Curve, plan: Plan) -> Work:
-    if work.make is None:
-        return work
-    communicate_s = curve.seconds(work.gradient_bytes())
-    aim_s = min(max(_BALANCED * communicate_s, plan.aim_s), plan.bucket_aim_s)
-    for _ in range(2):  # small batches are slow for their size
-        work = work.sized(int(agreed(ctx, samples_for(work, quickest(ctx, work, 2), aim_s))))
-    return work
 
 
 def _passes(ctx: RankContext, work: Work) -> buckets.Backward:
@@ -119,7 +111,6 @@ def _now(ctx: RankContext) -> Any:
 
 
 def _between(start: Any, end: Any) -> float:
-    """Seconds from one moment to another."""
     return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
 
 

@@ -59,15 +59,22 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
         return None
     try:
         profiler.__exit__(None, None, None)
-        read = on_gpu if ctx.device.startswith("cuda") else on_cpu
-        return _summed_up(read(profiler.events()), took)
+        events = profiler.events()
+        trace = on_gpu(events) if ctx.device.startswith("cuda") else on_cpu(events)
     except Exception as error:  # noqa: BLE001 - any error of another build of torch is the reason
         missing[_WHAT] = _error_text(error)
         return None
+    busy = joined(trace.collectives)
+    dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
+    return Profile(
+        step_s=took,
+        collectives_s=sum(end - start for start, end in busy),
+        covered_s=common(busy, joined(trace.work)),
+        operations={name: trace.own[name] for name in dearest},
+    )
 
 
 def _open(ctx: RankContext) -> tuple[Any, str]:
-    """A running profiler, or why there is none."""
     try:
         from torch.profiler import ProfilerActivity, profile
 
@@ -132,17 +139,6 @@ def _span(event: Any) -> Span:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
 
 
-def _summed_up(trace: _Trace, took: float) -> Profile:
-    busy = joined(trace.collectives)
-    dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
-    return Profile(
-        step_s=took,
-        collectives_s=sum(end - start for start, end in busy),
-        covered_s=common(busy, joined(trace.work)),
-        operations={name: trace.own[name] for name in dearest},
-    )
-
-
 def joined(spans: Iterable[Span]) -> list[Span]:
     """The spans in order, those that overlap made one."""
     found: list[Span] = []
@@ -182,7 +178,10 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     """Steps with and without synchronisation, the all-reduces, and bucket sizes. Raises Skip."""
     import torch
 
-    work, compute_s = _fitted(ctx, work, plan)
+    compute_s = agreed(ctx, quickest(ctx, work, 3))
+    for _ in range(0 if work.make is None else 2):  # small batches are slow for their size
+        work = work.sized(samples_for(work, compute_s, plan.aim_s, LARGEST_ALONE))
+        compute_s = agreed(ctx, quickest(ctx, work, 3))
     measured_curve = curve(ctx, work.gradient_bytes())
     larger = min(ctx.world_size, LARGEST_ALONE) if work.make is not None else 1
     expected = sum(map(measured_curve.seconds, bucket_bytes([work.gradient_bytes()], 25.0)))
@@ -237,15 +236,6 @@ def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
     all_reduce = _communication(ctx, (size,))
     took = median(timed(ctx, "all_reduce", f"{size} B", all_reduce, 1) for _ in range(times))
     return size, agreed(ctx, took)
-
-
-def _fitted(ctx: RankContext, work: Work, plan: Plan) -> tuple[Work, float]:
-    """The work with a batch that keeps the slowest rank busy for the planned time, and the seconds it takes."""
-    took = agreed(ctx, quickest(ctx, work, 3))
-    for _ in range(0 if work.make is None else 2):  # small batches are slow for their size
-        work = work.sized(samples_for(work, took, plan.aim_s, LARGEST_ALONE))
-        took = agreed(ctx, quickest(ctx, work, 3))
-    return work, took
 
 
 def _how_many(ctx: RankContext, plan: Plan, round_s: float) -> tuple[int, int]:

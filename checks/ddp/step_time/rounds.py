@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 
 from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
+from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import FactAt, Recording
@@ -73,41 +75,40 @@ def _places(seconds: float) -> int:
     return 0 if seconds >= 0.01 else 1 if seconds >= 0.001 else 2
 
 
-def accumulate(micro_steps: int, share: float) -> Remedy:
-    """Synchronise in one of several steps."""
-    return in_code(
-        f"Accumulate gradients: with one synchronisation in {micro_steps} steps, waiting is {share:.0%} of"
+def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
+    """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
+    wanted_s = (1 / AIM_SHARE - 1) * exposed_s
+    if not totals.fact.model:  # the run does not show how much the user's own model computes
+        more = in_code(
+            f"Let each rank compute for {ms(wanted_s / (totals.fact.gradient_bytes / MIB))} or more for each MiB of"
+            f" gradients between two synchronisations, so that at most {AIM_SHARE:.0%} of the time is waiting. Take a"
+            " larger batch, or accumulate gradients over several steps inside model.no_sync(). If the job does so"
+            " already, change nothing",
+            cost="a larger batch and fewer updates: learning rate and schedule may need another look",
+            undo="the former batch, and a synchronisation in every step",
+            untried=_COMPUTED,
+            references=(_DDP_NOTES,),
+        )
+        return (more,)
+    times = max(ceil(wanted_s / computing_s), 2)
+    share = exposed_s / (exposed_s + times * computing_s)
+    accumulate = in_code(
+        f"Accumulate gradients: with one synchronisation in {times} steps, waiting is {share:.0%} of"
         " the time. Run the others inside model.no_sync(), forward and backward, and step the optimiser once",
-        cost=f"a batch {micro_steps} times as large and so many times fewer updates: learning rate and schedule"
+        cost=f"a batch {times} times as large and so many times fewer updates: learning rate and schedule"
         " may need another look",
         undo="step and synchronise in every step again",
         untried=_COMPUTED,
         references=(_DDP_NOTES,),
     )
-
-
-def compute_more(per_mib_s: float, share: float) -> Remedy:
-    """For runs that do not show how much the user's own model computes."""
-    return in_code(
-        f"Let each rank compute for {ms(per_mib_s)} or more for each MiB of gradients between two"
-        f" synchronisations, so that at most {share:.0%} of the time is waiting. Take a larger batch, or accumulate"
-        " gradients over several steps inside model.no_sync(). If the job does so already, change nothing",
-        cost="a larger batch and fewer updates: learning rate and schedule may need another look",
-        undo="the former batch, and a synchronisation in every step",
-        untried=_COMPUTED,
-        references=(_DDP_NOTES,),
-    )
-
-
-def larger_batch(times: int) -> Remedy:
-    """More computing for the same gradients."""
-    return in_code(
+    larger_batch = in_code(
         f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
         " are, and computing grows",
         cost="memory, and the same change to the training as accumulating brings",
         undo="the former batch",
         untried=_COMPUTED,
     )
+    return accumulate, larger_batch
 
 
 FEWER_RANKS = remedy(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import rounds
@@ -47,7 +46,7 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         f"{exposed / median(totals.step):.0%} of a step{rounds.of(totals.fact.model)} is waiting: communication"
         f" takes {totals.ratio:.1f} times as long as computing",
         _evidence_of_waiting(totals),
-        *_remedies(totals, exposed, computing),
+        *rounds.more_computing(totals, exposed, computing),
         detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
         f" {rounds.ms(median(totals.communicate))} to average on these {totals.fact.ranks} ranks.",
         severity=_severity_of_waiting(totals),
@@ -58,16 +57,6 @@ def _severity_of_waiting(totals: Summary) -> Severity | None:
     """The rule's own for a model that a job would train."""
     is_a_jobs = totals.fact.model and median(totals.computing) >= rounds.SMALLEST_STEP_S
     return None if is_a_jobs else Severity.INFO
-
-
-def _remedies(totals: Summary, exposed_s: float, computing_s: float) -> tuple[Remedy, ...]:
-    """How much more must be computed between two synchronisations; of the doctor's model, for each MiB of gradients."""
-    wanted_s = (1 / rounds.AIM_SHARE - 1) * exposed_s
-    if not totals.fact.model:
-        return (rounds.compute_more(wanted_s / (totals.fact.gradient_bytes / MIB), rounds.AIM_SHARE),)
-    times = max(ceil(wanted_s / computing_s), 2)
-    share = exposed_s / (exposed_s + times * computing_s)
-    return rounds.accumulate(times, share), rounds.larger_batch(times)
 
 
 def _whose(totals: Summary) -> str:

@@ -155,22 +155,16 @@ def wrap(ctx: RankContext, work: Work, cap_mib: float | None) -> Any:
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    module = _copied(ctx, work.module)
-    given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
-    with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
-        return DistributedDataParallel(module, process_group=ctx.group, **given)
-
-
-def _copied(ctx: RankContext, module: Any) -> Any:
-    """A copy of the module. The user's code may rule it out: a lock, a file, a tensor with a history."""
-    copied, problem = None, ""
+    module, problem = None, ""
     try:
-        copied = deepcopy(module)
-    except Exception as error:  # noqa: BLE001 - an attribute of the user's may raise anything
+        module = deepcopy(work.module)
+    except Exception as error:  # noqa: BLE001 - the user's code may rule it out: a lock, a file, a tensor's history
         problem = f"{type(error).__name__} on this rank"
     if agreed(ctx, float(bool(problem))):
         raise Skip(f"the model cannot be copied, which is needed here ({problem or 'on another rank'})")
-    return copied
+    given = {**work.options, **({} if cap_mib is None else {"bucket_cap_mb": cap_mib})}
+    with ctx.step("ddp_construct", f"buckets of {cap_mib:g} MiB" if cap_mib else "buckets as usual"):
+        return DistributedDataParallel(module, process_group=ctx.group, **given)
 
 
 def built(ddp: Any) -> tuple[int, ...]:
@@ -186,15 +180,6 @@ def built(ddp: Any) -> tuple[int, ...]:
 #: Fragments and the workspaces of libraries, beyond what tensors take.
 _SLACK = 1.1
 _MOST_COPIES = 2
-
-
-def is_given(ctx: RankContext) -> bool:
-    """Whether the user named a model. Raises Skip where nodes got different ones."""
-    with ctx.step("compare_names"):
-        models = set(ctx.exchange("whose model", ctx.model))
-    if len(models) > 1:
-        raise Skip("not tested: the nodes were given different models, or none (DD770)")
-    return models != {""}
 
 
 def yours(ctx: RankContext) -> Work:

@@ -45,24 +45,15 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
     for fact in [fact for fact in facts if fact.buckets is not None][:1]:
         assert fact.buckets is not None
-        yield Measurement(name="user_model_gradient_bytes", value=float(fact.gradient_bytes), unit="B", labels=labels)
-        yield Measurement(name="user_model_buckets", value=float(fact.buckets.count), unit="", labels=labels)
-        yield Measurement(
-            name="user_model_largest_bucket", value=float(fact.buckets.largest_bytes), unit="B", labels=labels
-        )
+        for name, value, unit in (
+            ("gradient_bytes", fact.gradient_bytes, "B"),
+            ("buckets", fact.buckets.count, ""),
+            ("largest_bucket", fact.buckets.largest_bytes, "B"),
+        ):
+            yield Measurement(name=f"user_model_{name}", value=float(value), unit=unit, labels=labels)
         for number, bucket in enumerate(fact.buckets.buckets):
-            yield Measurement(
-                name="user_model_bucket",
-                value=float(bucket.bytes),
-                unit="B",
-                labels={
-                    "bucket": number,
-                    "buckets": fact.buckets.count,
-                    "parameters": bucket.parameters,
-                    "first": bucket.first,
-                    "last": bucket.last,
-                },
-            )
+            of_bucket = {"bucket": number, "buckets": fact.buckets.count, **bucket.model_dump(exclude={"bytes"})}
+            yield Measurement(name="user_model_bucket", value=float(bucket.bytes), unit="B", labels=of_bucket)
     for name in ("forward", "backward"):
         slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)
         if slowest:

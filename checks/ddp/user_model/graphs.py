@@ -83,7 +83,7 @@ def _unequal(
     lacking: list[tuple[FactAt[UserModel], LocalPass]],
 ) -> Draft:
     parted = [(rank, local.parting) for rank, local in of_step if local.parting is not None]
-    odd = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
+    apart = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
     frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
     reason = ""
@@ -92,11 +92,11 @@ def _unequal(
         reason = f"; rank {rank_of(rank)} {_calls(first.here)} where rank {first.peer} {_calls(first.there)}"
     elif frozen:
         reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
-    sure = 2 * len(odd) < fact.world_size
+    sure = 2 * len(apart) < fact.world_size
     calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     lines = [code(calls[0].where)] if calls and calls[0].where else []
     return proved(
-        (*(culprits(recording, odd) if sure else ()), *lines),
+        (*(culprits(recording, apart) if sure else ()), *lines),
         f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
         f" {_where(recording, lacking)}{reason}",
         tuple(

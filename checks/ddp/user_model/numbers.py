@@ -212,9 +212,8 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     )
     off = [rank for rank in repeatable if peer is not None and _apart(rank.fact, peer.fact) > 0.0]
     apart = [rank for rank in facts(recording) if rank.fact.apart.count]
-    if peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off):
-        yield _loss_draft(recording, off, peer)
-    elif apart:
+    is_far = peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off)
+    if apart and not is_far:
         yield _gradient_draft(recording, apart)
     elif peer is not None and off:
         yield _loss_draft(recording, off, peer)

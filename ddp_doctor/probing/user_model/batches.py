@@ -10,8 +10,8 @@ from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing.user_model.arguments import Form, arguments, form_of, is_several, may_hold_a_target, no_argument
-from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed
+from ddp_doctor.probing.user_model import user_code
+from ddp_doctor.probing.user_model.user_code import SEED, Form, Loaded, Misuse, seed
 
 
 def move(model: Any, device: str) -> bool:
@@ -69,7 +69,7 @@ class Batch:
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Every tensor and all else that is no tuple, list, mapping or data class, with its place."""
-        is_nest = isinstance(self.given, Mapping) or is_several(self.given)
+        is_nest = isinstance(self.given, Mapping) or user_code.is_several(self.given)
         yield from _parts(self.given if is_nest else (self.given,), _moves_itself)
 
     def forward(self, module: Any) -> Any:
@@ -94,16 +94,18 @@ class Batch:
     def changed(self, change: Callable[[Any], Any]) -> "Batch":
         """The same with other tensors. Raises Misuse where forward does not take it."""
         given = _mapped(self.given, change)
-        return Batch(given, self.form, *arguments(given, self.form))
+        return Batch(given, self.form, *user_code.arguments(given, self.form))
 
     def require_arguments(self, module: Any, raised: str) -> None:
         """Raises Misuse where forward, which has just ``raised``, works without the last thing of the batch."""
-        if may_hold_a_target(self.given, self.form):
+        if user_code.may_hold_a_target(self.given, self.form):
             try:
                 module(*self.args[:-1])
             except Exception:  # noqa: BLE001 - what it raised before is what there is to say
                 return
-            raise no_argument(self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone")
+            raise user_code.no_argument(
+                self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone"
+            )
 
 
 def _moves_itself(value: Any) -> bool:
@@ -148,7 +150,7 @@ def make(ctx: RankContext, loaded: Loaded, step: int) -> tuple[Batch, tuple[Misp
     assert loaded.make_batch is not None
     seed(SEED + 1000 * step + ctx.group_rank + 1)
     given = loaded.make_batch(step)
-    form = form_of(loaded)
+    form = user_code.form_of(loaded)
     batch = Batch({str(key): value for key, value in given.items()} if isinstance(given, Mapping) else given, form)
     if not any(isinstance(leaf, torch.Tensor) or _moves_itself(leaf) for _, leaf in batch.parts()):
         raise Misuse(
@@ -204,13 +206,13 @@ def common(ctx: RankContext, batch: Batch) -> Batch | None:
 
     A difference in plain numbers or words counts, as does anything that only its owner can compare.
     """
+    import torch.distributed as dist
+
     with ctx.step("compare_batches"):
         forms = ctx.exchange("form of the batch", _digest_of_form(batch))
     if len(set(forms)) > 1 or not forms[0]:
         return None
     with ctx.step("broadcast", f"{sum(1 for _ in batch.tensors())} tensors of the batch"):
-        import torch.distributed as dist
-
         source = dist.get_global_rank(ctx.group, 0)
 
         def received(tensor: Any) -> Any:

@@ -175,11 +175,6 @@ def batch_norms(noted: Noted) -> BatchNorms | None:
     return BatchNorms(count=len(noted.norms), first=first, samples=noted.norms[first])
 
 
-def calls_text(noted: Noted) -> str:
-    """The calls as they are exchanged."""
-    return json.dumps(noted.calls)
-
-
 def parting(own: int, texts: Sequence[str], ranks: Sequence[int]) -> Parting | None:
     """The first call of this rank that differs from most ranks' or, without a majority, from the first rank's."""
     own_text = texts[own]
@@ -212,7 +207,14 @@ def compare(ctx: RankContext, model: Any, done: Pass) -> tuple[int, list[str], t
         names = _parameters_apart(ctx, model, done, peer)
         off = _exchanged(ctx, "apart from another rank", names)
     concerned = {name for names_of_rank in off for name in names_of_rank}
-    return ctx.ranks[peer], names, tuple(_hooks(model, concerned))
+    hooks = [
+        Hook(parameter=name, where=_first_line(hook))
+        for name, parameter in trainable(model)
+        if name in concerned
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
+        for hook in (getattr(parameter, kind, None) or {}).values()
+    ]
+    return ctx.ranks[peer], names, tuple(hooks)
 
 
 def _exchanged(ctx: RankContext, name: str, names: list[str]) -> list[list[str]]:
@@ -225,42 +227,25 @@ def _parameters_apart(ctx: RankContext, model: Any, done: Pass, peer: int) -> li
     import torch
     import torch.distributed as dist
 
-    own = torch.cat(done.gradients)
-    with ctx.step("broadcast", f"gradients of rank {ctx.ranks[peer]}, {len(own)} elements"):
-        shared = own.to(ctx.device)
+    everything = torch.cat(done.gradients)
+    with ctx.step("broadcast", f"gradients of rank {ctx.ranks[peer]}, {len(everything)} elements"):
+        shared = everything.to(ctx.device)
         dist.broadcast(shared, dist.get_global_rank(ctx.group, peer), group=ctx.group)
     theirs = torch.split(shared.cpu(), [len(gradient) for gradient in done.gradients])
     pairs = list(zip(done.gradients, theirs, strict=True))
-    least = _least(pairs)
-    return [
-        name
-        for (name, _), (own, shared) in zip(trainable(model), pairs, strict=True)
-        if len(own) and _differ(own, shared, least)
-    ]
-
-
-def _least(pairs: list[tuple[Any, Any]]) -> float:
-    """The difference that other hardware explains; none where half of the gradients are equal bit for bit."""
-    if 2 * sum(1 for own, shared in pairs if bool((own == shared).all())) >= len(pairs):
-        return 0.0
-    return gradient_tolerance.ROUNDING_ALONE * max(_largest(*pair) for pair in pairs)
-
-
-def _differ(own: Any, peer: Any, least: float) -> bool:
-    error = float((own - peer).abs().max())
-    return error > max(gradient_tolerance.ON_ANOTHER_RANK * _largest(own, peer), least)
+    least = 0.0  # the difference that other hardware explains, unless half of the gradients are equal bit for bit
+    if 2 * sum(1 for own, peers in pairs if bool((own == peers).all())) < len(pairs):
+        least = gradient_tolerance.ROUNDING_ALONE * max(_largest(*pair) for pair in pairs)
+    apart = []
+    for (name, _), (own, peers) in zip(trainable(model), pairs, strict=True):
+        allowed = max(gradient_tolerance.ON_ANOTHER_RANK * _largest(own, peers), least)
+        if len(own) and float((own - peers).abs().max()) > allowed:
+            apart.append(name)
+    return apart
 
 
 def _largest(own: Any, peer: Any) -> float:
     return max((float(gradient.abs().max()) for gradient in (own, peer) if len(gradient)), default=0.0)
-
-
-def _hooks(model: Any, names: set[str]) -> Iterator[Hook]:
-    """The hooks of ``register_hook`` and ``register_post_accumulate_grad_hook``."""
-    for name, parameter in trainable(model):
-        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks") if name in names else ():
-            hooks = getattr(parameter, kind, None) or {}
-            yield from (Hook(parameter=name, where=_first_line(hook)) for hook in hooks.values())
 
 
 def _first_line(hook: Any) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, Names, Phase, Trouble, UserModel
+from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, OffGradient, Phase, Trouble, UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Misused, Skip
@@ -57,25 +57,29 @@ class ModelProbe:
     def run(self) -> UserModel:
         """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
         with suppress(Stopped), generators_kept(self.ctx.device):
-            self._run_phases()
+            ready = self.ready()
+            options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
+            if ready.batches:
+                self._synchronised_steps(ready.model, options, ready.batches)
+            else:
+                self._wrap(ready.model, options)
         return UserModel(**self.seen)
-
-    def _run_phases(self) -> None:
-        ready = self.ready()
-        options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
-        if ready.batches:
-            self._synchronised_steps(ready.model, options, ready.batches)
-        else:
-            self._wrap(ready.model, options)
 
     def ready(self) -> Ready:
         """All that comes before DDP. Raises Stopped, Failed and Skip."""
-        self._compare_names()
+        # Each node names its own model; a head cannot name it for the others.
+        with self.ctx.step("compare_names"):
+            names = self.ctx.exchange("name", self.ctx.model)
+        if len(set(names)) > 1:
+            self._stop("names")
         loaded = self._load()
         model = loaded.model
         self._count(model, loaded)
         self._place(model)
-        self._compare_manifests(model)
+        by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
+        self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
+        if len(set(map(manifests.digest, by_rank.values()))) > 1:
+            self._stop("manifest")
         if not self.seen["trainable"]:
             self._stop("trainable")
         self._refuse_lazy(model, loaded)
@@ -106,8 +110,11 @@ class ModelProbe:
         Raises Stopped; Misused where no rank can use what --model names; where the part of a GPU is too small
         Failed, and Skip on the other ranks.
         """
+        mine = ""
+        if trouble is not None:
+            mine = _NO_MEMORY if trouble.out_of_memory else _MISUSED if trouble.misuse else _RAISED
         with self.ctx.step("compare_outcomes", name):
-            answers = self.ctx.exchange(f"outcome of {name}", _outcome(trouble))
+            answers = self.ctx.exchange(f"outcome of {name}", mine)
         if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
@@ -119,13 +126,6 @@ class ModelProbe:
             raise Skip(f"the part of its GPU's memory that rank {where} takes is too small")
         self.seen["trouble"] = trouble
         self._stop(phase)
-
-    def _compare_names(self) -> None:
-        """Each node names its own model; a head cannot name it for the others."""
-        with self.ctx.step("compare_names"):
-            answers = self.ctx.exchange("name", self.ctx.model)
-        if len(set(answers)) > 1:
-            self._stop("names")
 
     def _require_time(self) -> None:
         """Stop where the remaining passes would not end in time: large models on slow devices."""
@@ -141,18 +141,18 @@ class ModelProbe:
     # --- phases -----------------------------------------------------------------------------------
 
     def _load(self) -> Loaded:
+        import torch
+        import torch.distributed as dist
+
         name = self.ctx.model
         factory = self._attempt("import", lambda: find(name))
         loaded = self._attempt("factory", lambda: made(name, factory))
-        self._require_group()
-        self.seen["found_device"] = _other_device(self.ctx.device)
-        return loaded
-
-    def _require_group(self) -> None:
-        import torch.distributed as dist
-
         if not dist.is_initialized():
             raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")
+        if self.ctx.device.startswith("cuda"):
+            current = f"cuda:{torch.cuda.current_device()}"
+            self.seen["found_device"] = current if current != self.ctx.device else None
+        return loaded
 
     def _count(self, model: Any, loaded: Loaded) -> None:
         from torch.nn.parameter import is_lazy
@@ -181,12 +181,6 @@ class ModelProbe:
         if any(answers):
             self._stop(phase)
 
-    def _compare_manifests(self, model: Any) -> None:
-        by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
-        self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
-        if len({outcome.digest for outcome in map(_kept, by_rank.values())}) > 1:
-            self._stop("manifest")
-
     def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
         """Parameters without a size yet: DDP refuses them, and the local pass of a rank would give them one."""
         from torch.nn.parameter import is_lazy
@@ -198,13 +192,11 @@ class ModelProbe:
         """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU this is no fault of the model."""
         from torch.nn import SyncBatchNorm
 
-        if self.ctx.device != "cpu":
-            return
         first = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
-        if first is not None:  # on all ranks: their manifests agree
+        if first is not None and self.ctx.device == "cpu":  # on all ranks: their manifests agree
             raise Failed(
-                f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are"
-                " on the CPU"
+                f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the"
+                " CPU"
             )
 
     def _batches(self, loaded: Loaded) -> dict[int, Batch]:
@@ -233,23 +225,22 @@ class ModelProbe:
         return self._unused_somewhere
 
     def _local_pass(self, step: int, done: Pass) -> LocalPass:
-        """What this rank's pass did, and where it differs from the other ranks'."""
         ctx = self.ctx
         unused = [place for place, used in enumerate(done.used) if not used]
         with ctx.step("compare_graphs", f"pass {step}"):
             all_unused = [set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))]
-            texts = ctx.exchange(f"calls {step}", passes.calls_text(done.noted))
+            texts = ctx.exchange(f"calls {step}", json.dumps(done.noted.calls))
         names = done.names
         everywhere = set.intersection(*all_unused)
         self._unused_somewhere |= any(all_unused)
         return LocalPass(
             step=step,
             loss=done.loss,
-            not_finite=_names(done.not_finite),
-            unused=_names([names[place] for place in unused if place not in everywhere]),
-            unused_everywhere=_names([names[place] for place in sorted(everywhere)]),
-            frozen=_names(done.frozen),
-            unknown=_names(done.unknown),
+            not_finite=steps.counted(done.not_finite),
+            unused=steps.counted([names[place] for place in unused if place not in everywhere]),
+            unused_everywhere=steps.counted([names[place] for place in sorted(everywhere)]),
+            frozen=steps.counted(done.frozen),
+            unknown=steps.counted(done.unknown),
             parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
         )
 
@@ -259,41 +250,31 @@ class ModelProbe:
         return ddp
 
     def _synchronised_steps(self, model: Any, options: Mapping[str, Any], given: Mapping[int, Batch]) -> None:
-        """The ranks' own gradients with equal parameters, then synchronised steps."""
         ctx, ddp = self.ctx, self._wrap(model, options)
-        saved = steps.saved_buffers(model)
+        saved = [buffer.detach().clone() for buffer in model.buffers()]  # a forward may change them
         own = {step: self._again(model, saved, given[step], step) for step in _BATCHES}
         again = self._again(model, saved, given[_BATCHES[0]], _BATCHES[0])
         repeats, spread = steps.spread_of(own[_BATCHES[0]], again)
         self.seen.update(repeats=repeats, repeat_error=spread)
-        spread = self._greatest_spread(spread)
+        with ctx.step("compare_spreads"):  # what one rank cannot repeat is in the mean of all
+            spread = max(map(float, ctx.exchange("spread", repr(spread))))
         self._compare_on_same_batch(model, saved, given[_BATCHES[0]], spread)
         del ddp  # its hooks counted the passes above as its first step
         gc.collect()
         ddp = self._wrap(model, options, "wrap again")
-        found = steps.Compared()
+        off: list[OffGradient] = []
         # DDP packs its buckets again after the first step, and its logging data show so in the third.
         for step in (*_BATCHES, _BATCHES[0]):
             steps.restore_buffers(model, saved)
             got, self.seen["forward_s"], self.seen["backward_s"] = steps.synchronised(ctx, ddp, given[step], step)
             if spread > gradient_tolerance.REPEATED:
                 continue  # the model uses a generator without a seed: each pass has other gradients
-            compared = steps.compare(ctx, step, model, own[step], got, spread)
-            found.off += compared.off
-            found.elements = compared.elements
-        self.seen.update(
-            off=tuple(found.off[:MOST_NAMES]),
-            off_count=len({difference.parameter for difference in found.off}),
-            compared_elements=found.elements,
-        )
+            off += steps.compare(ctx, step, model, own[step], got, spread)
+            self.seen["compared_elements"] = sum(map(len, own[step].gradients))
+        self.seen.update(off=tuple(off[:MOST_NAMES]), off_count=len({gradient.parameter for gradient in off}))
         steps.descend(model)
         self.seen["drifted"] = steps.drifted(ctx, model)
         self.seen["buckets"], self.seen["no_buckets"] = steps.buckets(ddp)
-
-    def _greatest_spread(self, spread: float) -> float:
-        """The greatest spread of all ranks: what one rank cannot repeat is in the mean of all."""
-        with self.ctx.step("compare_spreads"):
-            return max(map(float, self.ctx.exchange("spread", repr(spread))))
 
     def _again(self, model: Any, saved: Sequence[Any], batch: Batch, step: int) -> Pass:
         steps.restore_buffers(model, saved)
@@ -318,28 +299,4 @@ class ModelProbe:
         self.seen.update(same_batch_loss=done.loss, same_batch_loss_of_first=first)
         if not failed and spread <= gradient_tolerance.REPEATED:
             peer, apart, hooks = passes.compare(ctx, model, done)
-            self.seen.update(same_batch_peer=peer, apart=_names(apart), hooks=hooks[:MOST_NAMES])
-
-
-def _outcome(trouble: Trouble | None) -> str:
-    if trouble is None:
-        return ""
-    return _NO_MEMORY if trouble.out_of_memory else _MISUSED if trouble.misuse else _RAISED
-
-
-def _kept(manifest: manifests.Manifest) -> manifests.Manifested:
-    return manifests.Manifested(digest=manifests.digest(manifest))
-
-
-def _names(names: Sequence[str]) -> Names:
-    return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
-
-
-def _other_device(device: str) -> str | None:
-    """The current CUDA device, where the user's code changed it."""
-    if not device.startswith("cuda"):
-        return None
-    import torch
-
-    current = f"cuda:{torch.cuda.current_device()}"
-    return current if current != device else None
+            self.seen.update(same_batch_peer=peer, apart=steps.counted(apart), hooks=hooks[:MOST_NAMES])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, 
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch
-from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, take_gradients, trainable
+from ddp_doctor.probing.user_model.passes import Pass, as_wrapped, clear, sample, take_gradients, trainable
 from ddp_doctor.probing.user_model.user_code import SEED, seed, trouble
 
 #: Share of the step that a plain optimiser would make.
@@ -22,14 +21,6 @@ class StepFailed(RuntimeError):
     """A synchronised step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
 
 
-@dataclass
-class Compared:
-    """The result of comparing gradients."""
-
-    off: list[OffGradient] = field(default_factory=list)
-    elements: int = 0
-
-
 def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
     """The model in DDP as a training script wraps it."""
     import torch
@@ -39,11 +30,6 @@ def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
     where: dict[str, Any] = {"device_ids": [device.index or 0]} if device.type == "cuda" else {}
     with ctx.step("ddp_construct", type(model).__name__):
         return DistributedDataParallel(model, process_group=ctx.group, **where, **options)
-
-
-def saved_buffers(model: Any) -> list[Any]:
-    """Copies of the buffers, which a forward may change."""
-    return [buffer.detach().clone() for buffer in model.buffers()]
 
 
 def restore_buffers(model: Any, saved: Sequence[Any]) -> None:
@@ -77,8 +63,8 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
     return done, middle - started, ended - middle
 
 
-def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> Compared:
-    """The synchronised gradients against the float64 mean of what each rank has by itself.
+def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, spread: float) -> list[OffGradient]:
+    """The synchronised gradients that are not the float64 mean of what each rank has by itself.
 
     ``spread`` is how far the gradients of a rank differ from one pass to the next, at most over all ranks.
     """
@@ -91,25 +77,21 @@ def compare(ctx: RankContext, step: int, model: Any, own: Pass, got: Pass, sprea
         shared = sums.to(ctx.device)
         dist.all_reduce(shared, group=ctx.group)
     mean, size = shared.cpu() / ctx.world_size
-    found, start = Compared(elements=len(local)), 0
+    found, start = [], 0
     for (name, parameter), mine, given in zip(trainable(model), own.gradients, got.gradients, strict=True):
         part = slice(start, start + len(mine))
         start += len(mine)
-        allowed = _allowed(parameter, size[part], spread)
+        # Rounding of the parameter's type, relative to its largest mean absolute gradient.
+        rounding = gradient_tolerance.relative(str(parameter.dtype).removeprefix("torch."))
+        largest = float(size[part].max()) if len(mine) else 0.0
+        allowed = largest * (rounding + 2 * spread) + gradient_tolerance.SMALLEST
         error = (given - mean[part]).abs().nan_to_num(nan=torch.inf)
         if len(mine) and bool(mean[part].isfinite().all()) and bool((error > allowed).any()):
             worst = int((error - allowed).argmax())
             values = (given[worst], mean[part][worst], mine[worst])
             got_, wanted, own_ = (float(value) if bool(value.isfinite()) else None for value in values)
-            found.off.append(OffGradient(parameter=name, step=step, got=got_, expected=wanted, own=own_))
+            found.append(OffGradient(parameter=name, step=step, got=got_, expected=wanted, own=own_))
     return found
-
-
-def _allowed(parameter: Any, size: Any, spread: float) -> Any:
-    """Rounding of the parameter's type, relative to its largest mean absolute gradient."""
-    relative = gradient_tolerance.relative(str(parameter.dtype).removeprefix("torch."))
-    largest = float(size.max()) if len(size) else 0.0
-    return largest * (relative + 2 * spread) + gradient_tolerance.SMALLEST
 
 
 def spread_of(former: Pass, latter: Pass) -> tuple[bool, float]:
@@ -139,23 +121,20 @@ def drifted(ctx: RankContext, model: Any) -> Names:
     """The parameters that differ from the first rank's, bit for bit in the sampled elements."""
     import hashlib
 
-    from ddp_doctor.probing.user_model.passes import sample
+    import torch
 
-    marks = [
-        hashlib.sha256(bytes(sample(parameter, parameter, 4096).view(_bytes()).tolist())).hexdigest()[:16]
-        for _, parameter in trainable(model)
-    ]
+    samples = [sample(parameter, parameter, 4096).view(torch.uint8) for _, parameter in trainable(model)]
+    marks = [hashlib.sha256(bytes(sampled.tolist())).hexdigest()[:16] for sampled in samples]
     with ctx.step("compare_parameters", "after the steps"):
         texts = ctx.exchange("parameters-after", " ".join(marks))
     first = texts[0].split()
     names = [name for (name, _), mine, theirs in zip(trainable(model), marks, first, strict=True) if mine != theirs]
+    return counted(names)
+
+
+def counted(names: Sequence[str]) -> Names:
+    """The first of these names, and how many there are."""
     return Names(names=tuple(names[:MOST_NAMES]), count=len(names))
-
-
-def _bytes() -> Any:
-    import torch
-
-    return torch.uint8
 
 
 def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
@@ -171,28 +150,18 @@ def buckets(ddp: Any) -> tuple[Buckets | None, str | None]:
         return None, f"this torch does not tell DDP's buckets ({type(error).__name__})"
     if not sizes:
         return None, "this torch does not tell DDP's buckets"
-    members = [_numbers(part) for part in indices.split(",")] if indices else [[] for _ in sizes]
+    members = [_numbers(part) for part in indices.split(",")]
     if len(members) != len(sizes):
         members = [[] for _ in sizes]
-    buckets = tuple(
-        _bucket(size, [names[place] for place in places if place < len(names)])
-        for size, places in zip(sizes, members, strict=True)
+    buckets = []
+    for size, places in list(zip(sizes, members, strict=True))[:_MOST_BUCKETS]:
+        within = [names[place] for place in places if place < len(names)]
+        first, last = (within[0], within[-1]) if within else ("", "")
+        buckets.append(Bucket(bytes=size, parameters=len(within), first=first, last=last))
+    packed = Buckets(
+        cap_bytes=cap, rebuilt=bool(rebuilt), count=len(sizes), largest_bytes=max(sizes), buckets=tuple(buckets)
     )
-    return (
-        Buckets(
-            cap_bytes=cap,
-            rebuilt=bool(rebuilt),
-            count=len(sizes),
-            largest_bytes=max(sizes),
-            buckets=buckets[:_MOST_BUCKETS],
-        ),
-        None,
-    )
-
-
-def _bucket(size: int, names: Sequence[str]) -> Bucket:
-    ends = (names[0], names[-1]) if names else ("", "")
-    return Bucket(bytes=size, parameters=len(names), first=ends[0], last=ends[1])
+    return packed, None
 
 
 def _numbers(text: object) -> list[int]:
