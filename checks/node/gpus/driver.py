@@ -193,7 +193,19 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             severity=state.severity,
             confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
         )
-    yield from _nodes_without_fabric_manager(recording)
+    for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
+        done = severity is Severity.INFO
+        yield likely(
+            of_nodes(recording, group),
+            "No fabric manager runs on {who}, which has NVSwitches",
+            Evidence(
+                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
+                expected_from=nvml.FABRIC_GUIDE,
+            ),
+            FABRIC_MANAGER,
+            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
+            severity=asked_for(recording, severity),
+        )
 
 
 def _waiting(recording: Recording) -> dict[_State, Hits]:
@@ -229,22 +241,6 @@ def _manager_words(manager: bool | None, driver: str | None) -> str:
     if manager:
         return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is unknown'}."
     return "The fabric manager does not run on the node."
-
-
-def _nodes_without_fabric_manager(recording: Recording) -> Iterator[Draft]:
-    for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
-        done = severity is Severity.INFO
-        yield likely(
-            of_nodes(recording, group),
-            "No fabric manager runs on {who}, which has NVSwitches",
-            Evidence(
-                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
-                expected_from=nvml.FABRIC_GUIDE,
-            ),
-            FABRIC_MANAGER,
-            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            severity=asked_for(recording, severity),
-        )
 
 
 def _unmanaged(fact: GpusFact) -> Severity | None:

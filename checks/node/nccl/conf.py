@@ -236,7 +236,8 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     facts = [node for node in recording.facts(NcclFact) if node.node in environments]
     in_files = {node.node: set_by_files(files_read(recording, node)) for node in facts}
     names = {name for found in in_files.values() for name in found}
-    for name in sorted(names - _settings_against_rdma(recording)):
+    rdma = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
+    for name in sorted(names - {(fact.unused_by or "").partition("=")[0] for fact in rdma}):
         has = {
             node: environments[node].variables.get(name, found.get(name, (None, ""))[0])
             for node, found in in_files.items()
@@ -252,11 +253,6 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             unfitting = what_did_not_fit(recording) if stake.weight != "minor" else ()
             draft = _difference_draft(recording, name, has, from_file, stake)
             yield made_ranks_fail(draft, unfitting) if unfitting else draft
-
-
-def _settings_against_rdma(recording: Recording) -> set[str]:
-    facts = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
-    return {(fact.unused_by or "").partition("=")[0] for fact in facts}
 
 
 def _difference_draft(

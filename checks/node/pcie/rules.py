@@ -266,13 +266,8 @@ def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
     for device in (*ends, *(device for device in node.fact.devices if device.bus_id in bridges)):
         port = node.fact.device(device.above[-1]) if device.above else None
         if port is not None:
-            yield from _link(device, port, node.node)
-
-
-def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:
-    """The link, where the kernel reports all of it."""
-    width, speed = device.width, device.speed_gt_per_s
-    widths = [value for value in (device.width_max, port.width_max) if value]
-    speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]
-    if width and speed and len(widths) == len(speeds) == 2:
-        yield _Link(device, node, width, min(widths), speed, min(speeds))
+            width, speed = device.width, device.speed_gt_per_s
+            widths = [value for value in (device.width_max, port.width_max) if value]
+            speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]
+            if width and speed and len(widths) == len(speeds) == 2:
+                yield _Link(device, node.node, width, min(widths), speed, min(speeds))

@@ -30,7 +30,7 @@ from ddp_doctor.facts.node.topology import (
     TopologyMatrix,
 )
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.context import CommandResult, Context
+from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse.pci import link_code
 from ddp_doctor.parse.visible_devices import job_gpus
@@ -231,7 +231,8 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
     except ValueError:
         if result.status == "timed_out":
             raise TookTooLong("the program that asks NVML did not end in time, and said nothing") from None
-        raise CannotAsk(f"the program that asks NVML gave no answer: {_last_line(result)}") from None
+        last_line = result.stderr.strip().rpartition("\n")[2][:200] or result.status
+        raise CannotAsk(f"the program that asks NVML gave no answer: {last_line}") from None
     ctx.keep(result.stdout)
     if answer.error == "timed_out" and answer.call:
         return TopologyHangFact(asked="NVML", call=answer.call, gpu=answer.gpu, waited_s=answer.elapsed_s)
@@ -261,10 +262,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         allowed_cpus=next(allowed, None),
         job_gpus=tuple(gpu.column for gpu in job_gpus(answer.ours(), ctx.env)),
     )
-
-
-def _last_line(result: CommandResult) -> str:
-    return result.stderr.strip().rpartition("\n")[2][:200] or result.status
 
 
 def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
