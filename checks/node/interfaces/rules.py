@@ -1,6 +1,7 @@
 """DD520-DD524, DD526: interfaces and addresses that are no use to other nodes, or do not fit together."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
@@ -41,28 +42,16 @@ def use_interface(
     return name_interfaces(recording, offers[0].backend, known, better.interfaces, why, old)
 
 
-def unset_interface(offers: Sequence[Offer]) -> Remedy:
-    """Let the backend choose by itself again, where that is known to do."""
-    name = offers[0].choice.setting or ""
-    old = sorted({offer.setting for offer in offers if offer.setting})
-    return Remedy(
-        summary=f"Or unset {name}: the choice without it can be reached",
-        settings=(Setting(name=name, action="unset", why="the default choice does"),),
-        cost="none, unless something else relies on it",
-        undo=back_to(name, old),
-        proof=NO_TRIAL,
-    )
-
-
 def hosts_entry(
     recording: Recording, offers: Sequence[Offer], interfaces: Mapping[int, str], *, ipv6: bool = False
 ) -> Remedy:
     """Give each of these host names the address of its own interface in /etc/hosts."""
-    lines = [
-        f"{address} {host(recording, offer.node)}"
-        for offer in offers
-        if (address := _address_on(offer, interfaces.get(offer.node), ipv6))
-    ]
+    lines = []
+    for offer in offers:
+        own = [each for each in offer.interfaces if each.name == interfaces.get(offer.node)]
+        held = [address_of(address) for each in own for address in each.addresses]
+        fitting = [address for address in held if is_ipv6(address) == ipv6]
+        lines += [f"{address} {host(recording, offer.node)}" for address in fitting[:1]]
     entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
     return remedy(
         f"In /etc/hosts of {hosts(recording, [offer.node for offer in offers])} give the host's own"
@@ -74,11 +63,6 @@ def hosts_entry(
         untried="the doctor changes no file of the host",
         references=("hosts(5)",),
     )
-
-
-def _address_on(offer: Offer, interface: str | None, ipv6: bool) -> str | None:
-    held = [address_of(address) for each in offer.interfaces if each.name == interface for address in each.addresses]
-    return next((address for address in held if is_ipv6(address) == ipv6), None)
 
 
 def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
@@ -127,13 +111,13 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 SHOWN = 4
 
 
+@dataclass
 class Group:
     """The nodes that share one cause, among all."""
 
-    def __init__(self, fault: Fault, offers: Sequence[Offer]) -> None:
-        self.fault = fault
-        self.offers = offers
-        self.sick: list[Offer] = []
+    fault: Fault
+    offers: Sequence[Offer]
+    sick: list[Offer] = field(default_factory=list)
 
     @property
     def backend(self) -> str:
@@ -261,7 +245,17 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
         use = interfaces.with_rendezvous(recording, use, hosts, better.interfaces)
     made = [use]
     if all(offer.choice.setting and offer.default_does for offer in group.sick):
-        made.append(unset_interface(group.sick))
+        name = group.sick[0].choice.setting or ""
+        old = sorted({offer.setting for offer in group.sick if offer.setting})
+        made.append(
+            Remedy(
+                summary=f"Or unset {name}: the choice without it can be reached",
+                settings=(Setting(name=name, action="unset", why="the default choice does"),),
+                cost="none, unless something else relies on it",
+                undo=back_to(name, old),
+                proof=NO_TRIAL,
+            )
+        )
     if first.backend == "gloo" and first.choice.setting is None:
         made.append(hosts_entry(recording, group.sick, better.interfaces))
     return tuple(made)

@@ -19,8 +19,9 @@ from ddp_doctor.checks.node.rdma.nodes import (
     users,
     usual,
 )
-from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, look_at_link, port_draft, same_mtu
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
+from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
@@ -190,7 +191,15 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/networking/bonding.html
         drivers/net/bonding/bond_sysfs_slave.c of the kernel: mii_status
     """
-    bonds = [bond for node in recording.facts(RdmaFact) for bond in _bonds(node.node, node.fact)]
+    bonds = []
+    for node in recording.facts(RdmaFact):
+        netdevs = {netdev.name: netdev for netdev in node.fact.netdevs}
+        for hca, port in node.fact.ports():
+            over = (netdevs[name] for name in port.netdevs if name in netdevs)
+            master = next((netdev for netdev in over if netdev.slaves), None)
+            if master is not None and port.is_active and is_of_a_card(hca):
+                slaves = tuple(netdevs[name] for name in master.slaves if name in netdevs)
+                bonds.append(_Bond((node.node, hca, port), master, slaves))
     whole = any(len(bond.slaves) > 1 and not bond.lost() for bond in bonds)
     grades: dict[Severity, list[_Bond]] = {}
     for bond in bonds:
@@ -201,26 +210,23 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     for severity, some in grades.items():
         names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in some)
         what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
+        first = some[0].netdev.name
+        commands = [(first, f"cat /proc/net/bonding/{first}")]
+        commands += [(slave.name, f"ethtool {slave.name}") for slave in some[0].lost()]
         yield port_draft(
             recording,
             [(bond.hit, bond.in_words()) for bond in some],
             what if len(names) < 3 else "their bonds have lost links",
-            look_at_bond(some[0].netdev.name, [netdev.name for netdev in some[0].lost()]),
+            by_administrator(
+                "Look at the cable, the transceiver and the switch port of the slave that is down",
+                *(command for name, command in commands if nccl_hca.is_name(name)),
+                cost="somebody at the cable; the bond works meanwhile",
+                references=("https://docs.kernel.org/networking/bonding.html",),
+            ),
             detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
             severity=severity,
             confidence=Confidence.PROVED,
         )
-
-
-def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
-    netdevs = {netdev.name: netdev for netdev in fact.netdevs}
-    for hca, port in fact.ports():
-        if port.is_active and is_of_a_card(hca):
-            over = (netdevs[name] for name in port.netdevs if name in netdevs)
-            bond = next((master for master in over if master.slaves), None)
-            if bond is not None:
-                slaves = tuple(netdevs[name] for name in bond.slaves if name in netdevs)
-                yield _Bond((node, hca, port), bond, slaves)
 
 
 @rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
@@ -247,7 +253,8 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     if not odd:
         return
     small = {identity(port.hit): mtus[identity(port.hit)] for port in odd}
-    good = [netdev.mtu_bytes or 0 for port, netdev in mtus.items() if port not in small]
+    most = max((netdev.mtu_bytes or 0 for port, netdev in mtus.items() if port not in small), default=9000)
+    names = [netdev.name for netdev in small.values() if nccl_hca.is_name(netdev.name)]
     described = []
     for few, netdev in zip(odd, small.values(), strict=True):
         packets = f"MTU {netdev.mtu_bytes}, so RDMA packets of {verbs_mtu(netdev.mtu_bytes or 0)} bytes"
@@ -256,7 +263,12 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
         recording,
         described,
         f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
-        same_mtu(max(good, default=9000), [netdev.name for netdev in small.values()]),
+        by_administrator(
+            f"Set the MTU to {most}, as the peers have it, after making sure that the switch carries it",
+            *(f"sudo ip link set dev {name} mtu {most}" for name in names[:8]),
+            cost="running connections over it are disturbed; too large for the switch, and packets vanish",
+            undo="set the former MTU",
+        ),
         detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
     )
 
@@ -274,11 +286,14 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
     """
     named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
-    compared = {
-        node.node: tuple(sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in node.fact.chosen()))
-        for node in users(recording)
-        if node.node not in named_already and _uses_all_it_has(node.fact)
-    }
+    compared: dict[int, tuple[tuple[str, float], ...]] = {}
+    for node in users(recording):
+        own = [(hca, port) for hca, port in node.fact.ports() if is_of_a_card(hca)]
+        reported = any(port.state in UNCONFIGURED or hca.device_problem for hca, port in own)  # by other rules
+        chosen = node.fact.chosen()
+        if chosen and not reported and node.node not in named_already:
+            rails = sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in chosen)
+            compared[node.node] = tuple(rails)
     apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
     if apart is None:
         return
@@ -302,13 +317,6 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
         else "NCCL's rings go at the pace of the node with the least.",
         severity=Severity.ERROR if strangers else Severity.WARNING,
     )
-
-
-def _uses_all_it_has(fact: RdmaFact) -> bool:
-    """Whether nothing that another rule reports keeps a port from NCCL."""
-    mine = [(hca, port) for hca, port in fact.ports() if is_of_a_card(hca)]
-    waiting = any(port.state in UNCONFIGURED for _, port in mine)
-    return bool(fact.chosen()) and not waiting and not any(hca.device_problem for hca, _ in mine)
 
 
 def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
