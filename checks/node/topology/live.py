@@ -15,6 +15,7 @@ The levels are nvmlGpuTopologyLevel_t, the statuses nvmlGpuP2PStatus_t (nvml.h);
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 
 from pydantic import Field, field_validator
 
@@ -70,15 +71,11 @@ class WiredGpu(Frozen):
     @classmethod
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
         """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
+        plain = [sysfs_bus_id(link.remote_bus_id or "") for link in links]
+        known = [bus_id if bus_id.strip("0f:.") else None for bus_id in plain]
         return tuple(
-            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)}) if link.remote_bus_id else link
-            for link in links
+            link.model_copy(update={"remote_bus_id": bus_id}) for link, bus_id in zip(links, known, strict=True)
         )
-
-
-def _known_bus_id(bus_id: str) -> str | None:
-    plain = sysfs_bus_id(bus_id)
-    return plain if plain.translate({ord(sign): None for sign in "0f:."}) else None
 
 
 class NvmlTopology(Frozen):
@@ -132,14 +129,13 @@ def bonded(gpus: Sequence[WiredGpu], p2p: Mapping[str, Pairs]) -> Iterator[tuple
     say what a link leads to, two GPUs that it calls NVLink peers are taken for joined by all they have.
     """
     peers = p2p.get("nvlink", {})
-    for at, gpu in enumerate(gpus):
-        for peer in gpus[at + 1 :]:
-            straight = min(_to_gpu(gpu, peer), _to_gpu(peer, gpu))
-            switched = min(_of_kind(gpu, "switch"), _of_kind(peer, "switch"))
-            is_ok = peers.get(gpu.column, {}).get(peer.column) == "OK"
-            unknown = min(_of_kind(gpu, None), _of_kind(peer, None)) if is_ok else 0
-            if links := straight or switched or unknown:
-                yield gpu.column, peer.column, links
+    for gpu, peer in combinations(gpus, 2):
+        straight = min(_to_gpu(gpu, peer), _to_gpu(peer, gpu))
+        switched = min(_of_kind(gpu, "switch"), _of_kind(peer, "switch"))
+        is_ok = peers.get(gpu.column, {}).get(peer.column) == "OK"
+        unknown = min(_of_kind(gpu, None), _of_kind(peer, None)) if is_ok else 0
+        if links := straight or switched or unknown:
+            yield gpu.column, peer.column, links
 
 
 def _to_gpu(gpu: WiredGpu, peer: WiredGpu) -> int:
@@ -186,22 +182,17 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
     joined = {(gpu, peer): f"NV{links}" for gpu, peer, links in bonded(gpus, answer.p2p_words())}
     levels = answer.pci_codes()
     columns = [gpu.column for gpu in gpus]
-    for at, gpu in enumerate(columns):
-        for peer in columns[at + 1 :]:
-            code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
-            if code is None and not (gpu in bus.gpus and peer in bus.gpus):
-                raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
-            yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
+    for gpu, peer in combinations(columns, 2):
+        code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
+        if code is None and not (gpu in bus.gpus and peer in bus.gpus):
+            raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
+        yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
 
 
 def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[tuple[str, str, str]]:
-    for nic, device in nics.items():
-        for gpu, place in gpus.items():
-            yield gpu, nic, link_code(place, device)
-        for earlier, place in nics.items():
-            if earlier == nic:
-                break
-            yield earlier, nic, link_code(place, device)
+    pairs = (*product(gpus.items(), nics.items()), *combinations(nics.items(), 2))
+    for (name, place), (nic, device) in pairs:
+        yield name, nic, link_code(place, device)
 
 
 def _affinity(text: str | None) -> str | None:
