@@ -6,7 +6,7 @@ from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, one_per
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Proof, Remedy, Reproducer
+from ddp_doctor.model.finding import Draft, Proof, Reproducer
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.effects import (
@@ -90,47 +90,38 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         unread = node.backend not in ("nccl", "")
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
+        cost = variables()[name].needed_for or "none, unless it was set against a hang or wrong data: then that returns"
+        without = node.without([name], "NCCL chooses by itself then", f"Unset {name} and measure again", NO_TRIAL)
         yield setting_draft(
             (name,),
             f"{node.listed([name])} costs speed",
             node.listed([name]),
             effect.source,
-            _try_without(node, name),
+            without.model_copy(update={"cost": cost}),
             detail=f"{effect.why} If it was set against a fault, that fault is still there.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})
 
 
-def _try_without(node: InForce, name: str) -> Remedy:
-    why, summary = "NCCL chooses by itself then", f"Unset {name} and measure again"
-    cost = variables()[name].needed_for or "none, unless it was set against a hang or wrong data: then that returns"
-    return node.without([name], why, summary, NO_TRIAL).model_copy(update={"cost": cost})
-
-
 def _machine_has_what_it_gives_up(node: InForce, name: str) -> bool:
     here, of, alone = node.hardware, scope(name), node.nnodes == 1
+    costs_rdma = here.rdma is not False
+    if node.nnodes is not None:  # in a run the ports are known, and DD436 judges by them
+        costs_rdma = node.nnodes > 1 and here.rdma is here.gpus is None
     if is_needed_by_a_plugin(name, node.values) or (of != "job" and here.gpus == 0):
         return False
     leaves_none_out = name == "NCCL_PROTO" and left(node.values[name], "AllReduce", PROTOCOLS) == PROTOCOLS
     tests: dict[Scope, bool] = {
         "job": True,
         "paths": not here.matrix and here.gpus != 1,  # DD434 judges by the matrix
-        "rdma": _costs_rdma(node),
+        "rdma": costs_rdma and not has_the_efa_plugin(node.values),
         "gpudirect": not alone and here.rdma is not False and not ib_is_off(node.values),
         "network": not alone,
         "nvls": bool(here.nvls) if here.gpus is not None else here.nvls is not False,
         "collectives": not (alone and here.gpus == 1) and not leaves_none_out,
     }
     return tests[of]
-
-
-def _costs_rdma(node: InForce) -> bool:
-    """In a run the ports are known, and DD436 judges by them."""
-    here = node.hardware
-    if has_the_efa_plugin(node.values):
-        return False
-    return here.rdma is not False if node.nnodes is None else node.nnodes > 1 and here.rdma is here.gpus is None
 
 
 @rule("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING, EnvVars)
@@ -178,18 +169,13 @@ def _risks(node: InForce, name: str) -> bool:
 
 
 def _effects_of_kind(node: InForce, kind: str) -> Iterator[tuple[str, Effect]]:
+    """The settings with an effect of this kind, without those that are misread, not read here, or idle."""
+    idle_names = {idler for _, idlers in silenced(node.values) for idler in idlers}
     for name, value in node.values.items():
         found = next((effect for effect in effects(name, value) if effect.kind == kind), None)
-        if found is not None and _has_effect(node, name, value):
+        if found is None or name in idle_names or newer_names().get(name) in node.values:
+            continue
+        known, wrong = variables()[name], misread(name, value)
+        at = node.installed.of(known)
+        if (wrong is None or wrong.harmless) and (not at or status_at(known, at) == "read"):
             yield name, found
-
-
-def _has_effect(node: InForce, name: str, value: str) -> bool:
-    known, wrong = variables()[name], misread(name, value)
-    idle_names = {idler for _, idlers in silenced(node.values) for idler in idlers}
-    return (
-        (wrong is None or wrong.harmless)
-        and (not (at := node.installed.of(known)) or status_at(known, at) == "read")
-        and name not in idle_names
-        and newer_names().get(name) not in node.values
-    )

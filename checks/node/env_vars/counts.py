@@ -97,12 +97,8 @@ def _is_own_host(name: str, value: str) -> bool:
 
 
 def _nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
-    if launch.starts == "torchrun":
-        return launch.agents or ((1, 1) if not launch.endpoint else _nodes_of_tasks(job, launch))
-    return _nodes_of_tasks(job, launch)
-
-
-def _nodes_of_tasks(job: Launch | None, launch: Launch) -> tuple[int, int] | None:
+    if launch.starts == "torchrun" and (launch.agents or not launch.endpoint):
+        return launch.agents or (1, 1)
     if launch.tasks == 1 or launch.program == "torchrun":
         return (1, 1)
     if launch.program == "mpirun" and launch.tasks and launch.tasks_per_node:
@@ -151,28 +147,23 @@ class _Fault(NamedTuple):
 def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | None:
     if launch.starts != "torchrun" or launch.agents is None or launch.node_rank:
         return None
-    if launch.program == "torchrun":
-        return _one_torchrun(job, launch, launch.agents[0])
+    fewest, most = launch.agents
     nodes, each = _exact(job, launch), _tasks_of_a_node(job, launch)
+    if launch.program == "torchrun":  # no srun starts one on each node: other commands may start the others
+        if job is None or job.nodes is None or fewest <= job.nodes[1] or launch.path:
+            return None
+        why = f"--nnodes {fewest}; line {job.line}: {job.nodes[1]} nodes"
+        return _Fault(f"torchrun waits for {fewest} nodes, and the job has {job.nodes[1]}", why)
     if nodes is None or each is None:
         return None
-    (fewest, most), count = launch.agents, nodes * each
+    count = nodes * each
     expected = f"{fewest}:{most}" if most > fewest else f"{most}"
     why = f"{f'{each} tasks on each of ' * (each > 1)}{nodes} nodes, --nnodes {expected}"
-    if count > most:
-        return _Fault(f"{count} torchruns start, and --nnodes={expected} takes {most}", why)
     is_whole = job is not None and job.nodes == (nodes, nodes) and not launch.path
-    if count < fewest and is_whole:
-        return _Fault(f"{count} torchruns start, and --nnodes={expected} waits for {fewest}", why)
-    return None
-
-
-def _one_torchrun(job: Launch | None, launch: Launch, fewest: int) -> _Fault | None:
-    """One that no srun starts on each node: other commands may start the others."""
-    if job is None or job.nodes is None or fewest <= job.nodes[1] or launch.path:
+    if count <= most and not (count < fewest and is_whole):
         return None
-    why = f"--nnodes {fewest}; line {job.line}: {job.nodes[1]} nodes"
-    return _Fault(f"torchrun waits for {fewest} nodes, and the job has {job.nodes[1]}", why)
+    needs = f"takes {most}" if count > most else f"waits for {fewest}"
+    return _Fault(f"{count} torchruns start, and --nnodes={expected} {needs}", why)
 
 
 def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:

@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNA
 from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.remedies.kinds import unset
@@ -20,7 +20,7 @@ from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_names
 
 _INTERFACES_SHOWN = 8
 _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))
@@ -48,52 +48,40 @@ def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
         if own and matters:
             continue
         severity = None if own else Severity.WARNING if backend == "gloo" else Severity.INFO
+        detail = "Every rank would fail in init_process_group()."
+        if not own:
+            uses = "This run uses" if recording.trials else "Ranks here would use"
+            detail = f"{uses} {backend_name(world.backend)}, which does not read {name}."
         groups = by_cause(recording.facts(InterfacesFact), partial(_absent, name, backend))
-        for fault, group in groups.items():
-            other = None if own else world.backend
-            yield _absent_draft(recording, group, fault, (name, backend, other), severity)
+        for (value, error, missing), group in groups.items():
+            first = group[0]
+            names = [there.name for there in first.fact.interfaces if there.running and there.addresses]
+            more = f" and {len(names) - _INTERFACES_SHOWN} more" if len(names) > _INTERFACES_SHOWN else ""
+            usable = f"{', '.join(names[:_INTERFACES_SHOWN]) or 'none'}{more}"
+            nodes = node_names(recording, group)
+            fails = f"{backend_name(backend)} would not start with {shown(name, value)}"
+            title = f"{nodes}: {fails}: {error}"
+            if missing:
+                has, it = ("has", "it") if len(group) == 1 else ("have", host(recording, first.node))
+                title = f"{nodes} {has} no interface {' or '.join(map(repr, missing))} ({it} has {usable}): {fails}"
+            yield proved(
+                (node_culprit(recording, node.node, kind="setting", name=name) for node in group),
+                title,
+                Evidence(check="interfaces", text=f"running, with an address: {usable}", expected_from=_DOCS),
+                unset({name: value}, "no such interface here"),
+                detail=detail,
+                severity=severity,
+            )
 
 
-#: The value of a setting, why it leaves no interface, and the names in it that no interface has.
-_Fault = tuple[str, str, tuple[str, ...]]
-
-
-def _absent(name: str, backend: str, fact: InterfacesFact) -> _Fault | None:
+def _absent(name: str, backend: str, fact: InterfacesFact) -> tuple[str, str, tuple[str, ...]] | None:
+    """The value of a setting that leaves no interface, why, and the names in it that no interface has."""
     choice: Choice = chosen(fact, backend)
     value = fact.settings.get(name, "")
     wrong = misread(name, value) if value else None
     if choice.error is None or choice.setting != name or (wrong and not wrong.harmless):
         return None
     return value, choice.error, _not_there(value, backend, fact)
-
-
-def _absent_draft(
-    recording: Recording,
-    group: list[FactAt[InterfacesFact]],
-    fault: _Fault,
-    reader: tuple[str, str, str | None],
-    severity: Severity | None,
-) -> Draft:
-    (value, error, missing), (name, backend, other) = fault, reader
-    first = group[0]
-    usable = _listed([there.name for there in first.fact.interfaces if there.running and there.addresses])
-    nodes = node_names(recording, group)
-    fails = f"{backend_name(backend)} would not start with {shown(name, value)}"
-    title = f"{nodes}: {fails}: {error}"
-    if missing:
-        has, it = ("has", "it") if len(group) == 1 else ("have", host(recording, first.node))
-        title = f"{nodes} {has} no interface {' or '.join(map(repr, missing))} ({it} has {usable}): {fails}"
-    return proved(
-        (culprit.model_copy(update={"kind": "setting", "name": name}) for culprit in node_culprits(recording, group)),
-        title,
-        Evidence(check="interfaces", text=f"running, with an address: {usable}", expected_from=_DOCS),
-        unset({name: value}, "no such interface here"),
-        detail=f"{'This run uses' if recording.trials else 'Ranks here would use'} {backend_name(other)}, which does"
-        f" not read {name}."
-        if other
-        else "Every rank would fail in init_process_group().",
-        severity=severity,
-    )
 
 
 def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...]:
@@ -103,11 +91,6 @@ def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...
     if backend == "gloo":
         return tuple(name for name in wanted if name and name not in names)
     return () if any(map(nccl_matcher(value), names)) else tuple(filter(None, wanted))
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _INTERFACES_SHOWN} more" if len(names) > _INTERFACES_SHOWN else ""
-    return f"{', '.join(names[:_INTERFACES_SHOWN]) or 'none'}{more}"
 
 
 @rule("DD106", "setting-names-absent-rdma-device", Severity.INFO, EnvVars)

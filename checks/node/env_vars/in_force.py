@@ -108,10 +108,11 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
         count = 0
     joined = [nvlinks(topology.links[a].get(b, "")) > 0 for a, b in combinations(job, 2)] if topology else []
     known = topology is not None and topology.nvlink_told
+    able = [gpu for gpu in cards if gpu.fabric_state == "completed" and _capability(gpu) >= _HOPPER]
     return Hardware(
         gpus=count,
         nvlink=any(joined) if known else None,
-        nvls=_has_nvls(cards) if cards else None,
+        nvls=len(able) > 1 if cards else None,
         rdma=bool(rdma.candidates()) if rdma else False if "rdma" in absent else None,
         matrix=topology is not None,
         ll128=_is_ll128_safe(recording, topology, cards) if topology and known and cards else None,
@@ -136,11 +137,6 @@ def _gpus_of_job(topology: TopologyFact | None) -> tuple[str, ...]:
 
 def _capability(gpu: Gpu) -> tuple[int, ...]:
     return release(gpu.compute_capability or "")
-
-
-def _has_nvls(cards: tuple[Gpu, ...]) -> bool:
-    able = [gpu for gpu in cards if gpu.fabric_state == "completed" and _capability(gpu) >= _HOPPER]
-    return len(able) > 1
 
 
 def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gpu, ...]) -> bool | None:
@@ -246,7 +242,8 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
         own = seen.fact.variables
         has_files = seen.node in files and seen.node not in rccl  # that has ~/.rccl.conf
         added = set_by_files(files_read(recording, files[seen.node])) if has_files else {}
-        ours = {name: value for name, value in added.items() if name not in own and _is_nccls(name)}
+        of_nccl = {name for name in added if name in variables() and variables()[name].owner == "nccl"}
+        ours = {name: value for name, value in added.items() if name not in own and name in of_nccl}
         unread = {
             name: value
             for name, value in environments[seen.node].items()
@@ -254,25 +251,21 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
         }
         values = {**own, **{name: value for name, (value, _) in ours.items()}}
         nccl = releases[seen.node].nccl
-        in_force = InForce(
-            recording=recording,
-            seen=seen,
-            values={name: value for name, value in values.items() if not is_ignored(name, value, nccl)},
-            places={name: place for name, (_, place) in ours.items()},
-            installed=releases[seen.node],
-            unread=unread,
-            backend=world.backend if world else "",
-            nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
-            ranks=world.world_size if world else None,
-            hardware=hardware_of(recording, seen.node),
+        found.append(
+            InForce(
+                recording=recording,
+                seen=seen,
+                values={name: value for name, value in values.items() if not is_ignored(name, value, nccl)},
+                places={name: place for name, (_, place) in ours.items()},
+                installed=releases[seen.node],
+                unread=unread,
+                backend=world.backend if world else "",
+                nnodes=max(world.nnodes, world.foreign_nodes) if world else None,
+                ranks=world.world_size if world else None,
+                hardware=hardware_of(recording, seen.node),
+            )
         )
-        found.append(in_force)
     return found
-
-
-def _is_nccls(name: str) -> bool:
-    known = variables().get(name)
-    return known is not None and known.owner == "nccl"
 
 
 def one_per_cause(of_node: Callable[[InForce], Iterable[Draft]]) -> RuleFunction:
@@ -306,9 +299,3 @@ def differing(recording: Recording) -> frozenset[str]:
     """The settings that differ between nodes, which the check of agreement reports."""
     sets = {frozenset(node.values.items()) for node in settings_of_nodes(recording)}
     return frozenset(name for pairs in sets for name, _ in pairs - frozenset.intersection(*sets))
-
-
-def at_most(severity: Severity, node: InForce) -> Severity:
-    """A warning where the run's backend is not the one that reads the setting."""
-    is_nccls = node.backend in ("nccl", "")
-    return severity if is_nccls or severity is not Severity.ERROR else Severity.WARNING

@@ -302,15 +302,16 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     for name, more in needed.items():
         value = env.get(name, "")
         if fact.launcher and count and value.isdecimal() and int(value) + more > count:
-            title = f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}"
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
-            remedy = in_job_script(
-                "Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"
+            yield setting_draft(
+                pairs,
+                f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}",
+                listed(pairs),
+                "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs",
+                in_job_script("Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"),
+                detail='Ranks fail with "invalid device ordinal", unless they share a GPU or use the CPU.',
+                confidence=Confidence.LIKELY,
             )
-            why = "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs"
-            detail = 'Ranks fail with "invalid device ordinal", unless they share a GPU or use the CPU.'
-            sure = Confidence.LIKELY
-            yield setting_draft(pairs, title, listed(pairs), why, remedy, detail=detail, confidence=sure)
             return
 
 

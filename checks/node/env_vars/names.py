@@ -230,17 +230,13 @@ def _remedies(node: InForce, known: Variable, value: str, other: str | None, wan
         yield set_to(other, wanted, f"does the same, and {why}", (known.name, value), f"Set {shown(other, wanted)}")
     yield unset({known.name: value}, why)
     if node.installed.reads(SWITCH):
-        yield _other_class(known.backend == "nccl2", env.get(SWITCH))
-
-
-def _other_class(is_newer: bool, before: str | None) -> Remedy:
-    """Have "nccl" stand for the class that reads the variable; 0 and 1 mean that in torch 2.14 and in 2.15."""
-    name, value = ("nccl2", "1") if is_newer else ("nccl-legacy", "0")
-    older = "torch leaves the older class behind, and later releases may lack it"
-    return Remedy(
-        summary=f'Have "nccl" stand for {name}, with {shown(SWITCH, value)} on all ranks',
-        settings=(Setting(name=SWITCH, value=value, why=f"{name} reads the variable"),),
-        cost="the ranks run on another class, which reads other variables" if is_newer else older,
-        undo=f"unset {SWITCH}" if before is None else f"export {shown(SWITCH, before)}",
-        proof=FOLLOWS,
-    )
+        # 0 and 1 mean that in torch 2.14 and in 2.15.
+        backend, switch = ("nccl2", "1") if known.backend == "nccl2" else ("nccl-legacy", "0")
+        older = "torch leaves the older class behind, and later releases may lack it"
+        yield Remedy(
+            summary=f'Have "nccl" stand for {backend}, with {shown(SWITCH, switch)} on all ranks',
+            settings=(Setting(name=SWITCH, value=switch, why=f"{backend} reads the variable"),),
+            cost="the ranks run on another class, which reads other variables" if switch == "1" else older,
+            undo=f"export {shown(SWITCH, env[SWITCH])}" if SWITCH in env else f"unset {SWITCH}",
+            proof=FOLLOWS,
+        )

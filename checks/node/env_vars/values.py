@@ -1,8 +1,8 @@
 """DD115-DD118, DD121, DD122: values that do nothing beside others, contradict, are misread, refused or out of range."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, at_most, differing, one_per_cause, setting_draft
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, one_per_cause, setting_draft
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Reproducer
@@ -10,7 +10,6 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.effects import out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
-from ddp_doctor.settings.table import Silencer
 from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
@@ -57,13 +56,10 @@ def value_refused(node: InForce) -> Iterator[Draft]:
         if value.found.fate != "misread":
             sure = value.stops(node.backend)
             draft = _value(value, None if sure else Severity.WARNING)
-            yield (_reproduced_by_ranks(draft) if sure and read_by(value.variable.name) == node.backend else draft)
-
-
-def _reproduced_by_ranks(draft: Draft) -> Draft:
-    """The same as trials can show it: with such a value the ranks do not even meet."""
-    remedies = tuple(remedy.model_copy(update={"proof": NO_TRIAL}) for remedy in draft.remedies)
-    return draft.model_copy(update={"remedies": remedies, "reproduced_by": Reproducer(kind="meet")})
+            if sure and read_by(value.variable.name) == node.backend:  # the ranks do not even meet, as trials can show
+                remedies = tuple(remedy.model_copy(update={"proof": NO_TRIAL}) for remedy in draft.remedies)
+                draft = draft.model_copy(update={"remedies": remedies, "reproduced_by": Reproducer(kind="meet")})
+            yield draft
 
 
 def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
@@ -106,6 +102,8 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
         lacking = row.needed and not node.values.get(row.name)
         value = shown(row.name, node.values.get(row.name, ""))
         beside = f"unless {row.name} is set" if lacking else f"while {value} is set"
+        asks = any(effective(name, node.values[name]) is not None for name in names)
+        idle = row.about == "rdma" and (node.hardware.rdma is False or node.nnodes == 1)
         yield setting_draft(
             names,
             f"{name_list(names)} {verb} nothing {beside}",
@@ -114,14 +112,8 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
             node.without(names, "without effect"),
             *([] if row.needed else [node.without([row.name], "it keeps the others from their effect")]),
             detail=row.why,
-            severity=Severity.INFO if row.mild or _is_moot(row, names, node) else None,
+            severity=Severity.INFO if row.mild or idle or not asks else None,
         )
-
-
-def _is_moot(row: Silencer, names: Iterable[str], node: InForce) -> bool:
-    """Whether the node has no use for either setting, or what is idle asks for the defaults."""
-    asks = any(effective(name, node.values[name]) is not None for name in names)
-    return not asks or (row.about == "rdma" and (node.hardware.rdma is False or node.nnodes == 1))
 
 
 @rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
@@ -144,6 +136,7 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
         if scope(found.names[0]) == "paths" and (node.hardware.matrix or (node.hardware.gpus or 2) < 2):
             continue
         fails = found.fails(node.nccl)
+        severity = Severity.ERROR if node.backend in ("nccl", "") else Severity.WARNING  # another backend reads it not
         yield setting_draft(
             found.names,
             f"{node.listed(found.names)} {found.says}",
@@ -151,7 +144,7 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
             found.source,
             *(node.without([name], found.says) for name in found.without),
             detail=found.why,
-            severity=at_most(Severity.ERROR, node) if fails else None,
+            severity=severity if fails else None,
             confidence=Confidence.PROVED if fails is not None else Confidence.POSSIBLE,
         )
 
@@ -193,8 +186,7 @@ def value_out_of_range(node: InForce) -> Iterator[Draft]:
         known = out_of_range(name, node.values, node.nccl)
         wrong = misread(name, value, node.nccl)
         if known is not None and (wrong is None or wrong.harmless):
-            most = str(known.most)
-            nearest = set_to(name, most, "the largest that there is", (name, value))
+            nearest = set_to(name, str(known.most), "the largest that there is", (name, value))
             yield setting_draft(
                 (name,),
                 f"{shown(name, value)} {known.says}",

@@ -59,7 +59,7 @@ def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
-            lambda gpu: Evidence(text=_recovery_words(gpu) + _ecc_words(gpu), expected_from=nvml.MEMORY_ERRORS),
+            _recovery_evidence,
             RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,
@@ -83,10 +83,10 @@ def _recovery_words(gpu: Gpu) -> str:
     return nvml.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
 
 
-def _ecc_words(gpu: Gpu) -> str:
+def _recovery_evidence(gpu: Gpu) -> Evidence:
     count = gpu.ecc_volatile_uncorrected
     errors = f"; {count} uncorrected memory errors since the driver was loaded" if count else ""
-    return errors + _pending_words(gpu)
+    return Evidence(text=f"{_recovery_words(gpu)}{errors}{_pending_words(gpu)}", expected_from=nvml.MEMORY_ERRORS)
 
 
 def _pending_words(gpu: Gpu) -> str:
@@ -131,21 +131,18 @@ def _memory_errors(gpu: Gpu) -> Severity | None:
 
 def _memory_error_evidence(gpu: Gpu) -> Evidence:
     action = gpu.recovery_action or "not reported by this driver"
+    counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
+    places = " and ".join(f"{count} in {place}" for place, count in counts if count)
+    of_these = f", of the former {places}" if places else ""
     return Evidence(
         text=f"{gpu.ecc_volatile_uncorrected} uncorrected ECC errors since the driver was loaded, "
-        f"{gpu.ecc_aggregate_uncorrected} in its life{_error_places(gpu)}; recovery action {action}"
+        f"{gpu.ecc_aggregate_uncorrected} in its life{of_these}; recovery action {action}"
         f"{_pending_words(gpu)}",
         value=gpu.ecc_volatile_uncorrected,
         unit="errors",
         expected=0,
         expected_from=nvml.MEMORY_ERRORS,
     )
-
-
-def _error_places(gpu: Gpu) -> str:
-    counts = (("DRAM", gpu.ecc_volatile_uncorrected_dram), ("SRAM", gpu.ecc_volatile_uncorrected_sram))
-    places = [f"{count} in {place}" for place, count in counts if count]
-    return f", of the former {' and '.join(places)}" if places else ""
 
 
 @rule("DD308", "gpu-slowed-by-hardware", Severity.WARNING, GpusFact)
@@ -309,38 +306,29 @@ def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
         DCGM_FR_SRAM_THRESHOLD and DCGM_FR_RETIRED_PAGES_LIMIT; NVML API reference,
         nvmlDeviceGetRowRemapperHistogram
     """
-    for severity, hits in by_severity(recording, _worn).items():
+    for severity, hits in by_severity(recording, lambda gpu: _wear(gpu)[0]).items():
         yield gpu_draft(
             recording,
             hits,
-            " and ".join(dict.fromkeys(_worn_words(gpu) for _, gpu in hits)),
-            lambda gpu: Evidence(text=_worn_counts(gpu), expected_from=nvml.MEMORY_ERRORS),
+            " and ".join(dict.fromkeys(_wear(gpu)[1] for _, gpu in hits)),
+            lambda gpu: Evidence(text=_wear(gpu)[2], expected_from=nvml.MEMORY_ERRORS),
             WATCH_GPU if severity is Severity.INFO else REPLACE_GPU,
             detail="All errors so far are dealt with; the next one of this kind may not be.",
             severity=severity,
         )
 
 
-def _worn(gpu: Gpu) -> Severity | None:
+def _wear(gpu: Gpu) -> tuple[Severity | None, str, str]:
+    """How gravely the memory of a GPU is worn out, in what way, and by which counts; None where it is not."""
     if gpu.row_remap_failed:
-        return None  # DD312
-    if gpu.sram_threshold_exceeded or _retired(gpu) >= thresholds.GPU_RETIRED_PAGES:
-        return Severity.WARNING
-    return Severity.INFO if (gpu.spare_rows or {}).get("none") else None
-
-
-def _worn_words(gpu: Gpu) -> str:
+        return None, "", ""  # DD312
     if gpu.sram_threshold_exceeded:
-        return "more errors in its SRAM than NVIDIA's policy allows"
+        return Severity.WARNING, "more errors in its SRAM than NVIDIA's policy allows", "SRAM threshold exceeded"
     if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES:
-        return "the table of retired memory pages is full"
-    return "a bank of its memory has no spare row left"
-
-
-def _worn_counts(gpu: Gpu) -> str:
-    if gpu.sram_threshold_exceeded:
-        return "SRAM threshold exceeded"
-    return _pages(gpu) if _retired(gpu) >= thresholds.GPU_RETIRED_PAGES else _rows(gpu)
+        return Severity.WARNING, "the table of retired memory pages is full", _pages(gpu)
+    if (gpu.spare_rows or {}).get("none"):
+        return Severity.INFO, "a bank of its memory has no spare row left", _rows(gpu)
+    return None, "", ""
 
 
 @rule("DD324", "gpu-inforom-corrupted", Severity.WARNING, GpusFact)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks.node.gpus.condition import severity_of_use
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -13,7 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software
 from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.views.gpus import Hits, hits_of
+from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import switch_faults
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely, proved
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
@@ -182,7 +183,7 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     See: NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
         cudaErrorSystemNotReady
     """
-    for state, hits in _waiting(recording).items():
+    for state, hits in grouped(_waiting(recording)).items():
         yield gpu_draft(
             recording,
             hits,
@@ -193,11 +194,22 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             severity=state.severity,
             confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
         )
-    yield from _nodes_without_fabric_manager(recording)
+    for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
+        done = severity is Severity.INFO
+        yield likely(
+            of_nodes(recording, group),
+            "No fabric manager runs on {who}, which has NVSwitches",
+            Evidence(
+                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
+                expected_from=nvml.FABRIC_GUIDE,
+            ),
+            FABRIC_MANAGER,
+            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
+            severity=asked_for(recording, severity),
+        )
 
 
-def _waiting(recording: Recording) -> dict[_State, Hits]:
-    groups: dict[_State, list[tuple[int, Gpu]]] = {}
+def _waiting(recording: Recording) -> Iterator[tuple[_State, tuple[int, Gpu]]]:
     for node in recording.facts(GpusFact):
         switches = any(name.startswith("nvidia-nvswitch") for name in node.fact.device_nodes)
         for gpu in node.fact.of_the_job():
@@ -205,8 +217,7 @@ def _waiting(recording: Recording) -> dict[_State, Hits]:
             if words:
                 severity = Severity.WARNING if gpu.fabric_state == "not_started" and not switches else Severity.ERROR
                 state = _State(words, severity, node.fact.fabric_manager, node.fact.driver_version)
-                groups.setdefault(state, []).append((node.node, gpu))
-    return dict(groups)
+                yield state, (node.node, gpu)
 
 
 def _state_words(gpu: Gpu) -> str | None:
@@ -229,22 +240,6 @@ def _manager_words(manager: bool | None, driver: str | None) -> str:
     if manager:
         return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is unknown'}."
     return "The fabric manager does not run on the node."
-
-
-def _nodes_without_fabric_manager(recording: Recording) -> Iterator[Draft]:
-    for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
-        done = severity is Severity.INFO
-        yield likely(
-            of_nodes(recording, group),
-            "No fabric manager runs on {who}, which has NVSwitches",
-            Evidence(
-                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
-                expected_from=nvml.FABRIC_GUIDE,
-            ),
-            FABRIC_MANAGER,
-            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            severity=asked_for(recording, severity),
-        )
 
 
 def _unmanaged(fact: GpusFact) -> Severity | None:

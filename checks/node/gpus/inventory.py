@@ -10,6 +10,7 @@ from typing import NamedTuple
 from ddp_doctor.checks.node.gpus.condition import severity_of_use
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
@@ -137,7 +138,10 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
     Remedy: Start as many ranks as GPUs are shown, correct CUDA_VISIBLE_DEVICES, or say --backend gloo.
     See: CUDA Programming Guide, CUDA Environment Variables; NVIDIA/nccl init.cc, "Duplicate GPU detected"
     """
-    for seen, group in _selections(recording).items():
+    selections = [(_selection(recording, node), node) for node in recording.facts(GpusFact)]
+    for seen, group in grouped(selections).items():
+        if seen is None:
+            continue
         short, fact = seen.ranks > seen.shown, group[0].fact
         is_fatal = short or (not seen.shown and not recording.command.is_of_root)  # that has a CPU job's, too
         count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
@@ -182,20 +186,11 @@ class _Selection(NamedTuple):
         return f"only {self.shown} GPU{' is' if self.shown == 1 else 's are'} visible"
 
 
-def _selections(recording: Recording) -> dict[_Selection, list[FactAt[GpusFact]]]:
-    """The nodes on which the job is shown too few GPUs, or one of its entries names none."""
-    groups: dict[_Selection, list[FactAt[GpusFact]]] = {}
-    world = recording.world
+def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | None:
+    """What the job is shown on a node with too few GPUs for it, or where one of its entries names none."""
+    fact, world = node.fact, recording.world
+    ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
     wants_gpus = recording.command.has_ranks and recording.options.backend is not Backend.GLOO
-    for node in recording.facts(GpusFact):
-        ranks = len(world.ranks_of(node.node)) if world is not None and world.backend == "nccl" else 0
-        selection = _selection(node.fact, ranks, wants_gpus=wants_gpus)
-        if selection is not None:
-            groups.setdefault(selection, []).append(node)
-    return groups
-
-
-def _selection(fact: GpusFact, ranks: int, *, wants_gpus: bool) -> _Selection | None:
     shown = len(fact.visible)
     blind = wants_gpus and not shown and bool(fact.in_the_machine() or fact.others_hidden)
     if fact.nvml_error is not None or (ranks <= shown and fact.rejected is None and not blind):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
@@ -13,24 +14,6 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
-
-LIMIT_POWER_ALIKE = by_operator(
-    "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
-    "nvidia-smi -q -d POWER",
-    "sudo nvidia-smi -i INDEX -pl WATTS",
-    cost="needs root; more power and heat, which the node must be able to carry",
-    undo="sudo nvidia-smi -i INDEX -pl with the limit it had",
-    references=("nvidia-smi manual, --power-limit",),
-)
-
-RESET_CLOCKS = by_operator(
-    "Reset the application clocks.",
-    "nvidia-smi -q -d CLOCK",
-    "sudo nvidia-smi -i INDEX -rac",
-    cost="needs root; more power and heat",
-    undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
-    references=("nvidia-smi manual, --reset-applications-clocks",),
-)
 
 
 @rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
@@ -88,14 +71,32 @@ class _Limit:
 
 
 _POWER = _Limit(
-    "power limit", "W", lambda gpu: gpu.power_limit_w, lambda gpu: gpu.power_limit_default_w, LIMIT_POWER_ALIKE
+    "power limit",
+    "W",
+    lambda gpu: gpu.power_limit_w,
+    lambda gpu: gpu.power_limit_default_w,
+    by_operator(
+        "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
+        "nvidia-smi -q -d POWER",
+        "sudo nvidia-smi -i INDEX -pl WATTS",
+        cost="needs root; more power and heat, which the node must be able to carry",
+        undo="sudo nvidia-smi -i INDEX -pl with the limit it had",
+        references=("nvidia-smi manual, --power-limit",),
+    ),
 )
 _CLOCK = _Limit(
     "application clock",
     "MHz",
     lambda gpu: gpu.application_clock_mhz,
     lambda gpu: gpu.application_clock_default_mhz,
-    RESET_CLOCKS,
+    by_operator(
+        "Reset the application clocks.",
+        "nvidia-smi -q -d CLOCK",
+        "sudo nvidia-smi -i INDEX -rac",
+        cost="needs root; more power and heat",
+        undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
+        references=("nvidia-smi manual, --reset-applications-clocks",),
+    ),
 )
 
 
@@ -127,39 +128,34 @@ def gpu_clocks_set_lower(recording: Recording) -> Iterator[Draft]:
 
 def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
     for model, peers in by_model(recording).items():
-        low, hits, usual = far_below(peers, limit.value_of)
+        low, hits, expected = far_below(peers, limit.value_of)
+        alike = not low
         if low:
             least = min(limit.value_of(gpu) or 0.0 for _, gpu in low)
-            words = f"{limit.words} lowered to {least:g} {limit.unit}; most of this model have {usual:g} {limit.unit}"
-            yield _draft(recording, limit, low, words, usual, Severity.WARNING)
-            continue
-        # A laptop's limit goes up and down with its battery and its processor.
-        far = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if limit.is_below_default(gpu)]
-        if far:
-            default = limit.default(far[0][1]) or 0.0
-            words = f"{limit.words} below its default of {default:g} {limit.unit}"
-            yield _draft(recording, limit, far, words, default, Severity.INFO)
+            words = f"lowered to {least:g} {limit.unit}; most of this model have {expected:g} {limit.unit}"
+        else:
+            # A laptop's limit goes up and down with its battery and its processor.
+            low = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if limit.is_below_default(gpu)]
+            expected = next((limit.default(gpu) or 0.0 for _, gpu in low), 0.0)
+            words = f"below its default of {expected:g} {limit.unit}"
+        if low:
+            source = "the GPU's default" if alike else "most GPUs of the same model"
+            yield gpu_draft(
+                recording,
+                low,
+                f"{limit.words} {words}",
+                partial(_limit_evidence, limit, expected, source),
+                limit.remedy_for(low, expected),
+                detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
+                if alike
+                else "In every step the other ranks wait for the slowest GPU.",
+                severity=Severity.INFO if alike else Severity.WARNING,
+            )
 
 
-def _draft(recording: Recording, limit: _Limit, hits: Hits, words: str, expected: float, severity: Severity) -> Draft:
-    alike = severity is Severity.INFO
-    return gpu_draft(
-        recording,
-        hits,
-        words,
-        lambda gpu: Evidence(
-            text=limit.words,
-            value=limit.value_of(gpu),
-            unit=limit.unit,
-            expected=expected,
-            expected_from="the GPU's default" if alike else "most GPUs of the same model",
-        ),
-        limit.remedy_for(hits, expected),
-        detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
-        if alike
-        else "In every step the other ranks wait for the slowest GPU.",
-        severity=severity,
-    )
+def _limit_evidence(limit: _Limit, expected: float, source: str, gpu: Gpu) -> Evidence:
+    value = limit.value_of(gpu)
+    return Evidence(text=limit.words, value=value, unit=limit.unit, expected=expected, expected_from=source)
 
 
 @rule("DD321", "gpus-of-one-model-differ", Severity.INFO, GpusFact)

@@ -127,7 +127,16 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         title = f"{text} start {threads} threads on the {has:g} CPUs of {{who}}"
         detail = "OpenMP threads spin while they wait, so work on the CPU slows down in every rank."
         saw = Evidence(text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU")
-        yield shortage_draft(recording, short, title, saw, _fewer_threads(ranks, int(has)), detail=detail)
+        each = max(int(has) // ranks, 1)
+        why = f"{int(has)} CPUs shared by {ranks} ranks"
+        remedy = Remedy(
+            summary=f"Give each rank {each} OpenMP thread{'s' if each > 1 else ''}",
+            settings=(Setting(name="OMP_NUM_THREADS", value=str(each), why=why),),
+            cost="a rank that alone does heavy CPU work has fewer threads",
+            undo="export the former value",
+            proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
+        )
+        yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
 def _threads_per_cpu(fact: Host) -> float:
@@ -139,18 +148,6 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
     if ratio <= 1 or ranks < 2 or fact.omp_num_threads == 1 or fact.cpus_are_per_rank:
         return None
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
-
-
-def _fewer_threads(ranks: int, cpu_count: int) -> Remedy:
-    threads = max(cpu_count // ranks, 1)
-    why = f"{cpu_count} CPUs shared by {ranks} ranks"
-    return Remedy(
-        summary=f"Give each rank {threads} OpenMP thread{'s' if threads > 1 else ''}",
-        settings=(Setting(name="OMP_NUM_THREADS", value=str(threads), why=why),),
-        cost="a rank that alone does heavy CPU work has fewer threads",
-        undo="export the former value",
-        proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
-    )
 
 
 @rule("DD222", "locked-memory-too-low-for-rdma", Severity.ERROR, Host)
@@ -260,21 +257,19 @@ def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft
     detail = 'Each connection takes one; a rank that runs out fails with "Too many open files".'
     if said:
         detail = "Something in this run needed more and failed for it."
-    return shortage_draft(recording, short, title, saw, _more_files(max(wanted, 4096)), detail=detail)
-
-
-def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
-    return Severity.WARNING if is_low(fact, world.world_size) else None
-
-
-def _more_files(wanted: int) -> Remedy:
-    return remedy(
-        f"Raise the limit of open files to {wanted} or more before the job starts",
-        f"ulimit -n {wanted}",
+    limit = max(wanted, 4096)
+    more = remedy(
+        f"Raise the limit of open files to {limit} or more before the job starts",
+        f"ulimit -n {limit}",
         scope="job",
         undo="start a new shell",
         untried=UNCHANGED,
     )
+    return shortage_draft(recording, short, title, saw, more, detail=detail)
+
+
+def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
+    return Severity.WARNING if is_low(fact, world.world_size) else None
 
 
 @rule("DD240", "loopback-interface-down", Severity.ERROR, Host)

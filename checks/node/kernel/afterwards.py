@@ -79,15 +79,12 @@ def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
             else xid(OFF_BUS).meaning
         )
         title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
-        yield _draft(recording, title, hits, _reset_or_restart(hits), severity)
-
-
-def _reset_or_restart(hits: list[Hit]) -> Remedy:
-    """A GPU that fell off the bus cannot be reset, and an NVSwitch is no GPU."""
-    first = hits[0].event
-    if first.kind in ("sxid", "off_bus") or xid(first.code or 0).kind == "reboot":
-        return REBOOT_NODE
-    return reset_gpus([fault.device or "" for fault in hits])
+        first = hits[0].event
+        if first.kind in ("sxid", "off_bus") or xid(first.code or 0).kind == "reboot":
+            repair = REBOOT_NODE
+        else:
+            repair = reset_gpus([fault.device or "" for fault in hits])
+        yield _draft(recording, title, hits, repair, severity)
 
 
 def _severity(event: KernelEvent) -> Severity | None:

@@ -11,7 +11,7 @@ After a SIGKILL the first thread of a program may be gone (Z) while another is s
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddp_doctor.facts.node.kernel import StuckProcess
@@ -45,7 +45,7 @@ class _Task(NamedTuple):
 def stuck_processes(ctx: Context) -> tuple[StuckProcess, ...]:
     """The processes that are stuck in the driver; costs the time between looks only where there are any."""
     began = ctx.clock()
-    tasks = list(_in_driver(ctx, _in_state_d(ctx)))
+    tasks = [task for task in _in_state_d(ctx) if _is_in_driver(ctx, task)]
     for _ in range(LOOKS - 1):
         # Without a pause between the looks, a moment's wait would look the same.
         if not tasks or not ctx.run(("sleep", str(BETWEEN_S))).ok:
@@ -81,12 +81,10 @@ def _task(ctx: Context, folder: str, pid: int) -> _Task | None:
     return _Task(folder, pid, stat[2], switches) if switches else None
 
 
-def _in_driver(ctx: Context, tasks: Iterable[_Task]) -> Iterator[_Task]:
-    """Those that wait in the driver. A rank that waits for its file system holds a GPU as well."""
-    for task in tasks:
-        channel = _wait_channel(ctx, task)
-        if _IN_DRIVER.match(channel) or (channel in _ANYWHERE and _device(ctx, task.pid)):
-            yield task
+def _is_in_driver(ctx: Context, task: _Task) -> bool:
+    """Whether it waits in the driver. A rank that waits for its file system holds a GPU as well."""
+    channel = _wait_channel(ctx, task)
+    return bool(_IN_DRIVER.match(channel)) or (channel in _ANYWHERE and _device(ctx, task.pid) is not None)
 
 
 def _found(ctx: Context, task: _Task, watched_s: float) -> StuckProcess:

@@ -14,6 +14,7 @@ from ddp_doctor.knowledge.gpu.xids import (
     Xid,
     xid,
 )
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -151,13 +152,11 @@ def _staying_xids(recording: Recording) -> _Staying:
 
 def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
     """The Xids that are not over, and what goes for one, of GPUs that are or may be the job's, by their first line."""
-    found: dict[str, list[KernelEvent]] = {}
     kinds = ("xid", "off_bus")
     events = [event for event in view.fact.events if event.kind in kinds and not event.past and event.device]
-    for event in sorted(events, key=lambda event: event.first_at_s or 0.0):
-        if view.concerns(event.device):
-            found.setdefault(event.device or "", []).append(event)
-    return found
+    concerning = [event for event in events if view.concerns(event.device)]
+    by_time = sorted(concerning, key=lambda event: event.first_at_s or 0.0)
+    return grouped((event.device or "", event) for event in by_time)
 
 
 def _severity(standing: Standing, *, recent: bool) -> Severity | None:
@@ -215,9 +214,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
         for device, events in _by_device(view).items():
             for event in events if (view.node, device) not in named else ():
                 known = _meaning(event)
-                if known.kind == "application" or not _is_recent(view, event, RECENT_S):
-                    continue
-                if _is_pending(view, event):
+                if known.kind == "application" or not _is_recent(view, event, RECENT_S) or _is_pending(view, event):
                     continue
                 grave = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
                 severity = Severity.WARNING if grave else Severity.INFO
@@ -254,14 +251,15 @@ def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deploy/xid-errors
         https://docs.nvidia.com/compute-sanitizer
     """
-    groups: dict[int, list[Hit]] = {}
-    for view in views(recording):
-        for device, events in _by_device(view).items():
-            for event in events:
-                crash = _meaning(event).kind == "application" and event.code not in _FOLLOWS
-                if crash and event.last_at_s is not None and _is_recent(view, event, JUST_NOW_S):
-                    groups.setdefault(event.code or 0, []).append(Hit(view, device, event))
-    for code, hits in groups.items():
+    crashes = [
+        Hit(view, device, event)
+        for view in views(recording)
+        for device, events in _by_device(view).items()
+        for event in events
+        if _meaning(event).kind == "application" and event.code not in _FOLLOWS
+        if event.last_at_s is not None and _is_recent(view, event, JUST_NOW_S)
+    ]
+    for code, hits in grouped((fault.event.code or 0, fault) for fault in crashes).items():
         yield likely(
             NOBODY,
             f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",

@@ -10,7 +10,7 @@ from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
@@ -23,7 +23,7 @@ from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.views.failed_trials import what_did_not_fit
 from ddp_doctor.wording.differences import made_ranks_fail
 from ddp_doctor.wording.findings import Who, likely
-from ddp_doctor.wording.nodes import host, name_list, node_culprits, node_names, of_nodes
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_names, of_nodes
 
 #: Reads a node's files; each item holds the lines of one finding.
 _LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
@@ -79,15 +79,15 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
 
 def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
     system = {file.path for file in files if file.reason == "system"}
-    found: dict[str, list[str]] = {}
+    found = []
     for name, (value, where) in set_by_files(files).items():
         own = fact.overruled.get(name)
         if own is None or effective(name, own) == effective(name, value):
             continue
         minor = where.rpartition(":")[0] in system or name.startswith("NCCL_DEBUG")
         line = f"{shown(name, value)} ({where}); the environment has {shown(name, own)}"
-        found.setdefault("system" if minor else "user", []).append(line)
-    for whose, lines in found.items():
+        found.append(("system" if minor else "user", line))
+    for whose, lines in grouped(found).items():
         yield whose, *lines
 
 
@@ -107,7 +107,7 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
         title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
         remedy = _edit("Write NAME=value at the start of the line: no export, no quotes, no spaces")
         yield _draft(recording, group, title, lines, remedy, detail="NCCL does not warn of such a line.")
-    for problem, group in _by_problem(recording):
+    for problem, group in grouped(_unread_files(recording)).items():
         title = f"The file that NCCL_CONF_FILE on {{who}} names is not read: {problem}"
         remedy = _edit("Name a file that is there")
         yield _draft(recording, group, title, (problem,), remedy, detail="NCCL goes on without its settings.")
@@ -146,28 +146,22 @@ def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
     return f"{shown(name, value)} {wrong.becomes}" if wrong and not wrong.harmless else None
 
 
-def _by_problem(recording: Recording) -> Iterator[tuple[str, list[FactAt[NcclFact]]]]:
-    groups: dict[str, list[FactAt[NcclFact]]] = {}
+def _unread_files(recording: Recording) -> Iterator[tuple[str, FactAt[NcclFact]]]:
     for node in recording.facts(NcclFact):
         read = files_read(recording, node)
         for file in node.fact.conf:
             if file.reason == "named" and file not in read:
-                since = dotted(CONF_FILE_SINCE)
-                groups.setdefault(f"NCCL reads it since {since}", []).append(node)
+                yield f"NCCL reads it since {dotted(CONF_FILE_SINCE)}", node
             elif file.reason == "named" and file.problem and not file.lines:
-                groups.setdefault(f"{file.path} {file.problem}", []).append(node)
-    yield from groups.items()
+                yield f"{file.path} {file.problem}", node
 
 
 def _nodes_with_same_lines(
     recording: Recording, lines_of: _LinesOf
 ) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
     """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
-    groups = grouped(
-        (lines, node)
-        for node in recording.facts(NcclFact)
-        for lines in lines_of(files_read(recording, node), node.fact)
-    )
+    nodes = recording.facts(NcclFact)
+    groups = grouped((lines, node) for node in nodes for lines in lines_of(files_read(recording, node), node.fact))
     yield from groups.items()
 
 
@@ -182,10 +176,8 @@ def _draft(
 ) -> Draft:
     lines = list(pieces)
     more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
-    culprits = tuple(
-        Culprit(kind="file", node=culprit.node, node_rank=culprit.node_rank, name="nccl.conf")
-        for culprit in node_culprits(recording, group)
-    )
+    nodes = dict.fromkeys(node.node for node in group)
+    culprits = tuple(node_culprit(recording, node, kind="file", name="nccl.conf") for node in nodes)
     return likely(
         Who(culprits, node_names(recording, group)),
         title,
@@ -236,7 +228,8 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     facts = [node for node in recording.facts(NcclFact) if node.node in environments]
     in_files = {node.node: set_by_files(files_read(recording, node)) for node in facts}
     names = {name for found in in_files.values() for name in found}
-    for name in sorted(names - _settings_against_rdma(recording)):
+    rdma = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
+    for name in sorted(names - {(fact.unused_by or "").partition("=")[0] for fact in rdma}):
         has = {
             node: environments[node].variables.get(name, found.get(name, (None, ""))[0])
             for node, found in in_files.items()
@@ -252,11 +245,6 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
             unfitting = what_did_not_fit(recording) if stake.weight != "minor" else ()
             draft = _difference_draft(recording, name, has, from_file, stake)
             yield made_ranks_fail(draft, unfitting) if unfitting else draft
-
-
-def _settings_against_rdma(recording: Recording) -> set[str]:
-    facts = (node.fact for node in recording.facts(RdmaFact) if node.fact.candidates())
-    return {(fact.unused_by or "").partition("=")[0] for fact in facts}
 
 
 def _difference_draft(

@@ -9,14 +9,14 @@ from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import PASS_THROUGH, redirect_off
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
 from ddp_doctor.wording.pcie import acs_evidence, iommu_evidence, translated
 
 
@@ -81,15 +81,20 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
         )
 
 
+def _endpoints(recording: Recording, node: FactAt[PcieFact]) -> list[PcieDevice]:
+    """The job's GPUs and the RDMA devices."""
+    mine = jobs_gpus(recording, node.node)
+    return [device for device in node.fact.endpoints() if device.kind != "gpu" or mine is None or device.bus_id in mine]
+
+
 def _pairs_over_pcie(recording: Recording, node: FactAt[PcieFact]) -> list[Pair]:
     """Neighbours that would talk over PCIe, of the job's own GPUs."""
-    mine = jobs_gpus(recording, node.node)
+    ends = {device.bus_id for device in _endpoints(recording, node)}
     linked = _nvlinked_bus_ids(recording, node.node)
     return [
         (device, neighbour, ports)
         for device, neighbour, ports in node.fact.neighbours()
-        if frozenset((device.bus_id, neighbour.bus_id)) not in linked
-        and all(end.kind != "gpu" or mine is None or end.bus_id in mine for end in (device, neighbour))
+        if {device.bus_id, neighbour.bus_id} <= ends and frozenset((device.bus_id, neighbour.bus_id)) not in linked
     ]
 
 
@@ -116,7 +121,13 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
     Remedy: None unless copies hang or are wrong. Then iommu=pt, or the IOMMU off in the BIOS.
     See: https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#iommu-on-linux
     """
-    translating = [node for node in recording.facts(PcieFact) if not node.fact.virtual and _translates(recording, node)]
+    translating = []
+    for node in recording.facts(PcieFact):
+        linked = _nvlinked_bus_ids(recording, node.node)
+        gpus = [gpu for gpu in _endpoints(recording, node) if gpu.kind == "gpu" and translated(gpu)]
+        apart = [pair for pair in combinations(gpus, 2) if frozenset(gpu.bus_id for gpu in pair) not in linked]
+        if apart and not node.fact.virtual:
+            translating.append(node)
     for evidence, group in by_cause(translating, iommu_evidence).items():
         yield possible(
             of_nodes(recording, group),
@@ -125,17 +136,6 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
             PASS_THROUGH,
             detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
         )
-
-
-def _translates(recording: Recording, node: FactAt[PcieFact]) -> bool:
-    mine, linked = jobs_gpus(recording, node.node), _nvlinked_bus_ids(recording, node.node)
-    gpus = [
-        device for device in node.fact.endpoints() if device.kind == "gpu" and (mine is None or device.bus_id in mine)
-    ]
-    return any(
-        translated(gpu) and translated(peer) and frozenset((gpu.bus_id, peer.bus_id)) not in linked
-        for gpu, peer in combinations(gpus, 2)
-    )
 
 
 @rule("DD423", "acs-not-readable", Severity.INFO, PcieFact)
@@ -224,8 +224,12 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
     where = host(recording, link.node)
     slot = f", slot {link.device.slot}" if link.device.slot else ""
     beside = f"; {len(peers)} of the same model run at full width and speed" if peers else ""
+    kind = link.device.kind
+    culprit = node_culprit(recording, link.node, kind="node" if kind == "bridge" else kind, name=name)
+    if kind == "gpu":
+        culprit = culprit.model_copy(update={"gpu": gpu_numbers(recording, link.node).get(link.device.bus_id)})
     return finding(
-        (_culprit(recording, link, name),) if peers else (),
+        (culprit,) if peers else (),
         f"The PCIe link of {name} on {where} runs at {link.in_words()}",
         Evidence(
             text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
@@ -248,31 +252,17 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
     )
 
 
-def _culprit(recording: Recording, link: _Link, name: str) -> Culprit:
-    where, number = host(recording, link.node), gpu_numbers(recording, link.node).get(link.device.bus_id)
-    if link.device.kind == "gpu":
-        return Culprit(kind="gpu", node=where, node_rank=link.node, gpu=number, name=name)
-    kind = link.device.kind
-    return Culprit(kind="nic" if kind == "nic" else "node", node=where, node_rank=link.node, name=name)
-
-
 def _links(recording: Recording, node: FactAt[PcieFact]) -> Iterator[_Link]:
     """The links up from the job's GPUs and the RDMA devices, and those of the bridges above them."""
     if node.fact.virtual:
         return
-    mine = jobs_gpus(recording, node.node)
-    ends = [device for device in node.fact.endpoints() if device.kind != "gpu" or mine is None or device.bus_id in mine]
+    ends = _endpoints(recording, node)
     bridges = {bus for device in ends for bus in device.above}
     for device in (*ends, *(device for device in node.fact.devices if device.bus_id in bridges)):
         port = node.fact.device(device.above[-1]) if device.above else None
         if port is not None:
-            yield from _link(device, port, node.node)
-
-
-def _link(device: PcieDevice, port: PcieDevice, node: int) -> Iterator[_Link]:
-    """The link, where the kernel reports all of it."""
-    width, speed = device.width, device.speed_gt_per_s
-    widths = [value for value in (device.width_max, port.width_max) if value]
-    speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]
-    if width and speed and len(widths) == len(speeds) == 2:
-        yield _Link(device, node, width, min(widths), speed, min(speeds))
+            width, speed = device.width, device.speed_gt_per_s
+            widths = [value for value in (device.width_max, port.width_max) if value]
+            speeds = [value for value in (device.speed_max_gt_per_s, port.speed_max_gt_per_s) if value]
+            if width and speed and len(widths) == len(speeds) == 2:
+                yield _Link(device, node.node, width, min(widths), speed, min(speeds))

@@ -13,7 +13,7 @@ it from the kernel's own files (ddp_doctor/probing/rdma.py has more)::
     NCCL_IB_HCA==mlx5_0:1,mlx5_1:1
 """
 
-from ddp_doctor.checks.node.rdma import access, addresses, choice, peers, ports, verbs_library
+from ddp_doctor.checks.node.rdma import access, addresses, choice, ports, verbs_library
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.knowledge.network.rdma import MOST_HCAS
@@ -59,7 +59,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(RdmaFact,),
-    rules=rules_in(access, addresses, ports, choice, peers),
+    rules=rules_in(access, addresses, ports, choice),
     cost_s=0.1,
     stops_ranks=True,
 )

@@ -9,9 +9,9 @@ from ddp_doctor.checks.node.rdma.wording import (
     UPGRADE_NCCL,
     USE_IPV6,
     Hit,
+    per_node,
     port_draft,
     unset_index,
-    use_index,
 )
 from ddp_doctor.facts.node.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.network import roce_gids
@@ -212,4 +212,6 @@ def _index_to_set(recording: Recording) -> Remedy | None:
         node: everywhere if everywhere is not None else roce_gids.common_index([port.gids for port in ports])
         for node, ports in tables.items()
     }
-    return use_index(recording, indices, "it holds an IPv4 entry of RoCE v2 on every port")
+    values = {node: None if index is None else str(index) for node, index in indices.items()}
+    cost = "right until the addresses of the interfaces change; NCCL 2.21 and newer need no index"
+    return per_node(recording, INDEX, values, "it holds an IPv4 entry of RoCE v2 on every port", cost)

@@ -15,14 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import Change, changes, for_later_jobs
 from ddp_doctor.checks.node.rdma.wording import (
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
+    LONGER_TIMEOUT,
     LOSSLESS,
     SOCKETS_ON_ALL,
+    TIMEOUT,
     look_at_link,
     lowered,
     port_draft,
     port_name,
     try_path,
-    wait_longer,
+    wait_s,
 )
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.rdma import RdmaAfterFact, RdmaFact
@@ -41,11 +45,12 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.probing import rdma
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.views.failed_trials import RankComplaint, nodes_of, rank_complaints
 from ddp_doctor.views.reproducers import between, everybody
@@ -198,10 +203,18 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         for change in changes(recording)
         if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
     ]
+    counted = [
+        f"{port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
+        for change in lossy[:_MOST_PORTS]
+        for node, hca, port in [change.hit]
+    ]
+    nodes = nodes_of(group)
+    # One end's silence names neither of the two.
+    one_node = (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
     yield likely(
-        _culprits(recording, group, pair),
+        (node_pair(recording, *pair),) if pair else one_node,
         f"RDMA between {where}: what NCCL sent was never acknowledged (status 12)",
-        (*complaint_lines(recording, group), *_counted(recording, lossy)),
+        (*complaint_lines(recording, group), *(Evidence(check="rdma_after", text=text) for text in counted)),
         *_remedies(recording, group, lossy),
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
         reproduced_by=between(recording, _first_ranks_of(group, pair)) if pair else everybody(recording),
@@ -242,23 +255,6 @@ def _first_ranks_of(group: Sequence[RankComplaint], pair: tuple[int, int]) -> tu
     return end(pair[0]), end(pair[1])
 
 
-def _culprits(
-    recording: Recording, group: Sequence[RankComplaint], pair: tuple[int, int] | None
-) -> tuple[Culprit, ...]:
-    """The pair: one end's silence names neither of the two."""
-    if pair is not None:
-        return (node_pair(recording, *pair),)
-    nodes = nodes_of(group)
-    return (node_culprit(recording, nodes[0]),) if len(nodes) == 1 else ()
-
-
-def _counted(recording: Recording, lossy: Sequence[Change]) -> Iterator[Evidence]:
-    for change in lossy[:_MOST_PORTS]:
-        node, hca, port = change.hit
-        text = f"{port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
-        yield Evidence(check="rdma_after", text=text)
-
-
 def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Sequence[Change]) -> Iterator[Remedy]:
     node = group[0].node
     env: Mapping[str, str] = next((at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {})
@@ -267,7 +263,13 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
         summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"
         yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
     elif lossy:
-        yield wait_longer()
+        before, after = (wait_s(timeout, DEFAULT_RETRIES) for timeout in (DEFAULT_TIMEOUT, LONGER_TIMEOUT))
+        why = f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s"
+        yield nccl.by_setting(
+            "Wait longer for what the fabric delays, until it loses nothing any more",
+            Setting(name=TIMEOUT, value=str(LONGER_TIMEOUT), why=why),
+            cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
+        )
     if any(change.hit[2].is_roce for change in lossy):
         yield LOSSLESS
     yield try_path(next((change.hit[1].name for change in changes(recording) if change.is_used), None))

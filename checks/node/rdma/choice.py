@@ -1,6 +1,6 @@
 """DD563, DD571, DD577, DD578: the ports that NCCL takes, by itself or by NCCL_IB_HCA, and those that it should take."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, is_between_nodes, users
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, port_name, use_ports
@@ -50,10 +50,14 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
     if not others:
         return
     remedy = use_ports(recording, fast, "only ports of the fabric between the nodes")
+    least = min(port.rate_gbit_per_s or 0.0 for ports in fast.values() for _, port in ports)
+    is_slower = all((port.rate_gbit_per_s or 0.0) < least for _, _, port in others)
+    kind = "slower" if is_slower else " and ".join(sorted({port.link_layer or "other" for _, _, port in others}))
+    these = f"this {kind} port" if len({hca.name for _, hca, _ in others}) == 1 else f"these {kind} ports"
     yield port_draft(
         recording,
         [(port_at, _kind_and_rate(port_at[2])) for port_at in others],
-        _how_others_differ(others, fast.values()),
+        f"NCCL may use {these} together with the fast ones",
         *([remedy] if remedy else []),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
         confidence=Confidence.POSSIBLE,
@@ -63,14 +67,6 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
 
 def _kind_and_rate(port: Port) -> str:
     return f"{port.link_layer}, {port.rate}"
-
-
-def _how_others_differ(others: Sequence[Hit], fast: Iterable[Sequence[tuple[Hca, Port]]]) -> str:
-    least = min(port.rate_gbit_per_s or 0.0 for ports in fast for _, port in ports)
-    slower = all((port.rate_gbit_per_s or 0.0) < least for _, _, port in others)
-    kind = "slower" if slower else " and ".join(sorted({port.link_layer or "other" for _, _, port in others}))
-    these = f"this {kind} port" if len({hca.name for _, hca, _ in others}) == 1 else f"these {kind} ports"
-    return f"NCCL may use {these} together with the fast ones"
 
 
 def _is_well_chosen(

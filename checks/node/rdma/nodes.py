@@ -82,7 +82,13 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
     name and model on all nodes. Ports that are left unused by design are so on all of them, or on many.
     """
     found: dict[tuple[int, str, int], Odd] = {}
-    for group in _alike(hits):
+    groups: dict[Hashable, list[Hit]] = {}
+    for each in hits:
+        node, hca, port = each
+        kind = (hca.model, port.number, port.link_layer)
+        groups.setdefault(("node", node, kind), []).append(each)
+        groups.setdefault(("name", hca.name, kind), []).append(each)
+    for group in groups.values():
         values = [(port_at, reading) for port_at in group if (reading := value(port_at)) is not None]
         best = max((reading for _, reading in values), default=0.0)
         worse = [port_at for port_at, reading in values if reading < best]
@@ -120,16 +126,6 @@ def cut_off(recording: Recording) -> set[int]:
     }
     usual = {layer for found in layers.values() for layer in found}
     return {node for node, found in layers.items() if not found or (len(usual) > 1 and found == {"Ethernet"})}
-
-
-def _alike(hits: Iterable[Hit]) -> Iterable[list[Hit]]:
-    groups: dict[Hashable, list[Hit]] = {}
-    for port_at in hits:
-        node, hca, port = port_at
-        kind = (hca.model, port.number, port.link_layer)
-        groups.setdefault(("node", node, kind), []).append(port_at)
-        groups.setdefault(("name", hca.name, kind), []).append(port_at)
-    return groups.values()
 
 
 def _is_up(port_at: Hit) -> float | None:

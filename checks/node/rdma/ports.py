@@ -1,4 +1,4 @@
-"""DD560-DD562, DD576: ports that are down, unserved or slower than their peers, and bonds that lost a link."""
+"""DD560-DD562, DD564, DD565, DD570, DD575, DD576: ports that are down, slow, unsteady, or unlike their peers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,16 +15,23 @@ from ddp_doctor.checks.node.rdma.nodes import (
     named_by_setting,
     odd_by_rate,
     odd_by_state,
+    odd_ones,
     users,
+    usual,
 )
-from ddp_doctor.checks.node.rdma.wording import Hit, look_at_bond, look_at_link, port_draft
+from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.kernel_log import failed_nics
+from ddp_doctor.wording.differences import odd_culprits, split, values_with_nodes
+from ddp_doctor.wording.findings import likely, possible
+from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 
 
 @rule("DD560", "rdma-port-down", Severity.WARNING, RdmaFact)
@@ -184,7 +191,15 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/networking/bonding.html
         drivers/net/bonding/bond_sysfs_slave.c of the kernel: mii_status
     """
-    bonds = [bond for node in recording.facts(RdmaFact) for bond in _bonds(node.node, node.fact)]
+    bonds = []
+    for node in recording.facts(RdmaFact):
+        netdevs = {netdev.name: netdev for netdev in node.fact.netdevs}
+        for hca, port in node.fact.ports():
+            over = (netdevs[name] for name in port.netdevs if name in netdevs)
+            master = next((netdev for netdev in over if netdev.slaves), None)
+            if master is not None and port.is_active and is_of_a_card(hca):
+                slaves = tuple(netdevs[name] for name in master.slaves if name in netdevs)
+                bonds.append(_Bond((node.node, hca, port), master, slaves))
     whole = any(len(bond.slaves) > 1 and not bond.lost() for bond in bonds)
     grades: dict[Severity, list[_Bond]] = {}
     for bond in bonds:
@@ -195,23 +210,212 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     for severity, some in grades.items():
         names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in some)
         what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
+        first = some[0].netdev.name
+        commands = [(first, f"cat /proc/net/bonding/{first}")]
+        commands += [(slave.name, f"ethtool {slave.name}") for slave in some[0].lost()]
         yield port_draft(
             recording,
             [(bond.hit, bond.in_words()) for bond in some],
             what if len(names) < 3 else "their bonds have lost links",
-            look_at_bond(some[0].netdev.name, [netdev.name for netdev in some[0].lost()]),
+            by_administrator(
+                "Look at the cable, the transceiver and the switch port of the slave that is down",
+                *(command for name, command in commands if nccl_hca.is_name(name)),
+                cost="somebody at the cable; the bond works meanwhile",
+                references=("https://docs.kernel.org/networking/bonding.html",),
+            ),
             detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
             severity=severity,
             confidence=Confidence.PROVED,
         )
 
 
-def _bonds(node: int, fact: RdmaFact) -> Iterator[_Bond]:
-    netdevs = {netdev.name: netdev for netdev in fact.netdevs}
-    for hca, port in fact.ports():
-        if port.is_active and is_of_a_card(hca):
-            over = (netdevs[name] for name in port.netdevs if name in netdevs)
-            bond = next((master for master in over if master.slaves), None)
-            if bond is not None:
-                slaves = tuple(netdevs[name] for name in bond.slaves if name in netdevs)
-                yield _Bond((node, hca, port), bond, slaves)
+@rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
+def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
+    """A RoCE port that sends smaller packets than its peers.
+
+    Finds: For NCCL on several nodes: the interface over an active RoCE port has an MTU that leaves RDMA smaller packets
+        (1024 bytes of 1500, 4096 of 4200 and more) than three quarters of its peers have.
+    Why: Both ends of a connection take the smaller size: four times as many packets, and all links that meet this port
+        are as slow as it is. Where the switch has the small MTU, large packets vanish.
+    Remedy: The peers' MTU on the interface, its bond and the switch port.
+    See: include/rdma/ib_addr.h of the kernel, iboe_get_mtu
+        NCCL src/transport/net_ib/connect.cc
+    """
+    mtus: dict[tuple[int, str, int], NetDevice] = {}
+    hits: list[Hit] = []
+    for node in users(recording):
+        for hca, port in node.fact.chosen():
+            netdev = node.fact.netdev(port) if port.is_roce and is_of_a_card(hca) else None
+            if netdev is not None and netdev.mtu_bytes is not None:
+                hits.append((node.node, hca, port))
+                mtus[identity(hits[-1])] = netdev
+    odd = odd_ones(hits, lambda port_at: verbs_mtu(mtus[identity(port_at)].mtu_bytes or 0))
+    if not odd:
+        return
+    small = {identity(port.hit): mtus[identity(port.hit)] for port in odd}
+    most = max((netdev.mtu_bytes or 0 for port, netdev in mtus.items() if port not in small), default=9000)
+    names = [netdev.name for netdev in small.values() if nccl_hca.is_name(netdev.name)]
+    described = []
+    for few, netdev in zip(odd, small.values(), strict=True):
+        packets = f"MTU {netdev.mtu_bytes}, so RDMA packets of {verbs_mtu(netdev.mtu_bytes or 0)} bytes"
+        described.append((few.hit, f"{netdev.name} has {packets}; {few.peers} like it have {few.usual:g}"))
+    yield port_draft(
+        recording,
+        described,
+        f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
+        by_administrator(
+            f"Set the MTU to {most}, as the peers have it, after making sure that the switch carries it",
+            *(f"sudo ip link set dev {name} mtu {most}" for name in names[:8]),
+            cost="running connections over it are disturbed; too large for the switch, and packets vanish",
+            undo="set the former MTU",
+        ),
+        detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
+    )
+
+
+@rule("DD575", "rdma-rails-differ-between-nodes", Severity.WARNING, RdmaFact)
+def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
+    """Nodes whose RDMA ports differ in number, kind or rate.
+
+    Finds: For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
+        other rates. Ports that are down, slow or closed to the job are findings of their own, and nodes with such ports
+        are not compared.
+    Why: NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand port cannot
+        connect to an Ethernet one at all.
+    Remedy: Nodes of one kind; or NCCL_IB_HCA with what all have.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-hca
+    """
+    named_already = {odd.hit[0] for odd in (*odd_by_state(recording), *odd_by_rate(recording))}
+    compared: dict[int, tuple[tuple[str, float], ...]] = {}
+    for node in users(recording):
+        own = [(hca, port) for hca, port in node.fact.ports() if is_of_a_card(hca)]
+        reported = any(port.state in UNCONFIGURED or hca.device_problem for hca, port in own)  # by other rules
+        chosen = node.fact.chosen()
+        if chosen and not reported and node.node not in named_already:
+            rails = sorted((port.link_layer or "", port.rate_gbit_per_s or 0.0) for _, port in chosen)
+            compared[node.node] = tuple(rails)
+    apart = split({node: (rails, _in_words(rails)) for node, rails in compared.items()})
+    if apart is None:
+        return
+    layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
+    strangers = any(not layer & layer_elsewhere for layer in layers for layer_elsewhere in layers)
+    yield likely(
+        odd_culprits(recording, apart),
+        f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
+        Evidence(text=values_with_nodes(recording, apart)),
+        remedy(
+            "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+            "ls -l /sys/class/infiniband",
+            "ibdev2netdev",
+            scope="cluster",
+            cost="another choice of nodes",
+            undo=NOTHING_TO_UNDO,
+            untried="it takes other nodes",
+        ),
+        detail="InfiniBand ports cannot connect to Ethernet ones."
+        if strangers
+        else "NCCL's rings go at the pace of the node with the least.",
+        severity=Severity.ERROR if strangers else Severity.WARNING,
+    )
+
+
+def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
+    kinds = dict.fromkeys(rails)
+    return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
+
+
+@rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
+def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
+    """Devices of one model with different firmware, on one node or between nodes.
+
+    Finds: Equal board ids (PSID) with different firmware versions. Information: most pairs work together.
+    Why: Where one rail is slower or drops out, this is a difference to look at first.
+    Remedy: One firmware for all devices of a model.
+    See: https://docs.nvidia.com/networking/display/mftv4270/mlxfwmanager
+    """
+    boards: dict[str, dict[str, list[Hit]]] = {}
+    for port_at in hits_of(recording, lambda hca, port: is_of_a_card(hca) and port.number == 1):
+        _, hca, _ = port_at
+        if hca.board_id and hca.firmware:
+            boards.setdefault(hca.board_id, {}).setdefault(hca.firmware, []).append(port_at)
+    for board, versions in boards.items():
+        if len(versions) > 1:
+            counts = sorted(versions.items(), key=lambda version: (-len(version[1]), version[0]))
+            few = [port_at for _, hits in counts[1:] for port_at in hits]
+            usual_one = 2 * len(counts[0][1]) > len(counts[0][1]) + len(few)
+            listed = [f"{version} on {len(hits)} ({_whose(recording, hits)})" for version, hits in counts]
+            names = name_list([version for version, _ in counts])
+            yield possible(
+                (
+                    node_culprit(recording, node, kind="nic", name=hca.name)
+                    for node, hca, _ in (few if usual_one else ())
+                ),
+                f"RDMA devices of model {board} have different firmware: {names}",
+                Evidence(text="; ".join(listed[:6])),
+                remedy(
+                    "Bring all devices of the model to one firmware when the nodes are serviced next",
+                    "sudo mlxfwmanager --query",
+                    scope="cluster",
+                    cost="an administrator's work and a reset of the devices",
+                    undo=NOTHING_TO_UNDO,
+                    untried="the doctor changes no firmware",
+                ),
+                detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
+            )
+
+
+def _whose(recording: Recording, hits: list[Hit]) -> str:
+    nodes = list(dict.fromkeys(node for node, _, _ in hits))
+    if len(nodes) > 1:
+        return hosts(recording, nodes)
+    return f"{name_list([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
+
+
+@rule("DD565", "rdma-link-flaps", Severity.WARNING, RdmaFact)
+def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
+    """An RDMA link that has gone down far more often than its peers.
+
+    Finds: An active port whose link went down ten times more than its peers' on the node usually did, and at least once
+        a day since the node started. Information in a run of one node.
+    Why: A link that goes down for a second ends NCCL's connection after its retries: the job fails with "Got completion
+        … status 12", often hours into the training.
+    Remedy: The cable, the transceiver or the switch port.
+    See: https://docs.kernel.org/admin-guide/abi-stable.html
+        https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-ib-timeout
+    """
+    flapping = [port_at for node in recording.facts(RdmaFact) for port_at in _flapping(node)]
+    if flapping:
+        yield port_draft(
+            recording,
+            flapping,
+            "the link goes up and down",
+            look_at_link(flapping, "A link that is unsteady"),
+            detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
+            severity=for_later_jobs(recording, Severity.WARNING),
+            expected="a reboot of the node or the switch takes all links down together",
+        )
+
+
+def _flapping(node: FactAt[RdmaFact]) -> list[tuple[Hit, str]]:
+    fact = node.fact
+    active = [(hca, port) for hca, port in fact.ports() if port.is_active and is_of_a_card(hca)]
+    counted = [((node.node, hca, port), _times_down(fact, port)) for hca, port in active]
+    known = [(port_at, downs) for port_at, downs in counted if downs is not None]
+    if fact.uptime_s is None:
+        return []
+    days = fact.uptime_s / DAY_S
+    least = max(FLAPS, FLAPS_PER_DAY * days)
+    return [
+        (port_at, f"went down {downs:g} times; the node has been up for {days:.1f} days")
+        for at, (port_at, downs) in enumerate(known)
+        if downs - usual(downs_there for index, (_, downs_there) in enumerate(known) if index != at) >= least
+    ]
+
+
+def _times_down(fact: RdmaFact, port: Port) -> float | None:
+    """How often the link went down, by its own counter or that of its interface, which counts both ways."""
+    counted = port.counters.get("link_downed")
+    netdev = fact.netdev(port) if port.is_roce else None
+    if netdev is None or netdev.carrier_changes is None or netdev.slaves:
+        return counted
+    return max(counted or 0, netdev.carrier_changes // 2)

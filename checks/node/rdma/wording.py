@@ -120,37 +120,14 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     )
 
 
-def look_at_bond(bond: str, slaves: Sequence[str]) -> Remedy:
-    """Find out why links of a bond are down."""
-    return by_administrator(
-        "Look at the cable, the transceiver and the switch port of the slave that is down",
-        *(
-            command
-            for name, command in (
-                (bond, f"cat /proc/net/bonding/{bond}"),
-                *((slave, f"ethtool {slave}") for slave in slaves),
-            )
-            if nccl_hca.is_name(name)
-        ),
-        cost="somebody at the cable; the bond works meanwhile",
-        references=("https://docs.kernel.org/networking/bonding.html",),
-    )
-
-
 def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> Remedy | None:
     """NCCL_IB_HCA with these ports of each node, None where a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
-    return _per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
+    return per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
 
 
-def use_index(recording: Recording, indices: Mapping[int, int | None], why: str) -> Remedy | None:
-    """NCCL_IB_GID_INDEX, one for all where one fits all; None where some node has none that fits."""
-    values = {node: None if index is None else str(index) for node, index in indices.items()}
-    cost = "right until the addresses of the interfaces change; NCCL 2.21 and newer need no index"
-    return _per_node(recording, INDEX, values, why, cost)
-
-
-def _per_node(recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str) -> Remedy | None:
+def per_node(recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str) -> Remedy | None:
+    """A setting, one for all nodes where one fits all; None where some node has none that fits."""
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -233,22 +210,6 @@ LOSSLESS = by_administrator(
 )
 
 
-def wait_longer() -> Remedy:
-    """Longer waiting for acknowledgements, where packets do get through in the end."""
-    value = LONGER_TIMEOUT
-    before = wait_s(DEFAULT_TIMEOUT, DEFAULT_RETRIES)
-    after = wait_s(value, DEFAULT_RETRIES)
-    return nccl.by_setting(
-        "Wait longer for what the fabric delays, until it loses nothing any more",
-        Setting(
-            name=TIMEOUT,
-            value=str(value),
-            why=f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s",
-        ),
-        cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
-    )
-
-
 def try_path(device: str | None) -> Remedy:
     """RDMA between two nodes without NCCL."""
     name = device if device is not None and nccl_hca.is_name(device) else "DEVICE"
@@ -258,15 +219,4 @@ def try_path(device: str | None) -> Remedy:
         f"ib_write_bw -d {name} -R HOST   # on the other",
         cost="some seconds; perftest must be installed",
         references=("https://github.com/linux-rdma/perftest",),
-    )
-
-
-def same_mtu(mtu_bytes: int, interfaces: Sequence[str]) -> Remedy:
-    """The MTU of the peers, on interfaces and on the switch."""
-    names = [name for name in interfaces if nccl_hca.is_name(name)]
-    return by_administrator(
-        f"Set the MTU to {mtu_bytes}, as the peers have it, after making sure that the switch carries it",
-        *(f"sudo ip link set dev {name} mtu {mtu_bytes}" for name in names[:8]),
-        cost="running connections over it are disturbed; too large for the switch, and packets vanish",
-        undo="set the former MTU",
     )

@@ -14,13 +14,12 @@ would load, and the helper ``nccl`` asks that file. The ranks tell whether NCCL 
 
 import posixpath
 import re
-from collections.abc import Iterator
 
 from pydantic import ValidationError
 
 from ddp_doctor.checks.node.software import installation, nccl
 from ddp_doctor.checks.node.software.installation import hidden_modules
-from ddp_doctor.facts.node.software import HiddenModule, Software
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -36,12 +35,19 @@ __all__ = ["CHECK", "probe"]
 def probe(ctx: Context) -> Software:
     """Read what is installed. Raises Failed where the helper script gives no answer."""
     installed = _installed_software(ctx)
+    folder = installed.torch_folder
     return installed.model_copy(
         update={
             **_nccl_of_torch(ctx, installed),
             **_driver(ctx),
             **_nccl_copies_of_settings(ctx, installed),
-            "hidden_modules": tuple(_hidden_modules(ctx, installed)),
+            "hidden_modules": tuple(
+                hidden
+                for hidden in hidden_modules(ctx)  # a torch on PYTHONPATH behind an installed one hides nothing
+                if hidden.module != TORCH
+                or hidden.by == "working directory"
+                or folder in (None, posixpath.dirname(hidden.file))
+            ),
             "nccl_required_by_torch": software.pinned_nccl(installed.torch_requires),
             "gpu_devices": len([name for name in names_in(ctx, "/dev") if re.fullmatch(r"nvidia\d+", name)]),
             "gpus_hidden_by": software.gpus_hidden_by(ctx.env),
@@ -58,14 +64,6 @@ def _installed_software(ctx: Context) -> Software:
     except ValidationError:
         how = "it did not end in time" if answer.status == "timed_out" else software.last_line(answer.stderr)
         raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
-
-
-def _hidden_modules(ctx: Context, installed: Software) -> Iterator[HiddenModule]:
-    """The hidden modules, without a torch on PYTHONPATH that stands behind an installed one."""
-    for hidden in hidden_modules(ctx):
-        finds = installed.torch_folder in (None, posixpath.dirname(hidden.file))
-        if hidden.module != TORCH or hidden.by == "working directory" or finds:
-            yield hidden
 
 
 def _nccl_copies_of_settings(ctx: Context, installed: Software) -> dict[str, object]:

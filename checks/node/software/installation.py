@@ -24,7 +24,7 @@ from ddp_doctor.probing.kernel_files import names_in, target_of
 from ddp_doctor.remedies.kinds import in_code, remedy
 from ddp_doctor.views.software import folder_without_backends, hides_torch, of_the_job, with_gpus
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_names, of_nodes
+from ddp_doctor.wording.nodes import by_cause, name_list, node_culprit, node_names, of_nodes
 
 
 def reinstall(summary: str, *packages: str) -> Remedy:
@@ -320,11 +320,8 @@ def _culprits(
     recording: Recording, group: Sequence[FactAt[Software]], hidden: tuple[HiddenModule, ...]
 ) -> list[Culprit]:
     """The files: their nodes are in order."""
-    return [
-        Culprit(kind="file", node=host(recording, fact.node), node_rank=fact.node, name=module.file)
-        for fact in group
-        for module in hidden
-    ]
+    files = [module.file for module in hidden]
+    return [node_culprit(recording, node.node, kind="file", name=file) for node in group for file in files]
 
 
 def _files(hidden: tuple[HiddenModule, ...]) -> str:

@@ -1,7 +1,7 @@
 """DD430-DD434, DD438: NCCL goes another way between GPUs than the hardware offers, or takes one machine for several."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ddp_doctor.checks.node.topology import wording
@@ -14,7 +14,7 @@ from ddp_doctor.knowledge.topology.nccl_paths import Kind
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
+from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import forbidden_ways
@@ -271,7 +271,11 @@ def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[
             if crossing.other in here
         ]
         if found:
-            apart = [reason for reason in (_by_name(group), _by_memory(recording, group)) if reason]
+            names = list(dict.fromkeys(node.fact.hostname for node in group))
+            apart = [f"their host names differ ({name_list(names)})"] if len(names) > 1 else []
+            # Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it.
+            devices = {node.fact.shm_device for node in recording.facts(Host) if node.node in here} - {None}
+            apart += ["each has a /dev/shm of its own"] if len(devices) > 1 else []
             why = name_list(apart) if apart else "host name and /dev/shm, as far as they were read, are the same"
             yield likely(
                 of_nodes(recording, group),
@@ -286,15 +290,3 @@ def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[
                 wording.ONE_HOST_ID,
                 detail=f"NCCL takes them for different hosts: {why}.",
             )
-
-
-def _by_name(group: Sequence[FactAt[InterfacesFact]]) -> str | None:
-    names = list(dict.fromkeys(node.fact.hostname for node in group))
-    return f"their host names differ ({name_list(names)})" if len(names) > 1 else None
-
-
-def _by_memory(recording: Recording, group: Sequence[FactAt[InterfacesFact]]) -> str | None:
-    """Ranks of one node are the agent's children and see one /dev/shm; only nodes can differ in it."""
-    here = {node.node for node in group}
-    devices = {node.fact.shm_device for node in recording.facts(Host) if node.node in here} - {None}
-    return "each has a /dev/shm of its own" if len(devices) > 1 else None

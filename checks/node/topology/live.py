@@ -15,6 +15,7 @@ The levels are nvmlGpuTopologyLevel_t, the statuses nvmlGpuP2PStatus_t (nvml.h);
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
 
 from pydantic import Field, field_validator
 
@@ -30,7 +31,7 @@ from ddp_doctor.facts.node.topology import (
     TopologyMatrix,
 )
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.context import CommandResult, Context
+from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Failed, TookTooLong
 from ddp_doctor.parse.pci import link_code
 from ddp_doctor.parse.visible_devices import job_gpus
@@ -70,15 +71,11 @@ class WiredGpu(Frozen):
     @classmethod
     def _of_one_spelling(cls, links: tuple[Nvlink, ...]) -> tuple[Nvlink, ...]:
         """Bus ids as /sys writes them; NVML has zeros or ones where it does not say."""
+        plain = [sysfs_bus_id(link.remote_bus_id or "") for link in links]
+        known = [bus_id if bus_id.strip("0f:.") else None for bus_id in plain]
         return tuple(
-            link.model_copy(update={"remote_bus_id": _known_bus_id(link.remote_bus_id)}) if link.remote_bus_id else link
-            for link in links
+            link.model_copy(update={"remote_bus_id": bus_id}) for link, bus_id in zip(links, known, strict=True)
         )
-
-
-def _known_bus_id(bus_id: str) -> str | None:
-    plain = sysfs_bus_id(bus_id)
-    return plain if plain.translate({ord(sign): None for sign in "0f:."}) else None
 
 
 class NvmlTopology(Frozen):
@@ -132,14 +129,13 @@ def bonded(gpus: Sequence[WiredGpu], p2p: Mapping[str, Pairs]) -> Iterator[tuple
     say what a link leads to, two GPUs that it calls NVLink peers are taken for joined by all they have.
     """
     peers = p2p.get("nvlink", {})
-    for at, gpu in enumerate(gpus):
-        for peer in gpus[at + 1 :]:
-            straight = min(_to_gpu(gpu, peer), _to_gpu(peer, gpu))
-            switched = min(_of_kind(gpu, "switch"), _of_kind(peer, "switch"))
-            is_ok = peers.get(gpu.column, {}).get(peer.column) == "OK"
-            unknown = min(_of_kind(gpu, None), _of_kind(peer, None)) if is_ok else 0
-            if links := straight or switched or unknown:
-                yield gpu.column, peer.column, links
+    for gpu, peer in combinations(gpus, 2):
+        straight = min(_to_gpu(gpu, peer), _to_gpu(peer, gpu))
+        switched = min(_of_kind(gpu, "switch"), _of_kind(peer, "switch"))
+        is_ok = peers.get(gpu.column, {}).get(peer.column) == "OK"
+        unknown = min(_of_kind(gpu, None), _of_kind(peer, None)) if is_ok else 0
+        if links := straight or switched or unknown:
+            yield gpu.column, peer.column, links
 
 
 def _to_gpu(gpu: WiredGpu, peer: WiredGpu) -> int:
@@ -186,22 +182,17 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
     joined = {(gpu, peer): f"NV{links}" for gpu, peer, links in bonded(gpus, answer.p2p_words())}
     levels = answer.pci_codes()
     columns = [gpu.column for gpu in gpus]
-    for at, gpu in enumerate(columns):
-        for peer in columns[at + 1 :]:
-            code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
-            if code is None and not (gpu in bus.gpus and peer in bus.gpus):
-                raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
-            yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
+    for gpu, peer in combinations(columns, 2):
+        code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
+        if code is None and not (gpu in bus.gpus and peer in bus.gpus):
+            raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
+        yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
 
 
 def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[tuple[str, str, str]]:
-    for nic, device in nics.items():
-        for gpu, place in gpus.items():
-            yield gpu, nic, link_code(place, device)
-        for earlier, place in nics.items():
-            if earlier == nic:
-                break
-            yield earlier, nic, link_code(place, device)
+    pairs = (*product(gpus.items(), nics.items()), *combinations(nics.items(), 2))
+    for (name, place), (nic, device) in pairs:
+        yield name, nic, link_code(place, device)
 
 
 def _affinity(text: str | None) -> str | None:
@@ -231,7 +222,8 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
     except ValueError:
         if result.status == "timed_out":
             raise TookTooLong("the program that asks NVML did not end in time, and said nothing") from None
-        raise CannotAsk(f"the program that asks NVML gave no answer: {_last_line(result)}") from None
+        last_line = result.stderr.strip().rpartition("\n")[2][:200] or result.status
+        raise CannotAsk(f"the program that asks NVML gave no answer: {last_line}") from None
     ctx.keep(result.stdout)
     if answer.error == "timed_out" and answer.call:
         return TopologyHangFact(asked="NVML", call=answer.call, gpu=answer.gpu, waited_s=answer.elapsed_s)
@@ -261,10 +253,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         allowed_cpus=next(allowed, None),
         job_gpus=tuple(gpu.column for gpu in job_gpus(answer.ours(), ctx.env)),
     )
-
-
-def _last_line(result: CommandResult) -> str:
-    return result.stderr.strip().rpartition("\n")[2][:200] or result.status
 
 
 def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:

@@ -14,7 +14,7 @@ from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
@@ -210,7 +210,10 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
-            _cpu_evidence(group[0], gpus),
+            (
+                Evidence(text=f"CPUs that the job may use: {group[0].fact.allowed_cpus}"),
+                *(Evidence(text=f"CPUs near {gpu}: {group[0].fact.near_cpus[gpu]}") for gpu in gpus),
+            ),
             remedy(
                 "Give the job CPUs of the NUMA node of its GPUs",
                 "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
@@ -232,9 +235,3 @@ def _gpus_far_from_cpus(fact: TopologyFact) -> tuple[tuple[str, ...], bool] | No
     allowed = fact.allowed_cpus or ""
     far = tuple(gpu for gpu in job if share_a_cpu(fact.near_cpus.get(gpu, ""), allowed) is False)
     return (far, len(far) < len(job)) if far else None
-
-
-def _cpu_evidence(node: FactAt[TopologyFact], gpus: Sequence[str]) -> Iterator[Evidence]:
-    yield Evidence(text=f"CPUs that the job may use: {node.fact.allowed_cpus}")
-    for gpu in gpus:
-        yield Evidence(text=f"CPUs near {gpu}: {node.fact.near_cpus[gpu]}")

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of, look_at_nvlinks
-from ddp_doctor.facts.node.topology import GpuNvlinks, Nvlink, TopologyFact
+from ddp_doctor.facts.node.topology import Nvlink, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.gpus import asked_for
@@ -67,18 +68,14 @@ def shortfalls(gpus: Sequence[str], pairs: Mapping[Pair, int]) -> list[Shortfall
         ]
     if all(partners[gpu] == len(with_links) - 1 for gpu in with_links):
         without = [gpu for gpu in gpus if not partners[gpu]]
-        return _short_behind_switch(with_links, linked, without)
+        own = {gpu: max(links for pair, links in linked.items() if gpu in pair) for gpu in with_links}
+        switched = all(links == min(own[gpu], own[peer]) for (gpu, peer), links in linked.items())
+        if not switched or not _enough(list(own.values())):
+            return []
+        top = max(own.values())
+        short = [Shortfall((gpu,), links, top) for gpu, links in own.items() if links < top]
+        return short + [Shortfall((gpu,), 0, top) for gpu in without]
     return []
-
-
-def _short_behind_switch(gpus: Sequence[str], linked: Mapping[Pair, int], without: Sequence[str]) -> list[Shortfall]:
-    own = {gpu: max(links for pair, links in linked.items() if gpu in pair) for gpu in gpus}
-    switched = all(links == min(own[gpu], own[peer]) for (gpu, peer), links in linked.items())
-    if not switched or not _enough(list(own.values())):
-        return []
-    most = max(own.values())
-    short = [Shortfall((gpu,), links, most) for gpu, links in own.items() if links < most]
-    return short + [Shortfall((gpu,), 0, most) for gpu in without]
 
 
 def _enough(counts: Sequence[int]) -> bool:
@@ -98,17 +95,6 @@ MEANINGS = {
     "recovery_failed": "times training it again failed",
     "crc": "CRC errors",
 }
-
-
-def grows_gravely(errors_per_s: dict[str, float]) -> bool:
-    """Whether a link's errors grow as fast as DCGM calls a failure."""
-    grave = any(errors_per_s.get(name, 0) > 0 for name in GRAVE)
-    return grave or errors_per_s.get("crc", 0) >= CRC_ERRORS_PER_S
-
-
-def is_stained(errors: dict[str, int]) -> bool:
-    """Whether a link lost data since the driver was loaded; CRC errors alone are in order."""
-    return any(errors.get(name, 0) > 0 for name in GRAVE)
 
 
 #: So many GPUs with all links up make sure that it is the other which is short.
@@ -138,20 +124,15 @@ def links_down(fact: TopologyFact) -> tuple[Down, ...]:
     design, and none where there is no bridge; a mesh has its own pattern. The matrix judges those (DD403).
     """
     down: list[Down] = []
-    for model in dict.fromkeys(gpu.name for gpu in fact.nvlinks):
-        peers = [gpu for gpu in fact.nvlinks if gpu.name == model]
-        if set().union(*(gpu.remotes() for gpu in peers)) == {"switch"}:
-            down += _short_of(peers)
+    for peers in grouped((gpu.name, gpu) for gpu in fact.nvlinks).values():
+        if set().union(*(gpu.remotes() for gpu in peers)) != {"switch"}:
+            continue
+        expected = max(gpu.active() for gpu in peers)
+        witnesses = sum(gpu.active() == expected for gpu in peers)
+        if witnesses > len(peers) - witnesses or witnesses >= _SURE_WITNESSES or len(peers) == 2:
+            short = (gpu for gpu in peers if gpu.active() < expected and gpu.inactive())
+            down += [Down(gpu.gpu, gpu.active(), gpu.inactive(), expected, witnesses) for gpu in short]
     return tuple(down)
-
-
-def _short_of(peers: Sequence[GpuNvlinks]) -> Iterator[Down]:
-    expected = max(gpu.active() for gpu in peers)
-    witnesses = sum(gpu.active() == expected for gpu in peers)
-    if witnesses > len(peers) - witnesses or witnesses >= _SURE_WITNESSES or len(peers) == 2:
-        for gpu in peers:
-            if gpu.active() < expected and gpu.inactive():
-                yield Down(gpu.gpu, gpu.active(), gpu.inactive(), expected, witnesses)
 
 
 @rule("DD406", "nvlinks-down", Severity.WARNING, TopologyFact)
@@ -169,12 +150,20 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     See: NVML API reference, nvmlDeviceGetNvLinkState
         NVIDIA Fabric Manager User Guide, NVLink failures
     """
-    for (down, sure), group in _by_sureness(recording).items():
+    by_down = by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None)
+    parts = {
+        (tuple(gpu for gpu in down if gpu.sure is sure), sure): group
+        for down, group in by_down.items()
+        for sure in (True, False)
+    }
+    for (down, sure), group in parts.items():
+        if not down:
+            continue
         expected, names = down[0].expected, [gpu.gpu for gpu in down]
+        has = [f"{gpu.gpu} has {gpu.active or 'none'}" for gpu in down]
         yield finding(
             (culprit(recording, node.node, [name]) for node in group for name in names),
-            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(map(_in_words, down))}"
-            f" where the others have {expected}",
+            f"NVLinks are down on {hosts_of(recording, group)}: {', '.join(has)} where the others have {expected}",
             (
                 Evidence(
                     text=f"{gpu.gpu}: inactive links {', '.join(map(str, gpu.inactive))}",
@@ -189,20 +178,6 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
             detail="NVSwitch spreads traffic over all links, so every GPU of the node waits for the slowest.",
             severity=asked_for(recording, Severity.WARNING if sure else Severity.INFO),
         )
-
-
-def _by_sureness(recording: Recording) -> dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]]:
-    groups: dict[tuple[tuple[Down, ...], bool], list[FactAt[TopologyFact]]] = {}
-    for down, nodes in by_cause(recording.facts(TopologyFact), lambda fact: links_down(fact) or None).items():
-        for sure in (True, False):
-            alike = tuple(gpu for gpu in down if gpu.sure is sure)
-            if alike:
-                groups[alike, sure] = nodes
-    return groups
-
-
-def _in_words(down: Down) -> str:
-    return f"{down.gpu} has {down.active or 'none'}"
 
 
 @rule("DD407", "nvlink-errors", Severity.WARNING, TopologyFact)
@@ -248,8 +223,13 @@ def _lossy(fact: TopologyFact, *, growing: bool) -> tuple[_Link, ...] | None:
 
 
 def _is_lossy(link: Nvlink, *, growing: bool) -> bool:
-    grows = grows_gravely(link.errors_per_s)
-    return grows if growing else not grows and is_stained(link.errors)
+    """Whether its errors grow as fast as DCGM calls a failure, or it lost data since the driver was loaded.
+
+    CRC errors that do not grow so fast are in order.
+    """
+    lost = any(link.errors_per_s.get(name, 0) > 0 for name in GRAVE)
+    grows = lost or link.errors_per_s.get("crc", 0) >= CRC_ERRORS_PER_S
+    return grows if growing else not grows and any(link.errors.get(name, 0) > 0 for name in GRAVE)
 
 
 def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:

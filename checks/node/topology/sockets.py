@@ -18,7 +18,7 @@ from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKET
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
@@ -55,6 +55,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
         if slowest is None or measured.busbw_gb_per_s * FAR_BELOW >= (slowest.rate_gb_per_s or 0.0):
             continue
         pair = "-".join(slowest.gpus)
+        held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
         yield possible(
             (node_culprit(recording, place.seen.node),),
             f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
@@ -67,7 +68,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
                 expected=slowest.rate_gb_per_s,
                 expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
             ),
-            *_unset_limits(place),
+            *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
             remedy(
                 "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
                 "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
@@ -80,12 +81,6 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
             detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
-
-
-def _unset_limits(place: Place) -> Iterator[Remedy]:
-    held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
-    if held:
-        yield unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)
 
 
 def _has_gpus_of_its_own(recording: Recording) -> bool:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import combinations
 
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -139,11 +140,10 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
 def _disagreements(fact: TopologyFact) -> tuple[tuple[str, str, str, str], ...] | None:
     gpus = [device for device in fact.pci if device.kind == "gpu"]
     found = []
-    for at, gpu in enumerate(gpus):
-        for peer in gpus[at + 1 :]:
-            driver, tree = fact.pci_links.get(gpu.name, {}).get(peer.name), link_code(gpu, peer)
-            if driver and (driver in _BELOW_ONE_BRIDGE) != (tree in _BELOW_ONE_BRIDGE):
-                found.append((gpu.name, peer.name, driver, tree))
+    for gpu, peer in combinations(gpus, 2):
+        driver, tree = fact.pci_links.get(gpu.name, {}).get(peer.name), link_code(gpu, peer)
+        if driver and (driver in _BELOW_ONE_BRIDGE) != (tree in _BELOW_ONE_BRIDGE):
+            found.append((gpu.name, peer.name, driver, tree))
     return tuple(found) or None
 
 

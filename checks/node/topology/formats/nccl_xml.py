@@ -27,6 +27,7 @@ read files of this machine, so a text that holds one is not even given to the pa
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Literal
 from xml.parsers import expat
 
@@ -171,9 +172,7 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
 
 def _end(first: str, lines: Sequence[str], start: int) -> int:
     """The index behind the line that ends the file, whose first line is the rest of ``lines[start]``."""
-    if _END in first:
-        return start + 1
-    found = next((at for at in range(start + 1, len(lines)) if _END in lines[at]), None)
+    found = start if _END in first else next((at for at in range(start + 1, len(lines)) if _END in lines[at]), None)
     if found is None:
         raise TopologyError("the topology file that begins here is cut off", start + 1, lines[start])
     return found + 1
@@ -224,13 +223,16 @@ class _Host:
             raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
         gpus = self._named_gpus()
         nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
+        joined = (
+            (gpu.device.name, two.device.name) for gpu, two in permutations(gpus, 2) if two.device.bus_id in gpu.links
+        )
         return NcclTopology(
             matrix=self._matrix(gpus, nics),
             pci=(*(gpu.device for gpu in gpus), *nics, *self.nets),
             cpu_vendor=self._vendor(),
             nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
             amd=any(gpu.amd for gpu in gpus),
-            xgmi=frozenset(_joined(gpus)) if any(gpu.amd for gpu in gpus) else frozenset(),
+            xgmi=frozenset(joined) if any(gpu.amd for gpu in gpus) else frozenset(),
         )
 
     # --- the tree --------------------------------------------------------------------------------
@@ -343,23 +345,14 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
 
 def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:
     """Ordered pairs of GPUs and the NVLinks of the first that lead to the other, or with it to NVSwitch."""
-    for gpu in gpus:
-        for two in gpus:
-            straight = gpu.links.get(two.device.bus_id, 0)
-            switched = min(gpu.links.get("switch", 0), two.links.get("switch", 0))
-            if gpu is not two and not gpu.amd and (straight or switched):
-                yield gpu.device.name, two.device.name, straight or switched
+    for gpu, two in permutations(gpus, 2):
+        links = gpu.links.get(two.device.bus_id, 0) or min(gpu.links.get("switch", 0), two.links.get("switch", 0))
+        if links and not gpu.amd:
+            yield gpu.device.name, two.device.name, links
 
 
 def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
     return [gpu.device.name for gpu in gpus if gpu.device.bus_id in gpu.links]
-
-
-def _joined(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str]]:
-    for gpu in gpus:
-        for two in gpus:
-            if gpu is not two and two.device.bus_id in gpu.links:
-                yield gpu.device.name, two.device.name
 
 
 def _cpus(mask: str) -> str | None:

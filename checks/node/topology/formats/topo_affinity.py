@@ -63,17 +63,14 @@ def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, 
         cells = _split(tail, titles, read) if cells is None else cells
         rows[tail.label] = cells or {}
         if cells is None:
-            unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {_shown(tail)}"))
+            cells_shown = in_ascii("  ".join(tail.cells)[:80])
+            unclear.append(Unclear(tail.label, tail.line, f"cannot be told apart: {cells_shown}"))
     if any(rows.values()):  # then the last is there too: nvidia-smi always prints it
         unclear_labels = {row.label for row in unclear}
         cut = [tail for tail in tails if titles[-1] not in rows[tail.label] and tail.label not in unclear_labels]
         unclear += [Unclear(tail.label, tail.line, f"are cut off before {titles[-1]}") for tail in cut]
         rows.update({tail.label: {} for tail in cut})
     return rows, unclear
-
-
-def _shown(tail: Tail) -> str:
-    return in_ascii("  ".join(tail.cells)[:80])
 
 
 def in_ascii(text: str) -> str:

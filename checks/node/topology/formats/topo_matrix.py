@@ -190,7 +190,11 @@ def _matrix(block: Block, legend: Sequence[tuple[str, str]]) -> TopologyMatrix:
     fill_gaps(block, [row.label for row in unclear])
     if block.header.titles and not unclear and not any(cells.values()):
         warnings.append("the affinity columns are blank in every row")
-    warnings += [*_left_out(unclear), *block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
+    if unclear:
+        row, others = unclear[0], f" (and of {len(unclear) - 1} more)" if len(unclear) > 1 else ""
+        left_out = f"the affinity cells of {row.label}{others} {row.reason}; they are left out"
+        warnings.append(f"line {row.line}: {left_out}")
+    warnings += [*block.warnings, *asymmetries(columns, block.links), *_odd_cpus(cells)]
     matrix = TopologyMatrix(
         gpus=gpus,
         nics=nics,
@@ -218,13 +222,6 @@ def _affinities(block: Block, gpus: Sequence[str]) -> tuple[dict[str, dict[str, 
         reason = "have no title that is understood"
         unclear = [Unclear(tail.label, tail.line, reason) for tail in tails if tail.cells]
     return {gpu: affinity.get(gpu, {}) for gpu in gpus}, unclear
-
-
-def _left_out(unclear: Sequence[Unclear]) -> Iterator[str]:
-    if unclear:
-        first, more = unclear[0], len(unclear) - 1
-        others = f" (and of {more} more)" if more else ""
-        yield f"line {first.line}: the affinity cells of {first.label}{others} {first.reason}; they are left out"
 
 
 def asymmetries(columns: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> list[str]:
