@@ -135,21 +135,16 @@ def _read(
     readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]
     if all(reading.status is Status.ABSENT for reading in readings):
         raise UsageError(ended.refused or "there is nothing to look at")
+    facts = [(reading.node, reading.fact) for reading in reversed(readings) if reading.fact]
+    names_seen = {node: str(fact["host"]) for node, fact in facts if "host" in fact}
     world = World(
         nnodes=len(hosts),
         launcher=launcher,
-        nodes=tuple(
-            Node(node_rank=rank, hostname=_name_of_host(rank, readings, host)) for rank, host in enumerate(hosts)
-        ),
+        nodes=tuple(Node(node_rank=rank, hostname=names_seen.get(rank, host)) for rank, host in enumerate(hosts)),
         expected_hosts=tuple(hosts),
     )
     fields = {"world": world, "readings": tuple(readings), "duration_s": time.monotonic() - started}
     return judge(recording.model_copy(update=fields))
-
-
-def _name_of_host(rank: int, readings: Sequence[Reading], host: str) -> str:
-    facts = (reading.fact for reading in readings if reading.node == rank and reading.fact)
-    return next((str(fact["host"]) for fact in facts if "host" in fact), host)
 
 
 def _readings_of_node(rank: int, ended: Ended) -> list[Reading]:

@@ -10,6 +10,8 @@ from statistics import median
 from time import monotonic
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.json_files import JsonFile, read_json
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
@@ -87,21 +89,16 @@ class Fleet:
         try:
             file = read_json(path)
             if file.kind == FLEET_REPORT:
-                self._remember(file)
+                before = FleetReport.model_validate_json(file.text)
+                latest, at = _seconds(self.before.started_at) if self.before else None, _seconds(before.started_at)
+                if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
+                    self.before = before
             elif file.kind != BASELINE:
                 self._add(path, file)
+        except ValidationError:
+            self.leave_out(path, f"{path} cannot be used: it is no report on a fleet")
         except UsageError as error:
             self.leave_out(path, str(error))
-
-    def _remember(self, file: JsonFile) -> None:
-        try:
-            before = FleetReport.model_validate_json(file.text)
-        except ValueError as error:
-            raise UsageError(f"{file.path} cannot be used: it is no report on a fleet") from error
-        latest = _seconds(self.before.started_at) if self.before else None
-        at = _seconds(before.started_at)
-        if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
-            self.before = before
 
     def _add(self, path: str, file: JsonFile) -> None:
         if of_less := _narrower_command(file):

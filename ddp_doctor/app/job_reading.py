@@ -99,8 +99,11 @@ class _Reading:
             for file in job_files(self._paths, self._starts):
                 self._take(file, pool)
                 self._done += file.packed_bytes
+        if not self._files:
+            raise UsageError("there is no file to read")
         if all(file.unread and not file.lines for file in self._files):
-            raise UsageError(_nothing_read(self._files))
+            others = f"; nor were {len(self._files) - 1} others" if len(self._files) > 1 else ""
+            raise UsageError(f"{self._files[0].name} was not read: {self._files[0].unread}{others}")
         job = Job(self._scans)
         first = _collected(job.fact(self._files))
         transports = (_collected(fact, rank) for rank, fact in job.transports())
@@ -195,10 +198,3 @@ def _is_binary(head: bytes) -> bool:
     """Whether these bytes are no text: a twentieth are controls. Zeros, as crashes leave them, are not counted."""
     sample = head[:8192].replace(b"\0", b"")
     return bool(head) and (len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample))
-
-
-def _nothing_read(files: Sequence[FileSeen]) -> str:
-    if not files:
-        return "there is no file to read"
-    first = f"{files[0].name} was not read: {files[0].unread}"
-    return f"{first}; nor were {len(files) - 1} others" if len(files) > 1 else first

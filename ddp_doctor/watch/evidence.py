@@ -55,8 +55,11 @@ class Evidence:
             above = base / "watch"
             if not private_folder(base) or not private_folder(above) or not (folder := private_folder(above / name)):
                 continue
-            self.problem = None
-            if _free_bytes(folder) < _LEAST_FREE_BYTES:
+            self.problem, free_bytes = None, 0
+            with suppress(OSError):
+                found = os.statvfs(folder)
+                free_bytes = found.f_bavail * found.f_frsize
+            if free_bytes < _LEAST_FREE_BYTES:
                 self.problem = f"the disk of {above} is full"
                 with suppress(OSError):
                     folder.rmdir()
@@ -125,16 +128,15 @@ class Evidence:
             dumps += map(os.path.expanduser, _DUMPS)
         patterns = [re.sub("%[hp]", "*", glob.escape(place)) for place in places if place]
         patterns += [f"{glob.escape(place)}[0-9]*" for place in dumps if place]
-        return kept + [path for pattern in patterns for path in glob.glob(pattern) if self._is_new(path)]
+        for path in (path for pattern in patterns for path in glob.glob(pattern)):
+            with suppress(OSError):
+                if os.stat(path).st_mtime >= self._started_s - 1:
+                    kept.append(path)
+        return kept
 
     def has_error_of_other_task(self) -> bool:
         """Whether one that is no child of the watcher, which is task 0, has left the exception that ended it."""
         return any(re.match("error-[1-9]", path.name) for path, _ in self._files())
-
-    def _is_new(self, path: str) -> bool:
-        with suppress(OSError):
-            return os.stat(path).st_mtime >= self._started_s - 1
-        return False
 
     def note(self, text: str) -> None:
         """Keep what the watcher itself has seen, to be read as the job's words are."""
@@ -178,14 +180,6 @@ def _set_in_nccl_conf(env: Mapping[str, str]) -> set[str]:
         with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
             names |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
     return names
-
-
-def _free_bytes(folder: Path) -> int:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
 
 
 def _forget_old(above: Path) -> None:

@@ -19,7 +19,6 @@ from ddp_doctor.watch.evidence import Output
 
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
-    from ddp_doctor.views.live_jobs import LiveJob
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
@@ -168,6 +167,7 @@ def judge_what_runs(
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.views.live_jobs import live_jobs
+    from ddp_doctor.wording.live_ranks import says
 
     ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
@@ -183,7 +183,9 @@ def judge_what_runs(
         say(f"{why}{alone}:")
         _show(outcome, env, say)
         return code
-    picture = _picture(live_jobs(outcome.recording))
+    ranks = [rank for job in live_jobs(outcome.recording) for rank in job.ranks]
+    does = "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks)
+    picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
     said = outcome.report.summary
     if picture:
         said = f"{said.removeprefix('Moving: ').rstrip('.')}; {_NOT_KNOWN}"
@@ -197,14 +199,6 @@ def judge_what_runs(
         saved_as = save_recording(outcome.recording, state_folder(env))
         say(f"{why}{alone}. {said} (`ddp-doctor replay {saved_as}` has more)")
     return code
-
-
-def _picture(jobs: Sequence["LiveJob"]) -> str:
-    """What each rank does and where; empty where none waits for another."""
-    from ddp_doctor.wording.live_ranks import says
-
-    ranks = [rank for job in jobs for rank in job.ranks]
-    return "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks) if any(rank.waits for rank in ranks) else ""
 
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:

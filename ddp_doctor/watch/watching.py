@@ -43,8 +43,11 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         say("'': not found")
         return 127
     try:
-        if _is_below_a_watcher():
-            become(argv, env)
+        above, left = os.getpid(), _MOST_ANCESTORS
+        while (above := proc.parent(above)) > 1 and left:
+            left -= 1
+            if (proc.read(f"/proc/{above}/comm") or "").strip() == _NAME:  # another watcher does the work
+                become(argv, env)
         evidence = Evidence(env, _folder_name(world), world.local_rank if world else 0)
         if world is not None and not world.is_agent:
             evidence.add_task(world.local_rank, regular_outputs())
@@ -60,15 +63,6 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         if evidence is not None:
             evidence.forget()
         return error.code
-
-
-def _is_below_a_watcher() -> bool:
-    pid, left = os.getpid(), _MOST_ANCESTORS
-    while (pid := proc.parent(pid)) > 1 and left:
-        left -= 1
-        if (proc.read(f"/proc/{pid}/comm") or "").strip() == _NAME:
-            return True
-    return False
 
 
 def _folder_name(world: OuterWorld | None) -> str:

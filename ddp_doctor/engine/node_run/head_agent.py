@@ -59,7 +59,10 @@ class HeadAgent:
         if group.silent():
             afterwards = _leave_out(node, afterwards, "a node fell silent")
         self._probe("afterwards", afterwards)
-        self._prove(run)
+        recording, control, agent = node.so_far(), node.roll_call.control, None
+        if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
+            agent = node.session.agent(run, control, group)
+        prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
         if group.unreadable:
             who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
             node.unfinished(f"{who} sent {JUNK}")
@@ -124,14 +127,6 @@ class HeadAgent:
         if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
             ranks = _leave_out(node, ranks, "no word of a node")
         agent.run_checks(ranks)
-
-    def _prove(self, run: Run) -> None:
-        node, group = self.node, self.group
-        recording, control = node.so_far(), node.roll_call.control
-        agent = None
-        if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
-            agent = node.session.agent(run, control, group)
-        prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
 
 
 def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
