@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
@@ -60,9 +60,9 @@ class Arrivals:
             if value is not None and not self._is_full():
                 self._seen.add(agent)
                 try:
-                    self.node_reports[agent] = validation.node_report(value)
+                    self.node_reports[agent] = messages.node_report(value)
                 except Unreadable:
-                    self.unreadable += (validation.sender(value),)
+                    self.unreadable += (messages.sender(value),)
                 client.follow(sorted(self._seen))
         for agent in [
             agent for agent in self.node_reports if agent != HEAD and (self._is_gone(agent) or self._has_ended(agent))

@@ -10,7 +10,7 @@ from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster import AttemptSeen, Present, RollCallFact
+from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
@@ -295,7 +295,7 @@ class RollCall:
             "endpoint_host": self._host,
             "endpoint_port": self._port,
             "endpoint_addresses": way.addresses if way else self._addresses,
-            "attempts": tuple(AttemptSeen.model_validate(vars(attempt)) for attempt in (way.attempts if way else ())),
+            "attempts": way.attempts if way else (),
             "error": way.error if way else "",
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,

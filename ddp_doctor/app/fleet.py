@@ -13,8 +13,8 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from ddp_doctor.app.baselines import report_in
-from ddp_doctor.app.json_files import JsonFile, read_json
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
+from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT

@@ -1,4 +1,7 @@
-"""Reads what a job has left: each input by the reader of its kind, output by a search for the words of all signs."""
+"""``ddp-doctor logs``: why a job failed, from its output and the dumps of its flight recorder.
+
+Each input is read by the reader of its kind, output by a search for the words of all signs.
+"""
 
 import os
 import re
@@ -11,11 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
+from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FileSeen
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import RECORDING
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
@@ -69,6 +74,23 @@ READERS: tuple[Reader, ...] = (
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
     Reader("flight recorder", is_dump, _dump),
 )
+
+
+def logs(
+    paths: Sequence[str],
+    ignore: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] | None = None,
+    starts: Mapping[str, int] | None = None,
+) -> Outcome:
+    """Judge these files; ``progress`` is told the bytes read and all bytes. Raises UsageError if none can be read.
+
+    ``starts``: where, in bytes, to begin in a file that holds the words of others before.
+    """
+    started = time.monotonic()
+    recording = blank(Options(command="logs", ignore=ignore), Plan(()))
+    readings = read_job(paths, progress, starts or {})
+    duration_s = time.monotonic() - started
+    return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
 
 def read_job(

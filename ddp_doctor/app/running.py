@@ -11,8 +11,7 @@ from dataclasses import replace
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import with_node_facts
-from ddp_doctor.engine.node_run.node import NodeRun, OneNode
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check

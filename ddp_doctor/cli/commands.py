@@ -99,7 +99,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
 
 def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None) -> int:
     """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
-    from ddp_doctor.app.logs import logs
+    from ddp_doctor.app.job_reading import logs
     from ddp_doctor.render.progress import bytes_read
     from ddp_doctor.sources.slurm import files_of_job
 

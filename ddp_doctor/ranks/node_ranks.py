@@ -3,13 +3,14 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
+from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.control_store import Control
@@ -18,10 +19,9 @@ from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.rank_state import RankState, Worker
-from ddp_doctor.ranks.run import RemoteRanks, Run
 from ddp_doctor.ranks.spec import Task, WorkerSpec
 from ddp_doctor.ranks.torchrun.launch import Launch, Meeting
-from ddp_doctor.ranks.trial import Trial, TrialResult
+from ddp_doctor.ranks.trial import RemoteRanks, Trial, TrialResult
 from ddp_doctor.ranks.worker.main import forked
 from ddp_doctor.ranks.worker.remedy_probe import PROBE, TRYING
 from ddp_doctor.settings import trials
@@ -30,6 +30,18 @@ from ddp_doctor.settings import trials
 FIRST = "process_group"
 _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is the same for all trials of a run, as one node takes part in it."""
+
+    options: Options  # the head's on all nodes, but for the user's model, which is each node's own
+    env: Mapping[str, str]  # the job's environment
+    progress: Callable[[str], None]
+    world: World
+    node: int = 0  # node rank of this node
+    until: float = float("inf")  # monotonic; no new trial starts later
 
 
 @dataclass

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
@@ -21,7 +22,6 @@ from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
 from ddp_doctor.ranks.process import OomCounter
 from ddp_doctor.ranks.rank_state import RankState, late_steps
-from ddp_doctor.ranks.run import RemoteRanks
 
 #: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"
@@ -57,6 +57,41 @@ class TrialResult:
         """As it is sent to the head."""
         readings = [reading.model_dump(mode="json") for reading in self.readings]
         return {"record": self.record.model_dump(mode="json"), "readings": readings}
+
+
+class RemoteRanks(Protocol):
+    """How a trial ends on all nodes at once."""
+
+    lost: tuple[int, ...]
+
+    def ended(self) -> str | None:
+        """How the trial ended on all nodes, None while it goes on."""
+        ...
+
+    def done(self) -> None:
+        """This node's ranks have finished; the trial is finished when those of all nodes have."""
+        ...
+
+    def end(self, outcome: str) -> None:
+        """This node's ranks are stuck or broken: the trial is over on all nodes."""
+        ...
+
+    def abandon(self) -> None:
+        """This node leaves the trial before its end."""
+        ...
+
+    def note(self, events: int, activity: int) -> None:
+        """Report how many events this node's ranks have had, and how often they were active."""
+        ...
+
+    def moved_since(self, moment: float) -> bool:
+        """Whether any node's ranks have had an event since then (monotonic)."""
+        ...
+
+    @property
+    def active_at(self) -> float:
+        """When the last report came that some node's ranks were active or had an event (monotonic)."""
+        ...
 
 
 class Trial:

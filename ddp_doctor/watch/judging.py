@@ -127,7 +127,7 @@ def judge_the_end(
 
     2 is wrong use: nothing could be read. ``was_told``: of the stand-still in which it ended.
     """
-    from ddp_doctor.app.logs import logs
+    from ddp_doctor.app.job_reading import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.model.report import LogsReport
 

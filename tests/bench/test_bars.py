@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Options, World
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.bench import paired
 from tests.lab import faults, several_nics

@@ -10,11 +10,11 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.check import Check, Probe
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 
 

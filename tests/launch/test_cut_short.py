@@ -15,8 +15,8 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.engine.node_run.partial_recording import note_interruption, where_ranks_stood
-from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.verdict import check_results
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Status, Verdict, Where

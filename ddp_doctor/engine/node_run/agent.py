@@ -3,7 +3,7 @@
 After a trial got stuck, the rest of the plan runs in the next trial: without the rank that is to blame,
 without the pair that did not answer, or, where nobody could be named, without the check.
 Ranks keep their first numbers in all reports. On several nodes it is the head's agent; the others follow its
-orders (follower_agent.py).
+orders (many_nodes.py).
 """
 
 import time
@@ -134,13 +134,13 @@ class Agent:
     def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
         if self.group is None:
             return mine
-        from ddp_doctor.agents import validation
+        from ddp_doctor.agents import messages
         from ddp_doctor.agents.remote_ranks import merged
 
         trial = mine.record.trial
 
         def read(value: Json, node: int, world: World) -> TrialResult:
-            return TrialResult(*validation.trial_part(value, node, world, trial))
+            return TrialResult(*messages.trial_part(value, node, world, trial))
 
         parts = self.group.gather(f"result/{trial}", deadlines.HAND_IN_S, read)
         self.group.require_store()

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.agents.messages import Begin, at_node, world_of
@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.wording.nodes import name_list
 
@@ -98,7 +98,7 @@ class HeadAgent:
         group.order({"do": "probe", "when": when, "checks": [check.id for check in checks]})
         own = node.probe_between(checks)
         left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
-        handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, validation.readings)
+        handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, messages.readings)
         group.require_presence()
         node.partial.readings.extend(own)
         for rank in group.others:

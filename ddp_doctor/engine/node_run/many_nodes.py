@@ -6,7 +6,7 @@ head, or never found it, ends with what it read itself.
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -14,16 +14,17 @@ from ddp_doctor.agents import roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import Begin, Contact, NodeReport, at_node, ranked, world_of
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 from ddp_doctor.agents.roll_call import NotMet, RollCall
 from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.node_run import other_networks
-from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.head_agent import ROLL_CALL, HeadAgent
 from ddp_doctor.engine.node_run.node import NodeRun
-from ddp_doctor.engine.node_run.partial_recording import interrupted_after
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge import deadlines
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
@@ -32,6 +33,10 @@ from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.environment import Refused
+from ddp_doctor.ranks.node_ranks import NodeRanks
+from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.endpoint import resolve
@@ -183,7 +188,7 @@ class ManyNodes(NodeRun):
         assert self.watch is not None
         self.watch.start()
         run = self.session.run_of(self.recording, group.until, group.my_rank)
-        node_ranks = self.session.node_ranks(run, self.roll_call.way)
+        node_ranks = NodeRanks(run, self.session.run_folder, self.session.server, self.roll_call.way)
         follower = FollowerAgent(group, node_ranks, self.known, self.probe_between, self.partial)
         self._take_report(follower.run())
 
@@ -310,3 +315,64 @@ def _join_command(place: Place, fact: InterfacesFact | None) -> str:
             host = (advertised(fact, "nccl") if fact else None) or host
     at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+
+
+@dataclass
+class FollowerAgent:
+    """Keeps what it read itself, for the case that the head is lost."""
+
+    group: AgentGroup
+    node_ranks: NodeRanks
+    known: Mapping[str, Check]
+    probe_between: Callable[[Sequence[Check]], list[Reading]]
+    partial: PartialRecording
+
+    def run(self) -> dict[str, Json]:
+        """Follow orders; returns the last one, the head's report.
+
+        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
+        """
+        while True:
+            order = self.group.next_order()
+            if order["do"] == "end":
+                self.group.hand_in("bye", value=True)
+                self.group.client.flush()
+                return order
+            unknown = [name for name in order["checks"] if name not in self.known]
+            if unknown:
+                raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
+            checks = [self.known[name] for name in order["checks"]]
+            if order["do"] == "probe":
+                readings = self.probe_between(checks)
+                self.partial.readings.extend(readings)
+                self.group.hand_in(order["when"], [reading.model_dump(mode="json") for reading in readings])
+            else:
+                self._trial(order, checks)
+
+    def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
+        record: TrialRecord = order["record"]
+        remote = StoreRemoteRanks(self.group, record.trial)
+        try:
+            if order["do"] == "torchrun":
+                with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
+                    self._hand_in(result)
+                    launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
+            else:
+                self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
+        except Refused as refused:
+            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
+        except BaseException:
+            partial = self.node_ranks.take_partial()
+            if partial is not None:
+                self._keep(partial)
+            raise
+
+    def _hand_in(self, result: TrialResult) -> None:
+        self._keep(result)
+        self.group.hand_in(f"result/{result.record.trial}", result.to_json())
+
+    def _keep(self, result: TrialResult) -> None:
+        if result.record.reproducer is not None:
+            return  # a trial that tried a remedy: nobody is judged by it
+        self.partial.trials.append(result.record)
+        self.partial.readings.extend(result.readings)

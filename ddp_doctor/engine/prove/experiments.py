@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
