@@ -270,23 +270,16 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialR
 
 def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:
     """The reading; a failed one where its fact has a shape that the rules do not know."""
-    if reading.fact is None or _is_readable(reading.fact, world):
-        return reading
-    return reading.model_copy(
-        update={"fact": None, "status": Status.FAILED, "reason": f"the node sent {JUNK}", "raw": None}
-    )
-
-
-def _is_readable(recorded: dict[str, Json], world: World | None) -> bool:
-    """Whether the rules can read a fact; a kind that they do not know does no harm."""
-    kind = recorded.get("kind")
-    if not isinstance(kind, str) or kind not in _kinds():
-        return isinstance(kind, str)
-    try:
-        fact = _kinds()[kind].model_validate(recorded)
-    except ValidationError:
-        return False
-    return not isinstance(fact, SilenceFact) or (world is not None and 0 <= fact.node < world.nnodes)
+    kind = reading.fact.get("kind") if reading.fact is not None else ""
+    is_readable = isinstance(kind, str)  # a kind that the rules do not know does no harm
+    if is_readable and kind in _kinds():
+        try:
+            fact = _kinds()[kind].model_validate(reading.fact)
+            is_readable = not isinstance(fact, SilenceFact) or (world is not None and 0 <= fact.node < world.nnodes)
+        except ValidationError:
+            is_readable = False
+    junk = {"fact": None, "status": Status.FAILED, "reason": f"the node sent {JUNK}", "raw": None}
+    return reading if is_readable else reading.model_copy(update=junk)
 
 
 @cache

@@ -285,25 +285,17 @@ def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
                 of_hosts = found.setdefault(_Alike(figure.name, figure.labels, figure.unit, hardware), {})
                 slower = host not in of_hosts or loss(figure.name, figure.value, of_hosts[host]) > 0
                 of_hosts[host] = figure.value if slower else of_hosts[host]
-    outliers = [outlier for alike, values in found.items() for outlier in _outliers_of(alike, values)]
+    outliers = []
+    for (name, labels, unit, _), values in found.items():
+        middle = median(values.values())
+        deviation = median(abs(value - middle) for value in values.values())
+        alike = {"name": name, "labels": dict(labels), "unit": unit, "median": middle, "mad": deviation}
+        outliers += [
+            Outlier.model_validate({**alike, "node": host, "value": value, "nodes": len(values)})
+            for host, value in values.items()
+            if len(values) >= FEWEST_RUNS and is_outlier(name, value, middle, deviation)
+        ]
     return sorted(outliers, key=lambda each: -loss(each.name, each.value, each.median))
-
-
-def _outliers_of(alike: _Alike, values: Mapping[str, float]) -> Iterator[Outlier]:
-    middle = median(values.values())
-    deviation = median(abs(value - middle) for value in values.values())
-    for host, value in values.items():
-        if len(values) >= FEWEST_RUNS and is_outlier(alike.name, value, middle, deviation):
-            yield Outlier(
-                node=host,
-                name=alike.name,
-                labels=dict(alike.labels),
-                value=value,
-                unit=alike.unit,
-                median=middle,
-                mad=deviation,
-                nodes=len(values),
-            )
 
 
 def _since(before: FleetReport, now: FleetReport) -> Since:

@@ -78,7 +78,15 @@ def _foreign(path: Path, why: str) -> UsageError:
 
 def json_in(content: bytes) -> tuple[str, Json]:
     """The text and the value in it, also of what gzip packed. Raises ValueError, which says what it is instead."""
-    text = text_in(_unpacked(content))
+    if content.startswith(_GZIP):
+        try:
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(MOST_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError("gzip packed it, and it is cut off or damaged") from error
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"unpacked it is larger than {MOST_BYTES >> 20} MiB")
+    text = text_in(content)
     return text, json_value(text)
 
 
@@ -123,16 +131,3 @@ def major(data: Json) -> int:
     version = data.get("schema_version") if isinstance(data, dict) else None
     number = version.partition(".")[0] if isinstance(version, str) else ""
     return int(number) if number.isdecimal() and len(number) < 10 else 0
-
-
-def _unpacked(data: bytes) -> bytes:
-    if not data.startswith(_GZIP):
-        return data
-    try:
-        with gzip.open(io.BytesIO(data)) as file:
-            unpacked = file.read(MOST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError("gzip packed it, and it is cut off or damaged") from error
-    if len(unpacked) > MOST_BYTES:
-        raise ValueError(f"unpacked it is larger than {MOST_BYTES >> 20} MiB")
-    return unpacked

@@ -53,7 +53,7 @@ class NodeRanks:
     server: ForkServer
     store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
     control: Control | None = None  # the store's process, where it is this node's
-    _partial: TrialResult | None = None
+    keep_partial: Callable[[TrialResult], None] = lambda _: None  # is given what an interrupted trial had read
 
     def run_trial(
         self, record: TrialRecord, checks: Sequence[Check], skip_pairs: Pairs = (), remote: RemoteRanks | None = None
@@ -77,11 +77,6 @@ class NodeRanks:
     def lost_helper(self) -> str | None:
         """Why the forkserver or the control store does not serve: every rank fails then, and none is to blame."""
         return self.server.lost() or (self.control.helper.lost() if self.control is not None else None)
-
-    def take_partial(self) -> TrialResult | None:
-        """What an interrupted trial had read, once."""
-        partial, self._partial = self._partial, None
-        return partial
 
     @contextmanager
     def running_under_torchrun(
@@ -113,14 +108,12 @@ class NodeRanks:
         allowed = self._deadlines(record, checks)
         idle_limits = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
         start_s *= self.crowd()
-        trial = Trial(record, states, allowed, self.run.progress, start_s, remote, idle_limits, lost_helper)
+        progress, keep = self.run.progress, self.keep_partial
+        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper, keep)
         try:
             result = trial.run()
             lost = lost_helper() if result.record.outcome != "finished" else None
             return result if lost is None else result.unjudged(lost)
-        except BaseException:
-            self._partial = trial.partial
-            raise
         finally:
             folders.remove_job_folders(self.run_folder / record.trial)
 

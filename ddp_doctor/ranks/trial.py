@@ -107,10 +107,12 @@ class Trial:
         remote: RemoteRanks | None = None,
         idle_limits: Mapping[str, float] | None = None,
         lost_helper: Callable[[], str | None] = lambda: None,
+        keep_partial: Callable[[TrialResult], None] = lambda _: None,
     ) -> None:
         self._remote = remote
         self._idle_limits = idle_limits or {}
         self._lost_helper = lost_helper
+        self._keep_partial = keep_partial
         self._look_at = 0.0
         self._idle_ranks = IdleRanks(ranks, time.monotonic())
         self._record = record
@@ -126,11 +128,10 @@ class Trial:
         self._shown = -1
         self._watched = ""
         self._paused = False
-        self.partial: TrialResult | None = None  # what a trial that was interrupted had seen
         self._pause_s = max(_PAUSED_SHARE * (record.limit_s or float("inf")), _PAUSED_S)
 
     def run(self) -> TrialResult:
-        """Watch to the end. Always kills what is left, also when interrupted."""
+        """Watch to the end. Always kills what is left, also when interrupted; then what was seen until then is kept."""
         try:
             return self._run()
         except BaseException:
@@ -138,7 +139,7 @@ class Trial:
                 self._remote.abandon()
             check, waited = self._judged()
             self._ask_where_they_stand([rank for rank in self._ranks if rank.began and not rank.over])
-            self.partial = self._result("interrupted", check, waited)
+            self._keep_partial(self._result("interrupted", check, waited))
             self._kill()
             raise
 

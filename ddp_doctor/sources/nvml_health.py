@@ -64,7 +64,15 @@ def ask_memory(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
         nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, 0, counter)
     for field, place in (("ecc_volatile_uncorrected_dram", DRAM), ("ecc_volatile_uncorrected_sram", SRAM)):
         nvml.fill(gpu, field, "nvmlDeviceGetMemoryErrorCounter", handle, UNCORRECTED, VOLATILE, place)
-    _sram(nvml, gpu, handle)
+    # Whether the SRAM has had more uncorrected errors than NVIDIA's policy allows (driver 535 and newer).
+    kind = getattr(nvml.pynvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+    gpu["sram_threshold_exceeded"], reason = None, "binding_too_old"
+    if kind is not None:
+        status = kind()
+        _, reason = nvml.call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
+        gpu["sram_threshold_exceeded"] = None if reason else bool(status.bThresholdExceeded)
+    if reason:
+        gpu["unavailable"]["sram_threshold_exceeded"] = reason
     rows, reason = nvml.call("nvmlDeviceGetRemappedRows", handle)
     if reason:
         gpu["unavailable"]["row_remapping"] = reason
@@ -76,18 +84,6 @@ def ask_memory(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
     gpu.update(fields(nvml, gpu, handle, RETIRED_PAGES))
     for name in ("page_retirement_pending", "page_retirement_pending_double_bit"):
         gpu[name] = None if gpu[name] is None else bool(gpu[name])
-
-
-def _sram(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
-    """Whether the SRAM has had more uncorrected errors than NVIDIA's policy allows (driver 535 and newer)."""
-    kind = getattr(nvml.pynvml, "c_nvmlEccSramErrorStatus_v1_t", None)
-    gpu["sram_threshold_exceeded"], reason = None, "binding_too_old"
-    if kind is not None:
-        status = kind()
-        _, reason = nvml.call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
-        gpu["sram_threshold_exceeded"] = None if reason else bool(status.bThresholdExceeded)
-    if reason:
-        gpu["unavailable"]["sram_threshold_exceeded"] = reason
 
 
 def _histogram(values: Any) -> dict[str, int]:

@@ -161,22 +161,20 @@ class FanOut:
     def _hear(self, channel: Channel, line: bytes, *, is_stdout: bool) -> None:
         message = starter_channel.read(line) if is_stdout else None
         if message is None:
-            self._hear_words(channel, line.decode(errors="replace").strip())
+            words = line.decode(errors="replace").strip()
+            channel.last_words.extend([words] if words else [])
+            for host, why in channel.start.explain(words).items():
+                if host in self._hosts:
+                    self._note_not_started(self._hosts.index(host), why)
+            for host, how in channel.start.ends_by_host(words).items():
+                if host in self._hosts:
+                    self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
         elif message.node_rank in channel.start.node_ranks:
             self.ended.agents[message.node_rank].take(message)
             if message.node_rank == 0:
                 self._join_until = min(self._join_until, time.monotonic() + self._join_timeout_s)
                 if message.kind == "progress":
                     self._tell(message.text)
-
-    def _hear_words(self, channel: Channel, words: str) -> None:
-        channel.last_words.extend([words] if words else [])
-        for host, why in channel.start.explain(words).items():
-            if host in self._hosts:
-                self._note_not_started(self._hosts.index(host), why)
-        for host, how in channel.start.ends_by_host(words).items():
-            if host in self._hosts:
-                self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
 
     def _note_what_ended(self) -> None:
         for channel in [channel for channel in self._open_channels if channel.is_over]:

@@ -77,7 +77,12 @@ class Evidence:
             yield "TORCH_FR_DUMP_TEMP_FILE", f"{folder}/flight_recorder_rank_"
         if "TORCHELASTIC_ERROR_FILE" not in env:
             yield "TORCHELASTIC_ERROR_FILE", f"{folder}/error-{task}.json"
-        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*env, *_set_in_nccl_conf(env)}:
+        # NCCL adds to the environment what these files say, and what is set there is the user's choice too.
+        chosen = {*env}
+        for path in (*filter(None, [env.get("NCCL_CONF_FILE")]), *_NCCL_CONF):
+            with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
+                chosen |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
+        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & chosen:
             yield "NCCL_DEBUG", "INFO"
             yield "NCCL_DEBUG_FILE", f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
 
@@ -170,16 +175,6 @@ def regular_outputs() -> list[Output]:
                 start = status.st_size if appends else os.lseek(stream, 0, os.SEEK_CUR)
                 found.setdefault((status.st_dev, status.st_ino), Output(path, start))
     return list(found.values())
-
-
-def _set_in_nccl_conf(env: Mapping[str, str]) -> set[str]:
-    """NCCL adds to the environment what these files say, and what is set there is the user's choice too."""
-    paths = [env["NCCL_CONF_FILE"]] if env.get("NCCL_CONF_FILE") else []
-    names = set()
-    for path in (*paths, *_NCCL_CONF):
-        with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
-            names |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
-    return names
 
 
 def _forget_old(above: Path) -> None:

@@ -7,8 +7,7 @@ orders (many_nodes.py).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -49,6 +48,9 @@ class Agent:
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.node_ranks.keep_partial = self._keep
+
     @property
     def world(self) -> World:
         """The ranks there are."""
@@ -59,7 +61,7 @@ class Agent:
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         remote = self._order_trial("torchrun", record, checks)
         running = self.node_ranks.running_under_torchrun(record, checks, remote)
-        with self._keeping_partial_result(), running as (mine, launch):
+        with running as (mine, launch):
             result = self._with_other_nodes(mine)
             self._keep(result)
             if result.cut_short is not None:
@@ -90,10 +92,7 @@ class Agent:
                 return
             record = self._record(left, self._ranks, "forkserver")
             remote = self._order_trial("trial", record, left)
-            with self._keeping_partial_result():
-                result = self._with_other_nodes(
-                    self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote)
-                )
+            result = self._with_other_nodes(self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote))
             self._keep(result)
             if result.cut_short is not None:
                 self._fail_checks(left, result.cut_short)
@@ -146,16 +145,6 @@ class Agent:
         self.group.require_store()
         absent = tuple(rank for rank in self.group.others if rank not in parts)
         return merged([mine, *parts.values()], absent)
-
-    @contextmanager
-    def _keeping_partial_result(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            partial = self.node_ranks.take_partial()
-            if partial is not None:
-                self._keep(partial)
-            raise
 
     # --- one node or many ---------------------------------------------------------------------
 
@@ -261,6 +250,8 @@ class Agent:
 
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
+        if result.record.reproducer is not None:
+            return  # a trial that tried a remedy: nobody is judged by it
         new = {(reading.check, reading.rank) for reading in result.readings}
         self.partial.readings[:] = [
             reading for reading in self.partial.readings if (reading.check, reading.rank) not in new
