@@ -222,7 +222,6 @@ class _Watch:
 
     @property
     def all_ended(self) -> bool:
-        """Whether nothing of the jobs is left."""
         return not any(map(proc.stat_fields, self._pids))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:

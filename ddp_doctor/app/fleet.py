@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -45,15 +44,6 @@ _ENDINGS = (".json", ".json.gz")
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
 _WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
-
-
-class _Alike(NamedTuple):
-    """What measurements of several nodes have in common."""
-
-    name: str
-    labels: Labels
-    unit: str
-    hardware: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -277,12 +267,12 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
 
 def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
     """The slowest value of each node, where it is far below those of the nodes with its hardware."""
-    found: dict[_Alike, dict[str, float]] = {}
+    found: dict[tuple[str, Labels, str, frozenset[tuple[str, str]]], dict[str, float]] = {}
     for host, (run, node) in newest.items():
         hardware = frozenset(run.measured.hardware.items())
         for figure in run.measured.figures:
             if figure.nodes == (node.node_rank,):
-                of_hosts = found.setdefault(_Alike(figure.name, figure.labels, figure.unit, hardware), {})
+                of_hosts = found.setdefault((figure.name, figure.labels, figure.unit, hardware), {})
                 slower = host not in of_hosts or loss(figure.name, figure.value, of_hosts[host]) > 0
                 of_hosts[host] = figure.value if slower else of_hosts[host]
     outliers = []

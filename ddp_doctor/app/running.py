@@ -97,7 +97,6 @@ def _require_torch(request: RunRequest) -> None:
 
 
 def _require_gpu(recording: Recording, request: RunRequest) -> None:
-    """Refuse NCCL on one node without GPUs. Raises UsageError."""
     if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
         raise UsageError(refused)
 

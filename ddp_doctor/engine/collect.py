@@ -117,7 +117,16 @@ def with_node_facts(
     """
     readings = read_node(plan.at(Where.NODE), World(), request, kept)
     recording = recording.model_copy(update={"readings": tuple(readings)})
-    return recording.model_copy(update={"world": choose_world(recording, request, _addresses())})
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    addresses = {
+        name: tuple(address.address for address in known if address.family in families)
+        for name, known in psutil.net_if_addrs().items()
+        if name in up
+    }
+    return recording.model_copy(update={"world": choose_world(recording, request, addresses)})
 
 
 def read_node(
@@ -130,16 +139,3 @@ def read_node(
         return LiveContext(request.env, deadline, world=world, level=request.options.level)
 
     return collect(checks, context, request.progress, kept)
-
-
-def _addresses() -> dict[str, tuple[str, ...]]:
-    """This host's interfaces that are up, with their IP addresses."""
-    import psutil
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    return {
-        name: tuple(address.address for address in known if address.family in families)
-        for name, known in psutil.net_if_addrs().items()
-        if name in up
-    }

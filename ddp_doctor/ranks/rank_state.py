@@ -107,7 +107,18 @@ class RankState:
         elif kind == "check":
             self.check, self.check_at = event["check"], at
         elif kind == "enter":
-            self._enter(event, at)
+            step = Step(
+                check=event["check"],
+                name=event["name"],
+                seq=event["seq"],
+                detail=event["detail"],
+                peers=tuple(event["peers"]),
+                entered_at=at - self.began_at,
+                where=event["where"],
+            )
+            if event["deadline_s"] is not None:
+                self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
+            self.steps.append(step)
         elif kind == "leave":
             for index in reversed(range(len(self.steps))):
                 step = self.steps[index]
@@ -121,20 +132,6 @@ class RankState:
             self.raised = raised.model_copy(update={"at": raised.at - self.began_at})
         elif kind == "done":
             self.done = True
-
-    def _enter(self, event: dict[str, Json], at: float) -> None:
-        step = Step(
-            check=event["check"],
-            name=event["name"],
-            seq=event["seq"],
-            detail=event["detail"],
-            peers=tuple(event["peers"]),
-            entered_at=at - self.began_at,
-            where=event["where"],
-        )
-        if event["deadline_s"] is not None:
-            self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
-        self.steps.append(step)
 
     def overdue_step(self, now: float) -> bool:
         """Whether the open step has passed its own deadline."""

@@ -111,7 +111,6 @@ class _Capture:
         self.kept = bytearray()
 
     def fill(self) -> bool:
-        """Read what is there; False at the end of the stream."""
         try:
             chunk = os.read(self.descriptor, 65536)
         except BlockingIOError:

@@ -47,7 +47,6 @@ def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str |
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
-    """What stands there; nothing where it may not be read."""
     with suppress(OSError, OverflowError, ValueError), Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         memory.seek(address)
         return memory.read(size) or b""

@@ -124,7 +124,10 @@ class FanOut:
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
-                    self._dismiss()
+                    if not self._all_are_heard and not self._is_any_left():
+                        # The last message of each agent is here, or cannot come any more: they may go.
+                        self._all_are_heard = True
+                        self._send_all({"heard": True})
                     while self._signals:
                         number = self._signals.pop(0)
                         self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
@@ -196,14 +199,7 @@ class FanOut:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
                 self._report_to_head(rank, how)
 
-    def _dismiss(self) -> None:
-        """Let the agents go once the last message of each is here, or cannot come any more."""
-        if not self._all_are_heard and not self._is_any_left():
-            self._all_are_heard = True
-            self._send_all({"heard": True})
-
     def _is_any_left(self) -> bool:
-        """Whether an agent has neither ended nor been lost."""
         lost = self.ended.not_started | self.ended.broken_off
         return any(agent.code is None and rank not in lost for rank, agent in self.ended.agents.items())
 

@@ -182,7 +182,6 @@ class _Listener:
                 return False
 
     def close(self) -> None:
-        """End it."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)

@@ -64,7 +64,6 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 
 
 def _why_nothing_follows(record: TrialRecord, facts: int) -> str:
-    """Why nothing follows about its settings; empty where something does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
     if record.outcome == "finished":
