@@ -1,9 +1,11 @@
 """The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
 
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
@@ -11,6 +13,7 @@ from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
 from ddp_doctor.facts.cluster import Present, RollCallFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.ranks import control_store
@@ -21,6 +24,7 @@ from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
+from ddp_doctor.views.network import advertised
 
 #: What a launcher gives to all nodes of one launch, and to those of no other.
 _KEYS = {
@@ -319,3 +323,17 @@ class RollCall:
     def met_fact(self, group: AgentGroup) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if group.is_head else "follower", "met")
+
+
+def join_command(place: Place, fact: InterfacesFact | None) -> str:
+    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+
+    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+    """
+    host, port = place.endpoint or (socket.gethostname(), DEFAULT_PORT)
+    if place.endpoint is None:
+        addresses, _ = resolve(host, 2.0)
+        if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+            host = (advertised(fact, "nccl") if fact else None) or host
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"

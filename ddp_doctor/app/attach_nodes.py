@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ddp_doctor.app.attach import SECONDS, attach
-from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.app.outcome import Outcome, UsageError, as_usage_error, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -40,10 +40,8 @@ def attach_to_hosts(
 ) -> Outcome:
     """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
     command = (*doctor(), "attach", *_seconds_option(seconds))
-    try:
+    with as_usage_error():
         hosts = chosen(Asked(hosts=tuple(hosts)))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     commands = [("env", f"{_NUMBER}={rank}", *command) for rank in range(len(hosts))]
     try:
         starts = over_ssh(hosts, commands, env, str(Path.cwd()))
@@ -60,10 +58,8 @@ def attach_to_slurm_job(
     seconds: float = SECONDS,
 ) -> Outcome:
     """A job of SLURM, on all its nodes where there is srun, else on this one. Raises UsageError."""
-    try:
+    with as_usage_error():
         job = slurm_job_of(job_id, env)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
         number_of_job = job_id if job is None else job.number
         return attach(None, number_of_job, ignore, progress, env, from_start=True, seconds=seconds)
@@ -79,13 +75,12 @@ def attach_to_step(ignore: tuple[str, ...], progress: Callable[[str], None], env
     """The step of SLURM of which this process is a task, on all its nodes. Raises UsageError."""
     job = env["SLURM_JOB_ID"]
     command = (*doctor(), "attach", "--slurm-job", f"{job}.{env['SLURM_STEP_ID']}")
-    try:
+    with as_usage_error():
         hosts = expand(env["SLURM_STEP_NODELIST"])
+    try:
         start = by_srun(hosts, command, env, job)
     except FileNotFoundError:
         raise UsageError("there is no srun on PATH") from None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     return _read([start], hosts, "slurm", ignore, progress, env)
 
 
@@ -126,10 +121,8 @@ def _read(
     """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
     started = time.monotonic()
     recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
-    try:
+    with as_usage_error():
         ended = Readers(starts, hosts, progress, _ANSWER_S + seconds + _READ_S, _ANSWER_S).run()
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if ended.interrupted:
         raise KeyboardInterrupt
     readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]

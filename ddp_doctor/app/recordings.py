@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from ddp_doctor.app.outcome import Outcome, UsageError, judge
+from ddp_doctor.app.outcome import Outcome, UsageError, as_usage_error, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import Json
@@ -34,10 +34,8 @@ def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
 
 def load_recording(path: Path) -> Recording:
     """Read a recording. Raises UsageError with one sentence for every kind of wrong file."""
-    try:
+    with as_usage_error(CannotRead):
         content = read_given(str(path), most_bytes=MOST_BYTES)
-    except CannotRead as error:
-        raise UsageError(str(error)) from error
     return recording_in(path, content)
 
 
@@ -106,11 +104,10 @@ class JsonFile(NamedTuple):
 
 def read_json(path: str) -> JsonFile:
     """Read and unpack it. Raises UsageError with one sentence."""
-    try:
+    with as_usage_error(CannotRead):
         content = read_given(path, most_bytes=MOST_BYTES)
+    try:
         return JsonFile(path, content, *json_in(content))
-    except CannotRead as error:
-        raise UsageError(str(error)) from error
     except ValueError as error:
         raise UsageError(f"{path} cannot be used: {error}") from error
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.node_run.many_nodes import FollowerAgent
+from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 
 

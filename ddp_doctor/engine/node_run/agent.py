@@ -3,7 +3,7 @@
 After a trial got stuck, the rest of the plan runs in the next trial: without the rank that is to blame,
 without the pair that did not answer, or, where nobody could be named, without the check.
 Ranks keep their first numbers in all reports. On several nodes it is the head's agent; the others follow its
-orders (many_nodes.py).
+orders (follower_agent.py).
 """
 
 import time

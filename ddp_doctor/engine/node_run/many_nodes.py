@@ -4,46 +4,51 @@ The head decides and judges; the others follow its orders and end with its repor
 head, or never found it, ends with what it read itself.
 """
 
-import socket
+import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
-from ddp_doctor.agents import roll_call, silence_watch
+from ddp_doctor.agents import messages, roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
-from ddp_doctor.agents.framing import Unreadable
+from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.agents.messages import Begin, Contact, NodeReport, at_node, ranked, world_of
-from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
 from ddp_doctor.agents.roll_call import NotMet, RollCall
 from ddp_doctor.agents.store_client import HEAD, StoreLost
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
-from ddp_doctor.engine.node_run.head_agent import ROLL_CALL, HeadAgent
+from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.node import NodeRun
-from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after
+from ddp_doctor.engine.node_run.partial_recording import interrupted_after
+from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
-from ddp_doctor.knowledge import deadlines
+from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks.environment import Refused
-from ddp_doctor.ranks.node_ranks import NodeRanks
-from ddp_doctor.ranks.trial import TrialResult
+from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
-from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
+from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
+ROLL_CALL = "roll_call"
+
+#: The checks that still run where the nodes are slow to one another: whether the ranks meet. ``connectivity`` has
+#: measured how slow they are.
+_MEETING = ("process_group",)
+#: What ranks would do beside an error of the rules that look before they start, by code.
+_RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
 #: A head whose beats arrive, and that does not end the run for this long after the budget, is lost.
 _LONGEST_BEYOND_BUDGET_S = 240.0
 #: The head gives up nodes whose beats arrive and that hand nothing in this much earlier.
@@ -77,7 +82,7 @@ class ManyNodes(NodeRun):
     def run(self) -> None:
         """Run to the end, whatever happens to the other nodes."""
         self.listener = Listener(self._answer)
-        self.roll_call.command = _join_command(self.place, self.recording.first(InterfacesFact))
+        self.roll_call.command = roll_call.join_command(self.place, self.recording.first(InterfacesFact))
         if self.place.endpoint is None:
             self.request.announce(self.roll_call.command)
         try:
@@ -113,7 +118,7 @@ class ManyNodes(NodeRun):
             group.client.flush()
             self._take_report(group.ended)
         elif group.is_head:
-            HeadAgent(self, group).run()
+            decide(self, group)
         else:
             self._follow(group)
 
@@ -303,72 +308,110 @@ class ManyNodes(NodeRun):
             self.group.leave(why)
 
 
-def _join_command(place: Place, fact: InterfacesFact | None) -> str:
-    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+# --- the head, once all have met ---------------------------------------------------------------------
 
-    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+
+def decide(node: ManyNodes, group: AgentGroup) -> None:
+    """Decide what all nodes do: all that the plan and the findings so far allow.
+
+    The readings of all go into the recording of this node. Raises Lost, Left, StoreLost and Unreadable.
     """
-    host, port = place.endpoint or (socket.gethostname(), roll_call.DEFAULT_PORT)
-    if place.endpoint is None:
-        addresses, _ = resolve(host, 2.0)
-        if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
-            host = (advertised(fact, "nccl") if fact else None) or host
-    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+    begin = _begin(node, group)
+    group.begin = begin
+    node.begin(group, begin)
+    group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
+    node.note_roll_call(node.roll_call.met_fact(group), 0)
+    run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
+    _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
+    _run_ranks(node, group, run)
+    afterwards = list(node.afterwards())
+    if not node.partial.trials:
+        afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
+    if group.silent():
+        afterwards = _leave_out(node, afterwards, "a node fell silent")
+    _probe(node, group, "afterwards", afterwards)
+    recording, control, agent = node.so_far(), node.roll_call.control, None
+    if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
+        agent = node.session.agent(run, control, group)
+    prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
+    if group.unreadable:
+        who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
+        node.unfinished(f"{who} sent {JUNK}")
+    group.check()
 
 
-@dataclass
-class FollowerAgent:
-    """Keeps what it read itself, for the case that the head is lost."""
+def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
+    node_reports = {rank: node.roll_call.node_reports[agent] for rank, agent in group.ids.items()}
+    place = node.place
+    world = world_of(node_reports, place.nnodes, place.expected_hosts, place.launcher)
+    node.recording = node.recording.model_copy(update={"world": world, "readings": ()})
+    node.partial.readings[:] = [
+        reading for rank, report in node_reports.items() for reading in at_node(report.readings, rank)
+    ]
+    return Begin(
+        run_id=node.recording.run_id,
+        started_at=node.recording.started_at,
+        secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
+        world=world,
+        ids=group.ids,
+        contacts=other_networks.contacts(node_reports),
+        options=node.recording.options,
+        checks=tuple(check.id for check in node.plan.checks),
+        not_run=node.plan.not_run,
+    )
 
-    group: AgentGroup
-    node_ranks: NodeRanks
-    known: Mapping[str, Check]
-    probe_between: Callable[[Sequence[Check]], list[Reading]]
-    partial: PartialRecording
 
-    def run(self) -> dict[str, Json]:
-        """Follow orders; returns the last one, the head's report.
+def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check]) -> None:
+    """Run checks of the agents on all nodes; ``when`` is the key under which the others hand in readings."""
+    if not checks:
+        return
+    started = time.monotonic()
+    group.order({"do": "probe", "when": when, "checks": [check.id for check in checks]})
+    own = node.probe_between(checks)
+    left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
+    handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, messages.readings)
+    group.require_presence()
+    node.partial.readings.extend(own)
+    for rank in group.others:
+        if rank in handed_in:
+            node.partial.readings.extend(handed_in[rank])
+        elif rank not in group.silent():  # silence is a finding of its own
+            node.partial.readings.extend(
+                Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
+                for check in checks
+            )
 
-        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
-        """
-        while True:
-            order = self.group.next_order()
-            if order["do"] == "end":
-                self.group.hand_in("bye", value=True)
-                self.group.client.flush()
-                return order
-            unknown = [name for name in order["checks"] if name not in self.known]
-            if unknown:
-                raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
-            checks = [self.known[name] for name in order["checks"]]
-            if order["do"] == "probe":
-                readings = self.probe_between(checks)
-                self.partial.readings.extend(readings)
-                self.group.hand_in(order["when"], [reading.model_dump(mode="json") for reading in readings])
-            else:
-                self._trial(order, checks)
 
-    def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
-        self.node_ranks.keep_partial = self._keep
-        record: TrialRecord = order["record"]
-        remote = StoreRemoteRanks(self.group, record.trial)
-        try:
-            if order["do"] == "torchrun":
-                with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
-                    self._hand_in(result)
-                    launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
-            else:
-                self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
-        except Refused as refused:
-            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
+def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
+    checks = allowed(node, node.rank_checks())
+    if refused := nccl_without_gpu(node.so_far()):
+        checks = _leave_out(node, checks, refused)
+    if group.silent():
+        checks = _leave_out(node, checks, "a node fell silent")
+    if not checks:
+        return
+    agent = node.session.agent(run, node.roll_call.control, group)
+    launcher = [check for check in checks if check.where is Where.LAUNCHER]
+    if launcher:
+        agent.run_under_torchrun(launcher)
+    ranks = [check for check in checks if check.where is Where.RANK]
+    if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
+        ranks = _leave_out(node, ranks, "no word of a node")
+    agent.run_checks(ranks)
 
-    def _hand_in(self, result: TrialResult) -> None:
-        self._keep(result)
-        self.group.hand_in(f"result/{result.record.trial}", result.to_json())
 
-    def _keep(self, result: TrialResult) -> None:
-        if result.record.reproducer is not None:
-            return  # a trial that tried a remedy: nobody is judged by it
-        self.partial.trials.append(result.record)
-        self.partial.readings.extend(result.readings)
+def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
+    """Those of the ranks' checks that are worth their time after what was found between the nodes."""
+    errors = [finding for finding in diagnose(node.so_far()).findings if finding.severity is Severity.ERROR]
+    effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
+    for code in (code for code, effect in effects.items() if effect == "stop"):
+        return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang")
+    for code in (code for code, effect in effects.items() if effect == "slow"):
+        return _leave_out(node, checks, f"{code} makes every step several times longer", but=_MEETING)
+    return checks
+
+
+def _leave_out(node: NodeRun, checks: Sequence[Check], reason: str, but: Container[str] = ()) -> list[Check]:
+    """Note that the checks are not run, ``but`` for some; those that are left."""
+    node.partial.leave_out((check for check in checks if check.id not in but), reason)
+    return [check for check in checks if check.id in but]

@@ -1,0 +1,74 @@
+"""An agent that is not the head: does what the head orders, hands in what it read, until the end."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ddp_doctor.agents.agent_group import AgentGroup
+from ddp_doctor.agents.framing import Unreadable
+from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.base import Json
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.environment import Refused
+from ddp_doctor.ranks.node_ranks import NodeRanks
+from ddp_doctor.ranks.trial import TrialResult
+
+
+@dataclass
+class FollowerAgent:
+    """Keeps what it read itself, for the case that the head is lost."""
+
+    group: AgentGroup
+    node_ranks: NodeRanks
+    known: Mapping[str, Check]
+    probe_between: Callable[[Sequence[Check]], list[Reading]]
+    partial: PartialRecording
+
+    def run(self) -> dict[str, Json]:
+        """Follow orders; returns the last one, the head's report.
+
+        Raises Lost where the head is silent, and Unreadable where it orders what this node does not do.
+        """
+        while True:
+            order = self.group.next_order()
+            if order["do"] == "end":
+                self.group.hand_in("bye", value=True)
+                self.group.client.flush()
+                return order
+            unknown = [name for name in order["checks"] if name not in self.known]
+            if unknown:
+                raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
+            checks = [self.known[name] for name in order["checks"]]
+            if order["do"] == "probe":
+                readings = self.probe_between(checks)
+                self.partial.readings.extend(readings)
+                self.group.hand_in(order["when"], [reading.model_dump(mode="json") for reading in readings])
+            else:
+                self._trial(order, checks)
+
+    def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
+        self.node_ranks.keep_partial = self._keep
+        record: TrialRecord = order["record"]
+        remote = StoreRemoteRanks(self.group, record.trial)
+        try:
+            if order["do"] == "torchrun":
+                with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
+                    self._hand_in(result)
+                    launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
+            else:
+                self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
+        except Refused as refused:
+            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
+
+    def _hand_in(self, result: TrialResult) -> None:
+        self._keep(result)
+        self.group.hand_in(f"result/{result.record.trial}", result.to_json())
+
+    def _keep(self, result: TrialResult) -> None:
+        if result.record.reproducer is not None:
+            return  # a trial that tried a remedy: nobody is judged by it
+        self.partial.trials.append(result.record)
+        self.partial.readings.extend(result.readings)
