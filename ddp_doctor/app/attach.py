@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -43,26 +44,33 @@ _MOST_LOADERS = 8
 _MOST_IN_EACH_LOOK = 16
 
 
+@dataclass(frozen=True)
+class Watching:
+    """How jobs are watched, here or on other hosts; ``progress`` is told what is done now."""
+
+    ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
+    progress: Callable[[str], None] = lambda _: None
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    seconds: float = SECONDS
+
+
 def attach(
     pids: Sequence[int] | None = None,
     slurm_job: str | None = None,
-    ignore: tuple[str, ...] = (),
-    progress: Callable[[str], None] = lambda _: None,
-    env: Mapping[str, str] = os.environ,
+    how: Watching | None = None,
     *,
     from_start: bool = False,
-    seconds: float = SECONDS,
 ) -> Outcome:
     """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
 
     Takes a second longer than it watches, and six at most; may be called again and again. ``from_start``: counted from
-    the start of this process. ``progress`` is told what is done now. Raises UsageError where nothing is to be seen.
+    the start of this process. Raises UsageError where nothing is to be seen.
     """
-    started = time.monotonic()
-    recording = blank(Options(command="attach", ignore=ignore), Plan(()), env)
+    started, how = time.monotonic(), how or Watching()
+    recording = blank(Options(command="attach", ignore=how.ignore), Plan(()), how.env)
     jobs = _chosen(pids, slurm_job)
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid())
-    watch = _Watch(jobs, env, progress, started - (max(0.0, age_s) if from_start else 0.0), seconds)
+    watch = _Watch(jobs, how, started - (max(0.0, age_s) if from_start else 0.0))
     readings = watch.readings()
     if watch.all_ended:
         raise UsageError("the job ended while it was looked at")
@@ -142,18 +150,11 @@ def _why_not(pid: int) -> str:
 class _Watch:
     """Some jobs, looked at over some seconds."""
 
-    def __init__(
-        self,
-        jobs: Sequence[JobOnHost],
-        env: Mapping[str, str],
-        progress: Callable[[str], None],
-        begun_at: float,
-        seconds: float,
-    ) -> None:
-        self._jobs, self._env, self._progress = jobs, env, progress
-        self._number = min(max(_LOOKS, int(seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
-        self._pause_s = seconds / max(self._number - 1, 1)
-        self._enough_at, self._end = begun_at + seconds + _ENOUGH_S, begun_at + seconds + _LONGEST_S
+    def __init__(self, jobs: Sequence[JobOnHost], how: Watching, begun_at: float) -> None:
+        self._jobs, self._env, self._progress = jobs, how.env, how.progress
+        self._number = min(max(_LOOKS, int(how.seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
+        self._pause_s = how.seconds / max(self._number - 1, 1)
+        self._enough_at, self._end = begun_at + how.seconds + _ENOUGH_S, begun_at + how.seconds + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [process.pid for job in jobs for process in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}

@@ -203,24 +203,24 @@ def judge_what_runs(
 
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
     """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
-    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach import Watching, attach
     from ddp_doctor.app.attach_nodes import attach_to_step
     from ddp_doctor.model.choices import UsageError
     from ddp_doctor.views.live_jobs import live_jobs, unreached
 
-    alone = ", seen on this node alone"
+    alone, how = ", seen on this node alone", Watching(env=env)
     if not in_step:
-        outcome = attach(pids, env=env)
+        outcome = attach(pids, how=how)
         return outcome, alone if any(job.is_elsewhere for job in live_jobs(outcome.recording)) else ""
     try:
-        outcome = attach_to_step((), lambda _: None, env)
+        outcome = attach_to_step(env)
         lost = unreached(outcome.recording)
         if outcome.recording.world and len(lost) < outcome.recording.world.nnodes:
             return outcome, ""
         reason = next(iter(lost.values()))
     except UsageError as error:
         reason = str(error)
-    return attach(pids, env=env), f"{alone} ({reason})"
+    return attach(pids, how=how), f"{alone} ({reason})"
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:
