@@ -11,11 +11,12 @@ from pathlib import Path
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
-from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
+from ddp_doctor.agents.store_client import HEAD, NO_HEAD, StoreClient, StoreLost
 from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
+from ddp_doctor.parse.options import RENDEZVOUS_PORT
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
@@ -59,8 +60,6 @@ def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
     return Job(f"SLURM job {allocated}"[:_LONGEST]) if allocated else Job()
 
 
-#: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
-DEFAULT_PORT = 29400
 #: A head introduces itself as soon as its store serves; a store without a head is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_FOR_HEAD_S = 2.0
@@ -144,7 +143,7 @@ class RollCall:
 
     @property
     def _port(self) -> int:
-        return self.place.endpoint[1] if self.place.endpoint else DEFAULT_PORT
+        return self.place.endpoint[1] if self.place.endpoint else RENDEZVOUS_PORT
 
     # --- the head -------------------------------------------------------------------------------
 
@@ -284,7 +283,8 @@ class RollCall:
         client = StoreClient(self.server, self.run_folder, address, self._port, -1, self.place.nnodes)
         try:
             client.wait_connected(MUTE_S)
-            client.await_opening(_HEAD_SPEAKS_S)
+            client.await_value("head", _HEAD_SPEAKS_S, NO_HEAD)
+            client.opening()
         except StoreLost:
             client.close()
             raise
@@ -330,7 +330,7 @@ def join_command(place: Place, fact: InterfacesFact | None) -> str:
 
     A name that means the loopback address here may mean nothing on other hosts: then the address is given.
     """
-    host, port = place.endpoint or (socket.gethostname(), DEFAULT_PORT)
+    host, port = place.endpoint or (socket.gethostname(), RENDEZVOUS_PORT)
     if place.endpoint is None:
         addresses, _ = resolve(host, 2.0)
         if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):

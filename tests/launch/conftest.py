@@ -83,7 +83,7 @@ def play(session: Session) -> Play:
         )
         options = Options(level=Level.QUICK, model=model)
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
-        agent = session.agent_alone(run)
+        agent = session.agent(run)
         agent.first_trial = played
         try:
             agent.run_checks([check, *then])

@@ -39,7 +39,7 @@ def agent() -> Iterator[Agent]:
         session.start_control()
         assert session.can_fork
         run = Run(Options(level=Level.QUICK), env, print, world, until=time.monotonic() + 60.0)
-        yield session.agent_alone(run)
+        yield session.agent(run)
         assert session.partial.trials == []  # nobody is judged by a trial that tries a remedy
         assert session.partial.readings[1:] == []
 

@@ -107,12 +107,9 @@ class Session:
         options = recording.options.model_copy(update={"model": self.request.options.model})
         return Run(options, self.request.env, self.request.progress, recording.world, node, until)
 
-    def agent_alone(self, run: Run) -> Agent:
-        """The agent of a run of one node."""
-        return self.agent(run, self._control)
-
-    def agent(self, run: Run, control: Control | None, group: "AgentGroup | None" = None) -> Agent:
-        """The agent that decides."""
+    def agent(self, run: Run, control: Control | None = None, group: "AgentGroup | None" = None) -> Agent:
+        """The agent that decides; that of a run of one node has the store of this session."""
+        control = control or self._control
         store = (control.host, control.port) if control is not None else None
         node_ranks = NodeRanks(run, self.run_folder, self.server, store, control)
         return Agent(node_ranks, self.partial, group)
@@ -208,7 +205,7 @@ class OneNode(NodeRun):
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
         self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
-        agent = self.session.agent_alone(run) if self.session.can_fork else None
+        agent = self.session.agent(run) if self.session.can_fork else None
         recording, run = self.so_far(), replace(run, until=self.started + budget_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
 
@@ -218,10 +215,10 @@ class OneNode(NodeRun):
         def run_forked() -> None:
             if ranks and self.session.torch_is_imported(ranks):
                 self.session.start_control()
-                self.session.agent_alone(run).run_checks(ranks)
+                self.session.agent(run).run_checks(ranks)
 
         if launcher:  # in the time that the forkserver needs to import torch
-            self.session.agent_alone(run).run_under_torchrun(launcher, meanwhile=run_forked)
+            self.session.agent(run).run_under_torchrun(launcher, meanwhile=run_forked)
         else:
             run_forked()
 
