@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import median
 from typing import Protocol
 
@@ -279,8 +280,10 @@ def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
     kept = []
     for rank in evidence:
-        is_late = [(step.check, step.seq) in late for step in rank.steps]
-        followed = zip(rank.steps, is_late, [*is_late[1:], False], strict=True)
-        steps = tuple(step for step, is_one, is_before_one in followed if is_one or is_before_one)
+        steps = tuple(
+            step
+            for step, after in zip_longest(rank.steps, rank.steps[1:])
+            if (step.check, step.seq) in late or (after is not None and (after.check, after.seq) in late)
+        )
         kept.append(rank.model_copy(update={"steps": steps}))
     return kept
