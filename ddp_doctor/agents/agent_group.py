@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.framing import RunIsOver, Unreadable
 from ddp_doctor.agents.messages import Begin
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
@@ -74,7 +74,7 @@ class AgentGroup:
         key = f"order/{self._orders}"
         self.client.watch(key)
         self.wait(lambda: self.client.value(key) is not None)
-        return validation.order(self.client.value(key))
+        return messages.order(self.client.value(key))
 
     def hand_in(self, key: str, value: Json) -> None:
         """Follower: give the head a result."""

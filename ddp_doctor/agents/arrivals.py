@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.messages import NodeReport
 from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
@@ -60,23 +60,20 @@ class Arrivals:
             if value is not None and not self._is_full():
                 self._seen.add(agent)
                 try:
-                    self.node_reports[agent] = validation.node_report(value)
+                    self.node_reports[agent] = messages.node_report(value)
                 except Unreadable:
-                    self.unreadable += (validation.sender(value),)
+                    self.unreadable += (messages.sender(value),)
                 client.follow(sorted(self._seen))
-        for agent in [
-            agent for agent in self.node_reports if agent != HEAD and (self._is_gone(agent) or self._has_ended(agent))
-        ]:
-            del self.node_reports[agent]
+        for agent in [agent for agent in self.node_reports if agent != HEAD]:
+            # One that ended while others still came; it may have been started again.
+            beat = client.beats.get(agent)
+            has_left = bool(beat and beat.fields.get("leaving"))
+            if has_left or client.silent_s(agent) > SILENT_S or self._has_ended(agent):
+                del self.node_reports[agent]
 
     def _is_full(self) -> bool:
         """Whether all nodes are here, by any node's count: a further agent waits until one leaves."""
         return len(self.node_reports) >= max(node_report.nnodes for node_report in self.node_reports.values())
-
-    def _is_gone(self, agent: int) -> bool:
-        """An agent that ended while others still came; it may have been started again."""
-        beat = self.client.beats.get(agent)
-        return bool(beat and beat.fields.get("leaving")) or self.client.silent_s(agent) > SILENT_S
 
     def _has_ended(self, agent: int) -> bool:
         """An agent that had come, and whose end the starter then reported."""

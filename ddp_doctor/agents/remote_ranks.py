@@ -99,7 +99,6 @@ class _Sum:
     changed_at: float = 0.0
 
     def take(self, value: int) -> None:
-        """The sum as it is now."""
         if value != self.value:
             self.value, self.changed_at = value, time.monotonic()
 

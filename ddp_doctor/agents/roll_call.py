@@ -1,18 +1,22 @@
 """The roll call: all agents of a run meet on one store, on the endpoint's port, or learn why they cannot."""
 
+import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.arrivals import Arrivals
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening, ranked
-from ddp_doctor.agents.store_client import HEAD, StoreClient, StoreLost
-from ddp_doctor.facts.cluster import AttemptSeen, Present, RollCallFact
+from ddp_doctor.agents.store_client import HEAD, NO_HEAD, StoreClient, StoreLost
+from ddp_doctor.facts.cluster import Present, RollCallFact
+from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
+from ddp_doctor.parse.options import RENDEZVOUS_PORT
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
@@ -21,6 +25,7 @@ from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher
 from ddp_doctor.starters.endpoint import Approach, approach, holder_of, is_mine, resolve
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
+from ddp_doctor.views.network import advertised
 
 #: What a launcher gives to all nodes of one launch, and to those of no other.
 _KEYS = {
@@ -55,8 +60,6 @@ def job(launcher: Launcher, env: Mapping[str, str]) -> Job:
     return Job(f"SLURM job {allocated}"[:_LONGEST]) if allocated else Job()
 
 
-#: Of torchrun's c10d rendezvous (torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py).
-DEFAULT_PORT = 29400
 #: A head introduces itself as soon as its store serves; a store without a head is another program's.
 _HEAD_SPEAKS_S = 6.0
 _LOOK_FOR_HEAD_S = 2.0
@@ -140,7 +143,7 @@ class RollCall:
 
     @property
     def _port(self) -> int:
-        return self.place.endpoint[1] if self.place.endpoint else DEFAULT_PORT
+        return self.place.endpoint[1] if self.place.endpoint else RENDEZVOUS_PORT
 
     # --- the head -------------------------------------------------------------------------------
 
@@ -280,7 +283,8 @@ class RollCall:
         client = StoreClient(self.server, self.run_folder, address, self._port, -1, self.place.nnodes)
         try:
             client.wait_connected(MUTE_S)
-            client.await_opening(_HEAD_SPEAKS_S)
+            client.await_value("head", _HEAD_SPEAKS_S, NO_HEAD)
+            client.opening()
         except StoreLost:
             client.close()
             raise
@@ -295,7 +299,7 @@ class RollCall:
             "endpoint_host": self._host,
             "endpoint_port": self._port,
             "endpoint_addresses": way.addresses if way else self._addresses,
-            "attempts": tuple(AttemptSeen.model_validate(vars(attempt)) for attempt in (way.attempts if way else ())),
+            "attempts": way.attempts if way else (),
             "error": way.error if way else "",
             "nnodes": self.place.nnodes,
             "claimed_rank": self.place.node_rank,
@@ -319,3 +323,17 @@ class RollCall:
     def met_fact(self, group: AgentGroup) -> RollCallFact:
         """The fact of a roll call that all came to."""
         return self._fact("head" if group.is_head else "follower", "met")
+
+
+def join_command(place: Place, fact: InterfacesFact | None) -> str:
+    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+
+    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+    """
+    host, port = place.endpoint or (socket.gethostname(), RENDEZVOUS_PORT)
+    if place.endpoint is None:
+        addresses, _ = resolve(host, 2.0)
+        if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+            host = (advertised(fact, "nccl") if fact else None) or host
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.messages import Contact
 from ddp_doctor.agents.store_client import HEAD
@@ -66,7 +66,7 @@ class Watch:
         if self.group.is_head:
             mine = self._dial_all(self.group.others, heartbeat=frozenset(lost))
             self.group.client.put_in_beat(urgent=True, suspects=list(lost))
-            handed_in = self.group.gather("silence", CONFIRM_S + 1.5, validation.readings)
+            handed_in = self.group.gather("silence", CONFIRM_S + 1.5, messages.readings)
             return [*mine, *(reading for readings in handed_in.values() for reading in readings)]
         missed_at = time.monotonic()
         mine = self._dial_all(lost, heartbeat=frozenset(lost))

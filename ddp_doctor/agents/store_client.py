@@ -35,7 +35,7 @@ UNREADABLE: Final = object()
 _PATIENCE = struct.pack("@ll", int(SILENT_S), 0)
 
 
-_NO_HEAD = "a store without a head of ddp-doctor"
+NO_HEAD = "a store without a head of ddp-doctor"
 _PROCESS_ENDED = "the process of the store client ended"
 
 
@@ -123,17 +123,12 @@ class StoreClient:
         if not self.wait(lambda: self.value(key) is not None, timeout_s):
             raise StoreLost(self.error or otherwise)
 
-    def await_opening(self, timeout_s: float) -> Opening:
-        """Wait until the store's head has introduced itself. Raises StoreLost where it is none of ours."""
-        self.await_value("head", timeout_s, _NO_HEAD)
-        return self.opening()
-
     def opening(self) -> Opening:
         """How the head introduced itself. Raises StoreLost."""
         try:
             return Opening.model_validate(self.value("head"))
         except ValidationError as error:
-            raise StoreLost(_NO_HEAD) from error
+            raise StoreLost(NO_HEAD) from error
 
     def follow(self, ids: list[int]) -> None:
         """Whose beats to keep."""

@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -128,8 +129,12 @@ class _Carrier:
             values = map(bytes, self._store.multi_get([f"beat/{agent}" for agent in there]))
             new = {agent: text for agent, text in zip(there, values, strict=True) if text != self._beats[agent]}
             self._beats.update(new)
-            if new:
-                self.send({"beats": {agent: _beat(text) for agent, text in new.items()}})
+            beats: dict[int, Json] = dict.fromkeys(new)
+            for agent, text in new.items():
+                with suppress(Unreadable):
+                    beats[agent] = plain(text)
+            if beats:
+                self.send({"beats": beats})
 
     def _put(self, key: str, value: Json) -> None:
         parts = packed(value)
@@ -153,10 +158,3 @@ class _Carrier:
         if not self._store.check(keys):
             raise Unreadable("a part of the value is not there")
         return unpacked([bytes(self._store.get(part)) for part in keys])
-
-
-def _beat(text: bytes) -> Json:
-    try:
-        return plain(text)
-    except Unreadable:
-        return None

@@ -1,13 +1,13 @@
 """``ddp-doctor attach``: what the jobs on this host do now, and who keeps them waiting. It only reads."""
 
 import os
-import pwd
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_kernel import waits_for
 from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
-from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, why_refused
+from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
 _LOOKS, SECONDS = 6, 4.0
@@ -44,34 +44,38 @@ _MOST_LOADERS = 8
 _MOST_IN_EACH_LOOK = 16
 
 
+@dataclass(frozen=True)
+class Watching:
+    """How jobs are watched, here or on other hosts; ``progress`` is told what is done now."""
+
+    ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
+    progress: Callable[[str], None] = lambda _: None
+    env: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    seconds: float = SECONDS
+
+
 def attach(
     pids: Sequence[int] | None = None,
     slurm_job: str | None = None,
-    ignore: tuple[str, ...] = (),
-    progress: Callable[[str], None] = lambda _: None,
-    env: Mapping[str, str] = os.environ,
+    how: Watching | None = None,
     *,
     from_start: bool = False,
-    seconds: float = SECONDS,
 ) -> Outcome:
     """Judge the jobs of these processes (ranks, or who started them), of a SLURM job, or all that may be read here.
 
     Takes a second longer than it watches, and six at most; may be called again and again. ``from_start``: counted from
-    the start of this process. ``progress`` is told what is done now. Raises UsageError where nothing is to be seen.
+    the start of this process. Raises UsageError where nothing is to be seen.
     """
-    started = time.monotonic()
-    recording = blank(Options(command=Command.ATTACH, ignore=ignore), Plan(()), env)
+    started, how = time.monotonic(), how or Watching()
+    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), Plan(()), how.env)
     jobs = _chosen(pids, slurm_job)
-    watch = _Watch(jobs, env, progress, started - (_seconds_since_start() if from_start else 0.0), seconds)
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid())
+    watch = _Watch(jobs, how, started - (max(0.0, age_s) if from_start else 0.0))
     readings = watch.readings()
     if watch.all_ended:
         raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
-
-
-def _seconds_since_start() -> float:
-    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid()))
 
 
 # --- which jobs --------------------------------------------------------------------------------------
@@ -135,10 +139,7 @@ def _why_not(pid: int) -> str:
         refused = why_refused(pid, "denied")
         return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
     if proc.environment(pid) is None:
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            user = f"user {uid}"
+        user = user_name(uid)
         return f"process {pid} ({name}) is one of {user}: run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
     return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
 
@@ -149,18 +150,11 @@ def _why_not(pid: int) -> str:
 class _Watch:
     """Some jobs, looked at over some seconds."""
 
-    def __init__(
-        self,
-        jobs: Sequence[JobOnHost],
-        env: Mapping[str, str],
-        progress: Callable[[str], None],
-        begun_at: float,
-        seconds: float,
-    ) -> None:
-        self._jobs, self._env, self._progress = jobs, env, progress
-        self._number = min(max(_LOOKS, int(seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
-        self._pause_s = seconds / max(self._number - 1, 1)
-        self._enough_at, self._end = begun_at + seconds + _ENOUGH_S, begun_at + seconds + _LONGEST_S
+    def __init__(self, jobs: Sequence[JobOnHost], how: Watching, begun_at: float) -> None:
+        self._jobs, self._env, self._progress = jobs, how.env, how.progress
+        self._number = min(max(_LOOKS, int(how.seconds / _LONG_PAUSE_S) + 1), _MOST_LOOKS)
+        self._pause_s = how.seconds / max(self._number - 1, 1)
+        self._enough_at, self._end = begun_at + how.seconds + _ENOUGH_S, begun_at + how.seconds + _LONGEST_S
         self._host = socket.gethostname()
         self._pids = [process.pid for job in jobs for process in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self._pids}
@@ -190,7 +184,9 @@ class _Watch:
         for children in self._children.values():
             children.begin()
         are_few = len(self._pids) <= _MOST_IN_EACH_LOOK
-        read = [pid for pid in self._pids if are_few or not self._waits(pid)]
+        innermost = {pid: stack.frames[-1] for pid, stack in self._first.items() if stack.frames}
+        waiting = {pid for pid, frame in innermost.items() if COLLECTIVE_FILES.search(frame)}
+        read = [pid for pid in self._pids if are_few or pid not in waiting]
         for number in range(2, self._number):
             if number >= _FEWEST_LOOKS and time.monotonic() > self._enough_at:
                 break
@@ -204,6 +200,14 @@ class _Watch:
             self._last = self._look(self._pids, with_groups=True)
         self._after = connections(self._pids)
         self._ras_said.append(live_doors.ras_status(ras, self._end) if ras else "")
+        ras_facts = list[tuple[None, JobLogFact]]()
+        if any(self._ras_said):
+            from ddp_doctor.parse.job_log.assemble import fact_of_text  # few jobs need its tables
+            from ddp_doctor.parse.job_log.ras import text_of_ras
+
+            with suppress(ValueError):
+                text = text_of_ras("".join(self._ras_said).encode())
+                ras_facts.append((None, fact_of_text("NCCL RAS", text, datetime.now(timezone.utc).year)))
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
             for job in self._jobs
@@ -213,13 +217,12 @@ class _Watch:
                 *self._ranks(job),
                 *self._zombies(job),
                 *self._recorders(job),
-                *self._ras(),
+                *ras_facts,
             ]
         )
 
     @property
     def all_ended(self) -> bool:
-        """Whether nothing of the jobs is left."""
         return not any(map(proc.stat_fields, self._pids))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
@@ -244,16 +247,14 @@ class _Watch:
             yield
             self._gpus.append(asked.result())
 
-    def _waits(self, pid: int) -> bool:
-        frames = self._first[pid].frames
-        return bool(frames) and COLLECTIVE_FILES.search(frames[-1]) is not None
-
     def _job(self, job: JobOnHost) -> LiveJobFact:
         ranks = [self._looks[process.pid] for process in job.ranks.values()]
+        words = proc.command(job.launcher_pid) if job.launcher_pid is not None and job.launcher_pid > 1 else []
+        scripts = [Path(word).name for word in (*(w for w in words[1:] if w.endswith(".py")), *words[:1])]
         return LiveJobFact(
             job=job.key,
             host=self._host,
-            launcher=job.launcher or _script_of(job.launcher_pid),
+            launcher=job.launcher or next(iter(scripts), None),
             launcher_pid=job.launcher_pid,
             world_size=job.world_size,
             missing=job.missing,
@@ -272,6 +273,7 @@ class _Watch:
             for this, other, *_ in self._after[process.pid].values()
         }
         for rank, process in job.ranks.items():
+            peers = {inode: other for inode, (_, other, *_) in self._after[process.pid].items()}
             has_ended = not proc.stat_fields(process.pid)
             looks = () if has_ended else tuple(self._looks[process.pid])
             frames = looks[-1].frames if looks else ()
@@ -296,16 +298,12 @@ class _Watch:
                 default_group=read.default_group,
                 waits_for_work=bool(WAITS_FOR_WORK.search(text)),
                 waits_for_gpu=bool(WAITS_FOR_GPU.search(text)),
-                kernel="" if has_ended else waits_for(process.pid, self._peer_of(process.pid)),
+                kernel="" if has_ended else waits_for(process.pid, peers),
                 frozen=live_process.is_frozen(process.pid),
                 traced_by=live_process.tracer(process.pid),
                 refused=(last.refused,) if last.refused and not has_ended else (),
             )
             yield rank, fact
-
-    def _peer_of(self, pid: int) -> Callable[[str], str]:
-        connected = self._after[pid]
-        return lambda inode: connected[inode][1] if inode in connected else ""
 
     def _stacks_of_loaders(self, children: Sequence[int], frames: Sequence[str]) -> dict[int, tuple[str, ...]]:
         if not any("/torch/utils/data/dataloader.py" in frame for frame in frames):
@@ -331,21 +329,6 @@ class _Watch:
                 pids[pid],
                 still_open(last, first).model_copy(update={"rank": pids[pid], "world_size": job.world_size}),
             )
-
-    def _ras(self) -> Iterator[tuple[None, JobLogFact]]:
-        if any(self._ras_said):
-            from ddp_doctor.parse.job_log.assemble import fact_of_text  # few jobs need its tables
-            from ddp_doctor.parse.job_log.ras import text_of_ras
-
-            with suppress(ValueError):
-                said = text_of_ras("".join(self._ras_said).encode())
-                yield None, fact_of_text("NCCL RAS", said, datetime.now(timezone.utc).year)
-
-
-def _script_of(pid: int | None) -> str | None:
-    words = proc.command(pid) if pid is not None and pid > 1 else []
-    script = next((word for word in words[1:] if word.endswith(".py")), "")
-    return Path(script or words[0]).name if words else None
 
 
 def _pipes(job: JobOnHost) -> Iterator[Refused]:

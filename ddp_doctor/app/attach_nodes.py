@@ -1,13 +1,13 @@
 """``ddp-doctor attach`` on several nodes: each reads its own processes, and what all have read is judged once, here."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from ddp_doctor.app.attach import SECONDS, attach
-from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.app.attach import SECONDS, Watching, attach
+from ddp_doctor.app.outcome import Outcome, UsageError, as_usage_error, blank, judge
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Reading
@@ -31,62 +31,45 @@ _READ_S = 8.0
 _NUMBER = "PET_NODE_RANK"
 
 
-def attach_to_hosts(
-    hosts: Sequence[str],
-    ignore: tuple[str, ...],
-    progress: Callable[[str], None],
-    env: Mapping[str, str],
-    seconds: float = SECONDS,
-) -> Outcome:
+def attach_to_hosts(hosts: Sequence[str], how: Watching) -> Outcome:
     """The jobs on these hosts, over ssh. Raises UsageError where none of them has one, or there is no ssh."""
-    command = (*doctor(), "attach", *_seconds_option(seconds))
-    try:
+    command = (*doctor(), "attach", *_seconds_option(how.seconds))
+    with as_usage_error():
         hosts = chosen(Asked(hosts=tuple(hosts)))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     commands = [("env", f"{_NUMBER}={rank}", *command) for rank in range(len(hosts))]
     try:
-        starts = over_ssh(hosts, commands, env, str(Path.cwd()))
+        starts = over_ssh(hosts, commands, how.env, str(Path.cwd()))
     except FileNotFoundError:
         raise UsageError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
-    return _read(starts, names(hosts), "ssh", ignore, progress, env, seconds)
+    return _read(starts, names(hosts), "ssh", how)
 
 
-def attach_to_slurm_job(
-    job_id: str,
-    ignore: tuple[str, ...],
-    progress: Callable[[str], None],
-    env: Mapping[str, str],
-    seconds: float = SECONDS,
-) -> Outcome:
+def attach_to_slurm_job(job_id: str, how: Watching) -> Outcome:
     """A job of SLURM, on all its nodes where there is srun, else on this one. Raises UsageError."""
-    try:
-        job = slurm_job_of(job_id, env)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    with as_usage_error():
+        job = slurm_job_of(job_id, how.env)
     if job is None or (len(job.hosts) == 1 and is_here(job.hosts[0])):
         number_of_job = job_id if job is None else job.number
-        return attach(None, number_of_job, ignore, progress, env, from_start=True, seconds=seconds)
+        return attach(None, number_of_job, how, from_start=True)
     try:
-        command = (*doctor(), "attach", "--slurm-job", job.number, *_seconds_option(seconds))
-        start = by_srun(job.hosts, command, env, job.number)
+        command = (*doctor(), "attach", "--slurm-job", job.number, *_seconds_option(how.seconds))
+        start = by_srun(job.hosts, command, how.env, job.number)
     except FileNotFoundError:
-        return attach(None, job.number, ignore, progress, env, from_start=True, seconds=seconds)
-    return _read([start], job.hosts, "slurm", ignore, progress, env, seconds)
+        return attach(None, job.number, how, from_start=True)
+    return _read([start], job.hosts, "slurm", how)
 
 
-def attach_to_step(ignore: tuple[str, ...], progress: Callable[[str], None], env: Mapping[str, str]) -> Outcome:
+def attach_to_step(env: Mapping[str, str]) -> Outcome:
     """The step of SLURM of which this process is a task, on all its nodes. Raises UsageError."""
     job = env["SLURM_JOB_ID"]
     command = (*doctor(), "attach", "--slurm-job", f"{job}.{env['SLURM_STEP_ID']}")
-    try:
+    with as_usage_error():
         hosts = expand(env["SLURM_STEP_NODELIST"])
+    try:
         start = by_srun(hosts, command, env, job)
     except FileNotFoundError:
         raise UsageError("there is no srun on PATH") from None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    return _read([start], hosts, "slurm", ignore, progress, env)
+    return _read([start], hosts, "slurm", Watching(env=env))
 
 
 def _seconds_option(seconds: float) -> tuple[str, ...]:
@@ -94,16 +77,14 @@ def _seconds_option(seconds: float) -> tuple[str, ...]:
     return () if seconds == SECONDS else ("--seconds", f"{seconds:g}")
 
 
-def be_agent(
-    pipe: StarterPipe, pid: int | None, slurm_job: str | None, env: Mapping[str, str], seconds: float = SECONDS
-) -> int:
+def be_agent(pipe: StarterPipe, pid: int | None, slurm_job: str | None, how: Watching) -> int:
     """Read this node for the command that started this one, and hand it what was read; the exit code."""
-    channel = StarterChannel(number(env, _NUMBER, number(env, "SLURM_NODEID", 0)))
+    channel = StarterChannel(number(how.env, _NUMBER, number(how.env, "SLURM_NODEID", 0)))
     channel.send("hello")
     code = 0
     try:
         pids = None if pid is None else [pid]
-        outcome = attach(pids, slurm_job, env=env, from_start=True, seconds=seconds)
+        outcome = attach(pids, slurm_job, how, from_start=True)
         channel.send_recording(outcome.recording.model_dump_json())
     except UsageError as error:
         channel.send("refused", str(error))
@@ -114,42 +95,27 @@ def be_agent(
     return code
 
 
-def _read(
-    starts: Sequence[Start],
-    hosts: Sequence[str],
-    launcher: str,
-    ignore: tuple[str, ...],
-    progress: Callable[[str], None],
-    env: Mapping[str, str],
-    seconds: float = SECONDS,
-) -> Outcome:
+def _read(starts: Sequence[Start], hosts: Sequence[str], launcher: str, how: Watching) -> Outcome:
     """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
     started = time.monotonic()
-    recording = blank(Options(command=Command.ATTACH, ignore=ignore), Plan(()), env)
-    try:
-        ended = Readers(starts, hosts, progress, _ANSWER_S + seconds + _READ_S, _ANSWER_S).run()
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), Plan(()), how.env)
+    with as_usage_error():
+        ended = Readers(starts, hosts, how.progress, _ANSWER_S + how.seconds + _READ_S, _ANSWER_S).run()
     if ended.interrupted:
         raise KeyboardInterrupt
     readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]
     if all(reading.status is Status.ABSENT for reading in readings):
         raise UsageError(ended.refused or "there is nothing to look at")
+    facts = [(reading.node, reading.fact) for reading in reversed(readings) if reading.fact]
+    names_seen = {node: str(fact["host"]) for node, fact in facts if "host" in fact}
     world = World(
         nnodes=len(hosts),
         launcher=launcher,
-        nodes=tuple(
-            Node(node_rank=rank, hostname=_name_of_host(rank, readings, host)) for rank, host in enumerate(hosts)
-        ),
+        nodes=tuple(Node(node_rank=rank, hostname=names_seen.get(rank, host)) for rank, host in enumerate(hosts)),
         expected_hosts=tuple(hosts),
     )
     fields = {"world": world, "readings": tuple(readings), "duration_s": time.monotonic() - started}
     return judge(recording.model_copy(update=fields))
-
-
-def _name_of_host(rank: int, readings: Sequence[Reading], host: str) -> str:
-    facts = (reading.fact for reading in readings if reading.node == rank and reading.fact)
-    return next((str(fact["host"]) for fact in facts if "host" in fact), host)
 
 
 def _readings_of_node(rank: int, ended: Ended) -> list[Reading]:

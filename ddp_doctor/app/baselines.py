@@ -6,9 +6,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ddp_doctor.app.json_files import JsonFile, major, read_json, what_is_wrong
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.app.recordings import recording_in
+from ddp_doctor.app.recordings import JsonFile, major, read_json, recording_in, what_is_wrong
 from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.base import Frozen

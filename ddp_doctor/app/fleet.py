@@ -8,11 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import monotonic
-from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from ddp_doctor.app.baselines import report_in
-from ddp_doctor.app.json_files import JsonFile, read_json
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
+from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
@@ -43,15 +44,6 @@ _ENDINGS = (".json", ".json.gz")
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
 _WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
-
-
-class _Alike(NamedTuple):
-    """What measurements of several nodes have in common."""
-
-    name: str
-    labels: Labels
-    unit: str
-    hardware: frozenset[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -87,21 +79,16 @@ class Fleet:
         try:
             file = read_json(path)
             if file.kind == FLEET_REPORT:
-                self._remember(file)
+                before = FleetReport.model_validate_json(file.text)
+                latest, at = _seconds(self.before.started_at) if self.before else None, _seconds(before.started_at)
+                if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
+                    self.before = before
             elif file.kind != BASELINE:
                 self._add(path, file)
+        except ValidationError:
+            self.leave_out(path, f"{path} cannot be used: it is no report on a fleet")
         except UsageError as error:
             self.leave_out(path, str(error))
-
-    def _remember(self, file: JsonFile) -> None:
-        try:
-            before = FleetReport.model_validate_json(file.text)
-        except ValueError as error:
-            raise UsageError(f"{file.path} cannot be used: it is no report on a fleet") from error
-        latest = _seconds(self.before.started_at) if self.before else None
-        at = _seconds(before.started_at)
-        if at is not None and at <= self.now + FUTURE_S and (latest is None or at > latest):
-            self.before = before
 
     def _add(self, path: str, file: JsonFile) -> None:
         if of_less := _narrower_command(file):
@@ -280,33 +267,25 @@ def _differences(nodes: Sequence[FleetNode]) -> Iterator[Difference]:
 
 def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
     """The slowest value of each node, where it is far below those of the nodes with its hardware."""
-    found: dict[_Alike, dict[str, float]] = {}
+    found: dict[tuple[str, Labels, str, frozenset[tuple[str, str]]], dict[str, float]] = {}
     for host, (run, node) in newest.items():
         hardware = frozenset(run.measured.hardware.items())
         for figure in run.measured.figures:
             if figure.nodes == (node.node_rank,):
-                of_hosts = found.setdefault(_Alike(figure.name, figure.labels, figure.unit, hardware), {})
+                of_hosts = found.setdefault((figure.name, figure.labels, figure.unit, hardware), {})
                 slower = host not in of_hosts or loss(figure.name, figure.value, of_hosts[host]) > 0
                 of_hosts[host] = figure.value if slower else of_hosts[host]
-    outliers = [outlier for alike, values in found.items() for outlier in _outliers_of(alike, values)]
+    outliers = []
+    for (name, labels, unit, _), values in found.items():
+        middle = median(values.values())
+        deviation = median(abs(value - middle) for value in values.values())
+        alike = {"name": name, "labels": dict(labels), "unit": unit, "median": middle, "mad": deviation}
+        outliers += [
+            Outlier.model_validate({**alike, "node": host, "value": value, "nodes": len(values)})
+            for host, value in values.items()
+            if len(values) >= FEWEST_RUNS and is_outlier(name, value, middle, deviation)
+        ]
     return sorted(outliers, key=lambda each: -loss(each.name, each.value, each.median))
-
-
-def _outliers_of(alike: _Alike, values: Mapping[str, float]) -> Iterator[Outlier]:
-    middle = median(values.values())
-    deviation = median(abs(value - middle) for value in values.values())
-    for host, value in values.items():
-        if len(values) >= FEWEST_RUNS and is_outlier(alike.name, value, middle, deviation):
-            yield Outlier(
-                node=host,
-                name=alike.name,
-                labels=dict(alike.labels),
-                value=value,
-                unit=alike.unit,
-                median=middle,
-                mad=deviation,
-                nodes=len(values),
-            )
 
 
 def _since(before: FleetReport, now: FleetReport) -> Since:

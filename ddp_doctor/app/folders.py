@@ -36,7 +36,9 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
             write(str(path), recording.model_dump_json(indent=1) + "\n")
         except (OSError, CannotWrite):
             continue
-        _forget_old(folder)
+        with suppress(OSError):  # the newest runs of a folder that is ours alone are kept; a name begins with the time
+            for old in _runs(folder)[:-_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
         return str(path)
     return None
 
@@ -86,13 +88,6 @@ def _folders(state: Path | None) -> Iterator[Path]:
             yield base / "runs"
     with suppress(OSError):
         yield Path(tempfile.mkdtemp(prefix="ddp-doctor-"))
-
-
-def _forget_old(folder: Path) -> None:
-    """Keep the newest runs of a folder that is ours alone; a run's name begins with its time."""
-    with suppress(OSError):
-        for old in _runs(folder)[:-_KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -27,7 +27,10 @@ _NOT_IN_PROLOG = ("interfaces",)
 
 def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outcome:
     """Test what needs no other node and no torch, in about a second."""
-    plan = _in_prolog(make_plan(options, _of_node(options)))
+    plan = make_plan(options, _of_node(options))
+    not_run = [NotRun(check=check.id, reason="needs two nodes") for check in plan.checks if check.id in _NOT_IN_PROLOG]
+    checks = tuple(check for check in plan.checks if check.id not in _NOT_IN_PROLOG)
+    plan = Plan(checks, (*plan.not_run, *not_run))
     started = time.monotonic()
     # A prolog does not run as the job's user, and a home folder on a network may hang.
     mine = {name: value for name, value in env.items() if name != "HOME"}
@@ -37,13 +40,6 @@ def prolog(env: Mapping[str, str], options: Options, progress: Progress) -> Outc
 
 def _of_node(options: Options) -> list[Check]:
     return [check for check in checks_of(Command(options.command)) if check.where is Where.NODE]
-
-
-def _in_prolog(plan: Plan) -> Plan:
-    checks = tuple(check for check in plan.checks if check.id not in _NOT_IN_PROLOG)
-    left_out = [check.id for check in plan.checks if check.id in _NOT_IN_PROLOG]
-    not_run = [NotRun(check=name, reason="needs two nodes") for name in left_out]
-    return Plan(checks, (*plan.not_run, *not_run))
 
 
 def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
@@ -86,19 +82,13 @@ def live_settings(env: Mapping[str, str], asked: Options = _ENV) -> Outcome:
 
 def read_settings(text: str, options: Options = _ENV) -> Outcome:
     """What a text sets: an environment that was saved, a job script, a manifest."""
-    recording = blank(options, Plan(()))
-    return judge_settings(recording.model_copy(update={"readings": tuple(_readings(text))}))
-
-
-def _readings(text: str) -> list[Reading]:
     try:
         found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
+        facts = [fact.recorded() for fact in (_as_environment(found), found)]
+        readings = [Reading(check="env_vars", status=Status.COLLECTED, fact=fact) for fact in facts]
     except NoSettings as why:
-        return [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
-    return [
-        Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
-        for fact in (_as_environment(found), found)
-    ]
+        readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
+    return judge_settings(blank(options, Plan(())).model_copy(update={"readings": tuple(readings)}))
 
 
 def _as_environment(found: SettingText) -> EnvVars:

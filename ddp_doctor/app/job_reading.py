@@ -1,4 +1,7 @@
-"""Reads what a job has left: each input by the reader of its kind, output by a search for the words of all signs."""
+"""``ddp-doctor logs``: why a job failed, from its output and the dumps of its flight recorder.
+
+Each input is read by the reader of its kind, output by a search for the words of all signs.
+"""
 
 import os
 import re
@@ -11,11 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
+from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FileSeen, RecordingFact
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import RECORDING
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
@@ -73,6 +78,23 @@ READERS: tuple[Reader, ...] = (
 )
 
 
+def logs(
+    paths: Sequence[str],
+    ignore: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] | None = None,
+    starts: Mapping[str, int] | None = None,
+) -> Outcome:
+    """Judge these files; ``progress`` is told the bytes read and all bytes. Raises UsageError if none can be read.
+
+    ``starts``: where, in bytes, to begin in a file that holds the words of others before.
+    """
+    started = time.monotonic()
+    recording = blank(Options(command=Command.LOGS, ignore=ignore), Plan(()))
+    readings = read_job(paths, progress, starts or {})
+    duration_s = time.monotonic() - started
+    return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
+
+
 def read_job(
     paths: Sequence[str], progress: Progress | None = None, starts: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[Reading, ...]:
@@ -101,8 +123,11 @@ class _Reading:
             for file in job_files(self._paths, self._starts):
                 self._take(file, pool)
                 self._done += file.packed_bytes
+        if not self._files:
+            raise UsageError("there is no file to read")
         if all(file.unread and not file.lines for file in self._files):
-            raise UsageError(_nothing_read(self._files))
+            others = f"; nor were {len(self._files) - 1} others" if len(self._files) > 1 else ""
+            raise UsageError(f"{self._files[0].name} was not read: {self._files[0].unread}{others}")
         job = Job(self._scans)
         first = _collected(job.fact(self._files))
         transports = (_collected(fact, rank) for rank, fact in job.transports())
@@ -197,10 +222,3 @@ def _is_binary(head: bytes) -> bool:
     """Whether these bytes are no text: a twentieth are controls. Zeros, as crashes leave them, are not counted."""
     sample = head[:8192].replace(b"\0", b"")
     return bool(head) and (len(sample) * 4 < len(head[:8192]) or len(_CONTROLS.findall(sample)) * 20 > len(sample))
-
-
-def _nothing_read(files: Sequence[FileSeen]) -> str:
-    if not files:
-        return "there is no file to read"
-    first = f"{files[0].name} was not read: {files[0].unread}"
-    return f"{first}; nor were {len(files) - 1} others" if len(files) > 1 else first

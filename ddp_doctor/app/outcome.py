@@ -1,7 +1,8 @@
 """What every use case returns, a recording and its report; also where nodes could not take part."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -31,6 +32,15 @@ class Outcome:
     report: Report
     rule_failures: tuple[tuple[str, str], ...] = field(default=())
     spoken_by: str | None = None  # the head whose report this is, on the other nodes
+
+
+@contextmanager
+def as_usage_error(kind: type[Exception] = ValueError) -> Iterator[None]:
+    """An error of this kind says here what is wrong with what was asked, and what to do. Raises UsageError for it."""
+    try:
+        yield
+    except kind as error:
+        raise UsageError(str(error)) from error
 
 
 def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcome:

@@ -85,7 +85,6 @@ class _Numbers:
         self._counts: dict[str, int] = {}
 
     def given(self, kind: str, name: str) -> str | None:
-        """The replacement, where the name has one."""
         return self._given.get((kind, name))
 
     def of(self, kind: str, name: str) -> str:
@@ -161,7 +160,6 @@ class _Redaction:
                 self._known[domain.lower()] = of_domain
 
     def value(self, value: Json, key: str = "") -> Json:
-        """A value of the recording, with all below it."""
         if isinstance(value, dict):
             return {
                 name if name in self._recorded_fields else self._text(name): self.value(below, name)

@@ -11,8 +11,7 @@ from dataclasses import replace
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import with_node_facts
-from ddp_doctor.engine.node_run.node import NodeRun, OneNode
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
@@ -35,11 +34,17 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     partial outcome.
     """
     plan = make_plan(request.options, checks, request.nnodes)
-    _require_model(request)
+    model = request.options.model  # of several nodes only some may lack it
+    if model and request.nnodes == 1 and (why := user_module.problem(model)):
+        raise UsageError(f"--model {model} cannot be used: {why}")
     held = None
     if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
         request, held = _on_a_free_port(request)
-    part = _part_of(request.nnodes)  # imported before a signal can come in the middle of it
+    part: type[NodeRun] = OneNode
+    if request.nnodes > 1:  # imported before a signal can come in the middle of it
+        from ddp_doctor.engine.node_run.many_nodes import ManyNodes
+
+        part = ManyNodes
     with interruptible() as interruption, Session(request) as session:
         node_run = part(session, plan, blank(request.options, plan, request.env), {check.id: check for check in checks})
         try:
@@ -69,19 +74,10 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
     return outcome
 
 
-def _part_of(nnodes: int) -> type[NodeRun]:
-    if nnodes == 1:
-        return OneNode
-    from ddp_doctor.engine.node_run.many_nodes import ManyNodes
-
-    return ManyNodes
-
-
 def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) -> Outcome:
     if node_run.report is not None:
         return Outcome(node_run.recording, node_run.report, spoken_by=node_run.spoken_by)
-    recording = node_run.finish()
-    outcome = judge(recording, checks)
+    outcome = judge(node_run.finish(), checks)
     if request.baseline is not None:
         from ddp_doctor.app.baselines import with_baseline  # few runs need it
 
@@ -100,15 +96,7 @@ def _require_torch(request: RunRequest) -> None:
     )
 
 
-def _require_model(request: RunRequest) -> None:
-    """Refuse a model that no rank of one node can make; of several nodes only some may lack it. Raises UsageError."""
-    model = request.options.model
-    if model and request.nnodes == 1 and (why := user_module.problem(model)):
-        raise UsageError(f"--model {model} cannot be used: {why}")
-
-
 def _require_gpu(recording: Recording, request: RunRequest) -> None:
-    """Refuse NCCL on one node without GPUs. Raises UsageError."""
     if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
         raise UsageError(refused)
 
@@ -119,8 +107,6 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
     A port of the launcher that started this run is the job's own. Raises UsageError for the endpoint of another host.
     """
     host, port = request.endpoint
-    if not port:  # nobody chose one, so any does
-        return request, None
     try:
         with listen(host, 0):
             pass
@@ -130,8 +116,6 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
         raise UsageError(
             f"cannot listen on {host} ({error.strerror}); name this host with --rdzv-endpoint HOST:PORT"
         ) from error
-    if port == 0:
-        return request, None
     try:
         with listen(ALL_ADDRESSES, port):  # as torch's store does
             return request, None

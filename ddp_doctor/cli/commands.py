@@ -99,7 +99,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
 
 def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *, job: str | None = None) -> int:
     """``ddp-doctor logs``: why a job failed. Raises UsageError where there is nothing to read."""
-    from ddp_doctor.app.logs import logs
+    from ddp_doctor.app.job_reading import logs
     from ddp_doctor.render.progress import bytes_read
     from ddp_doctor.sources.slurm import files_of_job
 
@@ -129,7 +129,7 @@ def attach(
     seconds: float | None = None,
 ) -> int:
     """``ddp-doctor attach``: what jobs do now, on this host or on several; the recording is kept. Raises UsageError."""
-    from ddp_doctor.app.attach import SECONDS, attach
+    from ddp_doctor.app.attach import SECONDS, Watching, attach
     from ddp_doctor.app.attach_nodes import attach_to_hosts, attach_to_slurm_job, be_agent
     from ddp_doctor.render.progress import progress
     from ddp_doctor.starters import starter_channel
@@ -144,15 +144,15 @@ def attach(
         )
     env = dict(os.environ)
     if pipe := starter_channel.take(env):
-        return be_agent(pipe, pid, slurm_job, env, seconds)
+        return be_agent(pipe, pid, slurm_job, Watching(env=env, seconds=seconds))
     with progress(screen.console(sys.stderr), (), quiet=outputs.quiet) as tell:
+        how = Watching(ignore, tell, env, seconds)
         if hosts:
-            outcome = attach_to_hosts(hosts, ignore, tell, env, seconds)
+            outcome = attach_to_hosts(hosts, how)
         elif slurm_job is not None:
-            outcome = attach_to_slurm_job(slurm_job, ignore, tell, env, seconds)
+            outcome = attach_to_slurm_job(slurm_job, how)
         else:
-            pids = [pid] if pid is not None else None
-            outcome = attach(pids, None, ignore, tell, env, from_start=True, seconds=seconds)
+            outcome = attach([pid] if pid is not None else None, None, how, from_start=True)
     return save_and_report(outcome, outputs, env)
 
 

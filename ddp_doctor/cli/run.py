@@ -3,8 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders, running
+from ddp_doctor.app.outcome import as_usage_error
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
@@ -61,14 +61,14 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     """Decide what this process is: a starter of agents, an agent, or a rank that waits. Returns the exit code."""
     env = dict(os.environ)
     options = _for_gpus(options, launch.nproc_per_node)
-    with _as_usage_error():
+    with as_usage_error():
         require_factory(options.model, options.only)
     if pipe := starter_channel.take(env):
         return _test_for_starter(options, launch, env, pipe)
     world = outer_world(env, os.getppid())
     asked = launch.read()
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
-    with _as_usage_error():
+    with as_usage_error():
         here = start_all_nodes(asked, env, world, arguments)
     if isinstance(here, StartedNodes):
         return _start_agents_and_report(here, options, launch, outputs, env)
@@ -159,7 +159,7 @@ def _start_agents_and_report(
     planned = _planned(options, len(here.hosts))
     with progress(screen.console(sys.stderr), planned, quiet=outputs.quiet) as tell:
         tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
-        with _as_usage_error():
+        with as_usage_error():
             fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, launch.join_timeout_s)
         ended = fan_out.run()
     outcome = _outcome_of_agents(ended, here, options)
@@ -217,7 +217,7 @@ def _for_gpus(options: Options, nproc_per_node: str) -> Options:
 def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]) -> RunRequest:
     """What this node's agent is to do. Raises UsageError and NotNeeded."""
     world = outer_world(env, os.getppid())
-    with _as_usage_error():
+    with as_usage_error():
         here = place(asked, env, world)
         own = asked.typed(env) if world is not None and world.launcher == "torchrun" else asked
         alone = endpoint_alone(own, env, world) if here.nnodes == 1 else None
@@ -234,15 +234,6 @@ def _request(options: Options, launch: Launch, asked: Asked, env: dict[str, str]
         join_timeout_s=launch.join_timeout_s,
         baseline=launch.baseline,
     )
-
-
-@contextmanager
-def _as_usage_error() -> Iterator[None]:
-    """A ValueError here says what is wrong with what was asked, and what to do."""
-    try:
-        yield
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:

@@ -47,11 +47,20 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_gpus(recording, by_id))
     if not recording.command.has_ranks:
         return ()
+    options = recording.options
+    only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
+    has_ranks = any(reading.rank is not None for reading in recording.collected())
+    no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
-        *_only(recording, by_id),
+        *(
+            NotAsAsked(f"--only {name}", name, _why(result))
+            for name, result in only
+            if result is None or result.status not in _RAN or result.reason
+        ),
         *_model(recording, by_id),
         *_gpus(recording, by_id),
-        *_backend(recording),
+        # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
+        *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -59,13 +68,6 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
 
 def _why(result: CheckResult | None) -> str:
     return (result.reason or "it gave no result" if result else "it was not reached").removesuffix(".")
-
-
-def _only(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    for name in dict.fromkeys(recording.options.only):
-        result = by_id.get(name)
-        if result is None or result.status not in _RAN or result.reason:
-            yield NotAsAsked(f"--only {name}", name, _why(result))
 
 
 def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
@@ -106,15 +108,6 @@ def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
         yield NotAsAsked(f"--require-gpus {required}", GPUS, reason or "the GPUs could not be counted")
     elif min(counts.values()) < required:
         yield NotAsAsked(f"--require-gpus {required}", GPUS, f"{min(counts.values())} were counted")
-
-
-def _backend(recording: Recording) -> Iterator[NotAsAsked]:
-    """``gloo`` also says what a job is meant for, and so does not ask for ranks."""
-    if recording.options.backend is Backend.NCCL and not any(
-        reading.rank is not None for reading in recording.collected()
-    ):
-        why = "no rank ran over NCCL; select a check of ranks, such as allreduce"
-        yield NotAsAsked("--backend nccl", "", why)
 
 
 def _baseline(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

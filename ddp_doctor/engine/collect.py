@@ -5,7 +5,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -13,25 +12,14 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, Status, Where
 from ddp_doctor.model.context import Context
-from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading, read
+from ddp_doctor.model.fact import CouldNotLook, Fact, Failed, Reading
+from ddp_doctor.model.fact import read as read_fact
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, Node, Recording, World
 from ddp_doctor.parse.visible_devices import visible_gpus
 from ddp_doctor.starters.request import RunRequest
 
 #: Makes the Context of one probe; the argument is its deadline on the monotonic clock.
 ContextMaker = Callable[[float], Context]
-
-
-@dataclass
-class _Probing:
-    """One probe in its thread. A thread that does not come back is abandoned."""
-
-    check: Check
-    context: Context
-    reading: Reading | None = None
-
-    def run(self) -> None:
-        self.reading = read_check(self.check, self.context)
 
 
 def read_check(check: Check, context: Context) -> Reading:
@@ -47,7 +35,7 @@ def read_check(check: Check, context: Context) -> Reading:
             what = f"{type(error).__name__}: {error}" if isinstance(error, OSError) else traceback.format_exc(limit=-3)
             raise Failed(f"the probe itself failed: {what}") from error
 
-    return read(check.id, probe, context, context.node)
+    return read_fact(check.id, probe, context, context.node)
 
 
 def collect(
@@ -61,30 +49,34 @@ def collect(
     An interruption leaves what was read until then in ``kept``.
     """
     started = time.monotonic()
-    probings = [_Probing(check, make_context(started + check.deadline_s)) for check in checks]
-    threads = [threading.Thread(target=probing.run, daemon=True) for probing in probings]
+    contexts = [make_context(started + check.deadline_s) for check in checks]
+    read: dict[str, Reading] = {}  # by threads of which one that does not come back is abandoned
+
+    def look(check: Check, context: Context) -> None:
+        read[check.id] = read_check(check, context)
+
+    def reading_of(check: Check, context: Context, status: Status, why: str, waited_s: float) -> Reading:
+        unread = Reading(check=check.id, status=status, node=context.node, reason=why, duration_s=waited_s)
+        return read.get(check.id, unread)
+
+    probes = list(zip(checks, contexts, strict=True))
+    threads = [threading.Thread(target=look, args=probe, daemon=True) for probe in probes]
     for thread in threads:
         thread.start()
     readings = []
     try:
-        for probing, thread in zip(probings, threads, strict=True):
-            check = probing.check
+        for (check, context), thread in zip(probes, threads, strict=True):
             progress(check.id)
             thread.join(max(started + check.deadline_s - time.monotonic(), 0.0))
             late = f"no answer within {check.deadline_s:g} s"
-            readings.append(probing.reading or _unread(probing, Status.TIMED_OUT, late, check.deadline_s))
+            readings.append(reading_of(check, context, Status.TIMED_OUT, late, check.deadline_s))
     except BaseException:
         waited_s = time.monotonic() - started
         why = f"{INTERRUPTED_AFTER} {waited_s:.1f} s without an answer"
-        unread = [probing.reading or _unread(probing, Status.SKIPPED, why, waited_s) for probing in probings]
+        unread = [reading_of(*probe, Status.SKIPPED, why, waited_s) for probe in probes]
         (kept if kept is not None else []).extend(unread)
         raise
     return readings
-
-
-def _unread(probing: _Probing, status: Status, reason: str, duration_s: float) -> Reading:
-    node = probing.context.node
-    return Reading(check=probing.check.id, status=status, node=node, reason=reason, duration_s=duration_s)
 
 
 #: Ranks where there is no GPU: two are a world, and each more costs a core.
@@ -125,7 +117,16 @@ def with_node_facts(
     """
     readings = read_node(plan.at(Where.NODE), World(), request, kept)
     recording = recording.model_copy(update={"readings": tuple(readings)})
-    return recording.model_copy(update={"world": choose_world(recording, request, _addresses())})
+    import psutil
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    addresses = {
+        name: tuple(address.address for address in known if address.family in families)
+        for name, known in psutil.net_if_addrs().items()
+        if name in up
+    }
+    return recording.model_copy(update={"world": choose_world(recording, request, addresses)})
 
 
 def read_node(
@@ -138,16 +139,3 @@ def read_node(
         return LiveContext(request.env, deadline, world=world, level=request.options.level)
 
     return collect(checks, context, request.progress, kept)
-
-
-def _addresses() -> dict[str, tuple[str, ...]]:
-    """This host's interfaces that are up, with their IP addresses."""
-    import psutil
-
-    families = (socket.AF_INET, socket.AF_INET6)
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    return {
-        name: tuple(address.address for address in known if address.family in families)
-        for name, known in psutil.net_if_addrs().items()
-        if name in up
-    }

@@ -59,7 +59,6 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
 
 
 def _require_known(options: Options, checks: Sequence[Check]) -> None:
-    """Raises UsageError for names that select nothing."""
     known = {check.id for check in checks}
     for name in (*options.only, *options.skip):
         if name not in known:

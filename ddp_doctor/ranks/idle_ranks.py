@@ -13,7 +13,6 @@ and it is a thread of gloo's that moves the data for which the main one sleeps.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ddp_doctor.knowledge.deadlines import LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks import process
@@ -24,19 +23,13 @@ from ddp_doctor.sources import proc
 _MOST_PROCESSES = 64
 
 
-@dataclass(frozen=True)
-class _Used:
-    cpu_s: float
-    io_bytes: int
-
-
 class IdleRanks:
     """Reads the ranks once a second; ``activity`` counts the times that one of them was active."""
 
     def __init__(self, ranks: Sequence[RankState], now: float) -> None:
         self._ranks = ranks
         self._read_at = now
-        self._used: dict[int, _Used | None] = {}
+        self._used: dict[int, tuple[float, int] | None] = {}  # seconds of processor, bytes read and written
         self.active_at = now
         self.activity = 0
 
@@ -57,9 +50,9 @@ class IdleRanks:
             return True
         before, self._used[pid] = self._used.get(pid), _used(pid)
         used = self._used[pid]
-        if before is None or used is None or used.io_bytes != before.io_bytes:
+        if before is None or used is None or used[1] != before[1]:
             return True
-        return used.cpu_s - before.cpu_s >= STILL_CPU_S_PER_S * elapsed_s or _may_run(pid)
+        return used[0] - before[0] >= STILL_CPU_S_PER_S * elapsed_s or _may_run(pid)
 
 
 def _may_run(pid: int) -> bool:
@@ -72,7 +65,7 @@ def _may_run(pid: int) -> bool:
     )
 
 
-def _used(pid: int) -> _Used | None:
+def _used(pid: int) -> tuple[float, int] | None:
     """What a rank and its processes used so far; None where the kernel does not show it."""
     pids = process.with_children(pid, _MOST_PROCESSES)
     if pids is None:
@@ -81,4 +74,4 @@ def _used(pid: int) -> _Used | None:
     io_bytes = [proc.io_bytes(pid) for pid in pids]
     if cpu_s[0] is None or io_bytes[0] is None:
         return None
-    return _Used(sum(used or 0.0 for used in cpu_s), sum(used or 0 for used in io_bytes))
+    return sum(used or 0.0 for used in cpu_s), sum(used or 0 for used in io_bytes)

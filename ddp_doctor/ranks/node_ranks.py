@@ -3,13 +3,14 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
+from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.control_store import Control
@@ -18,10 +19,9 @@ from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.rank_state import RankState, Worker
-from ddp_doctor.ranks.run import RemoteRanks, Run
 from ddp_doctor.ranks.spec import Task, WorkerSpec
 from ddp_doctor.ranks.torchrun.launch import Launch, Meeting
-from ddp_doctor.ranks.trial import Trial, TrialResult
+from ddp_doctor.ranks.trial import RemoteRanks, Trial, TrialResult
 from ddp_doctor.ranks.worker.main import forked
 from ddp_doctor.ranks.worker.remedy_probe import PROBE, TRYING
 from ddp_doctor.settings import trials
@@ -30,6 +30,18 @@ from ddp_doctor.settings import trials
 FIRST = "process_group"
 _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is the same for all trials of a run, as one node takes part in it."""
+
+    options: Options  # the head's on all nodes, but for the user's model, which is each node's own
+    env: Mapping[str, str]  # the job's environment
+    progress: Callable[[str], None]
+    world: World
+    node: int = 0  # node rank of this node
+    until: float = float("inf")  # monotonic; no new trial starts later
 
 
 @dataclass
@@ -41,7 +53,7 @@ class NodeRanks:
     server: ForkServer
     store: tuple[str, int] | None  # None: there is none yet, torchrun's ranks may need none
     control: Control | None = None  # the store's process, where it is this node's
-    _partial: TrialResult | None = None
+    keep_partial: Callable[[TrialResult], None] = lambda _: None  # is given what an interrupted trial had read
 
     def run_trial(
         self, record: TrialRecord, checks: Sequence[Check], skip_pairs: Pairs = (), remote: RemoteRanks | None = None
@@ -65,11 +77,6 @@ class NodeRanks:
     def lost_helper(self) -> str | None:
         """Why the forkserver or the control store does not serve: every rank fails then, and none is to blame."""
         return self.server.lost() or (self.control.helper.lost() if self.control is not None else None)
-
-    def take_partial(self) -> TrialResult | None:
-        """What an interrupted trial had read, once."""
-        partial, self._partial = self._partial, None
-        return partial
 
     @contextmanager
     def running_under_torchrun(
@@ -101,14 +108,12 @@ class NodeRanks:
         allowed = self._deadlines(record, checks)
         idle_limits = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
         start_s *= self.crowd()
-        trial = Trial(record, states, allowed, self.run.progress, start_s, remote, idle_limits, lost_helper)
+        progress, keep = self.run.progress, self.keep_partial
+        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper, keep)
         try:
             result = trial.run()
             lost = lost_helper() if result.record.outcome != "finished" else None
             return result if lost is None else result.unjudged(lost)
-        except BaseException:
-            self._partial = trial.partial
-            raise
         finally:
             folders.remove_job_folders(self.run_folder / record.trial)
 

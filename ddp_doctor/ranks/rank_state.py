@@ -7,6 +7,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import median
 from typing import Protocol
 
@@ -107,7 +108,18 @@ class RankState:
         elif kind == "check":
             self.check, self.check_at = event["check"], at
         elif kind == "enter":
-            self._enter(event, at)
+            step = Step(
+                check=event["check"],
+                name=event["name"],
+                seq=event["seq"],
+                detail=event["detail"],
+                peers=tuple(event["peers"]),
+                entered_at=at - self.began_at,
+                where=event["where"],
+            )
+            if event["deadline_s"] is not None:
+                self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
+            self.steps.append(step)
         elif kind == "leave":
             for index in reversed(range(len(self.steps))):
                 step = self.steps[index]
@@ -121,20 +133,6 @@ class RankState:
             self.raised = raised.model_copy(update={"at": raised.at - self.began_at})
         elif kind == "done":
             self.done = True
-
-    def _enter(self, event: dict[str, Json], at: float) -> None:
-        step = Step(
-            check=event["check"],
-            name=event["name"],
-            seq=event["seq"],
-            detail=event["detail"],
-            peers=tuple(event["peers"]),
-            entered_at=at - self.began_at,
-            where=event["where"],
-        )
-        if event["deadline_s"] is not None:
-            self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
-        self.steps.append(step)
 
     def overdue_step(self, now: float) -> bool:
         """Whether the open step has passed its own deadline."""
@@ -282,8 +280,10 @@ def late_steps(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
     late = {key for key, times in entered.items() if max(times) - median(times) > LATE_ENTRY_S}
     kept = []
     for rank in evidence:
-        is_late = [(step.check, step.seq) in late for step in rank.steps]
-        followed = zip(rank.steps, is_late, [*is_late[1:], False], strict=True)
-        steps = tuple(step for step, is_one, is_before_one in followed if is_one or is_before_one)
+        steps = tuple(
+            step
+            for step, after in zip_longest(rank.steps, rank.steps[1:])
+            if (step.check, step.seq) in late or (after is not None and (after.check, after.seq) in late)
+        )
         kept.append(rank.model_copy(update={"steps": steps}))
     return kept

@@ -11,7 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
@@ -21,7 +22,6 @@ from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
 from ddp_doctor.ranks.process import OomCounter
 from ddp_doctor.ranks.rank_state import RankState, late_steps
-from ddp_doctor.ranks.run import RemoteRanks
 
 #: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"
@@ -59,51 +59,78 @@ class TrialResult:
         return {"record": self.record.model_dump(mode="json"), "readings": readings}
 
 
+class RemoteRanks(Protocol):
+    """How a trial ends on all nodes at once."""
+
+    lost: tuple[int, ...]
+
+    def ended(self) -> str | None:
+        """How the trial ended on all nodes, None while it goes on."""
+        ...
+
+    def done(self) -> None:
+        """This node's ranks have finished; the trial is finished when those of all nodes have."""
+        ...
+
+    def end(self, outcome: str) -> None:
+        """This node's ranks are stuck or broken: the trial is over on all nodes."""
+        ...
+
+    def abandon(self) -> None:
+        """This node leaves the trial before its end."""
+        ...
+
+    def note(self, events: int, activity: int) -> None:
+        """Report how many events this node's ranks have had, and how often they were active."""
+        ...
+
+    def moved_since(self, moment: float) -> bool:
+        """Whether any node's ranks have had an event since then (monotonic)."""
+        ...
+
+    @property
+    def active_at(self) -> float:
+        """When the last report came that some node's ranks were active or had an event (monotonic)."""
+        ...
+
+
+@dataclass
 class Trial:
     """Watches the ranks of one world until they are done, stuck, broken or interrupted."""
 
-    def __init__(
-        self,
-        record: TrialRecord,
-        ranks: Sequence[RankState],
-        check_deadlines: Mapping[str, float],
-        progress: Callable[[str], None],
-        start_s: float,
-        remote: RemoteRanks | None = None,
-        idle_limits: Mapping[str, float] | None = None,
-        lost_helper: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        self._remote = remote
-        self._idle_limits = idle_limits or {}
-        self._lost_helper = lost_helper
-        self._look_at = 0.0
-        self._idle_ranks = IdleRanks(ranks, time.monotonic())
-        self._record = record
-        self._ranks = ranks
-        self._check_deadlines = check_deadlines
-        self._progress = progress
-        self._start_s = start_s
-        self._started = time.monotonic()
-        self._epoch = time.time() - 1.0
-        self._extended: set[str] = set()
-        self._oom = OomCounter()
-        self._sampled: tuple[float, dict[int, float]] | None = None
-        self._shown = -1
-        self._watched = ""
-        self._paused = False
-        self.partial: TrialResult | None = None  # what a trial that was interrupted had seen
-        self._pause_s = max(_PAUSED_SHARE * (record.limit_s or float("inf")), _PAUSED_S)
+    record: TrialRecord
+    ranks: Sequence[RankState]
+    check_deadlines: Mapping[str, float]
+    progress: Callable[[str], None]
+    start_s: float
+    remote: RemoteRanks | None = None
+    idle_limits: Mapping[str, float] = field(default_factory=dict)
+    lost_helper: Callable[[], str | None] = lambda: None
+    keep_partial: Callable[[TrialResult], None] = lambda _: None
+    _look_at: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
+    _epoch: float = field(default_factory=lambda: time.time() - 1.0)
+    _extended: set[str] = field(default_factory=set)
+    _oom: OomCounter = field(default_factory=OomCounter)
+    _sampled: tuple[float, dict[int, float]] | None = None
+    _shown: int = -1
+    _watched: str = ""
+    _paused: bool = False
+
+    def __post_init__(self) -> None:
+        self._idle_ranks = IdleRanks(self.ranks, self._started)
+        self._pause_s = max(_PAUSED_SHARE * (self.record.limit_s or float("inf")), _PAUSED_S)
 
     def run(self) -> TrialResult:
-        """Watch to the end. Always kills what is left, also when interrupted."""
+        """Watch to the end. Always kills what is left, also when interrupted; then what was seen until then is kept."""
         try:
             return self._run()
         except BaseException:
-            if self._remote is not None:
-                self._remote.abandon()
+            if self.remote is not None:
+                self.remote.abandon()
             check, waited = self._judged()
-            self._ask_where_they_stand([rank for rank in self._ranks if rank.began and not rank.over])
-            self.partial = self._result("interrupted", check, waited)
+            self._ask_where_they_stand([rank for rank in self.ranks if rank.began and not rank.over])
+            self.keep_partial(self._result("interrupted", check, waited))
             self._kill()
             raise
 
@@ -111,7 +138,7 @@ class Trial:
         outcome = self._watch()
         if outcome == "finished":
             segments = self._segments()
-            for rank in self._ranks:
+            for rank in self.ranks:
                 rank.signal(signal.SIGTERM)
             self._await_exit(deadlines.DISMISS_S)
             self._kill(segments)
@@ -119,11 +146,11 @@ class Trial:
         check, waited = self._judged()
         if outcome == "interrupted":  # the doctor's own doing: no rank is judged by it
             pass
-        elif self._record.limit_s is None:
+        elif self.record.limit_s is None:
             self._gather_evidence()
         elif outcome == "broken":  # the peers of a rank that was killed report first; its own end shows a moment later
             time.sleep(_ENDS_SHOW_S)
-            for rank in self._ranks:
+            for rank in self.ranks:
                 rank.absorb(time.monotonic())
         result = self._result(outcome, check, waited)
         self._kill()
@@ -140,19 +167,19 @@ class Trial:
             if now - last_tick > deadlines.AGENT_PAUSE_S:
                 self._forgive(now - last_tick)
             last_tick = now
-            moved = [rank.absorb(now) for rank in self._ranks]
+            moved = [rank.absorb(now) for rank in self.ranks]
             self._show_progress()
             ended = self._ended_for_all()
             if ended is not None:
                 return ended
-            if all(rank.done for rank in self._ranks):
+            if all(rank.done for rank in self.ranks):
                 time.sleep(0.005)  # other nodes have not finished yet, and have deadlines of their own
                 continue
             if now >= self._look_at:
                 self._look_at = now + _LOOK_AT_HELPERS_S
-                if self._lost_helper() is not None:
+                if self.lost_helper() is not None:
                     return self._end("interrupted")
-            if broken_at is None and any(rank.over and not rank.done for rank in self._ranks):
+            if broken_at is None and any(rank.over and not rank.done for rank in self.ranks):
                 broken_at = now
             if broken_at is not None and self._echoes_are_in(now - broken_at):
                 return self._end("broken")
@@ -163,50 +190,50 @@ class Trial:
 
     def _ended_for_all(self) -> str | None:
         """How the trial ended on all nodes; on one node alone, whether its ranks are all done."""
-        done = all(rank.done for rank in self._ranks)
-        if self._remote is None:
+        done = all(rank.done for rank in self.ranks)
+        if self.remote is None:
             return "finished" if done else None
-        self._remote.note(sum(rank.events for rank in self._ranks), self._idle_ranks.activity)
+        self.remote.note(sum(rank.events for rank in self.ranks), self._idle_ranks.activity)
         if done:
-            self._remote.done()
-        return self._remote.ended()
+            self.remote.done()
+        return self.remote.ended()
 
     def _end(self, outcome: str) -> str:
-        if self._remote is not None:
-            self._remote.end(outcome)
+        if self.remote is not None:
+            self.remote.end(outcome)
         return outcome
 
     def _echoes_are_in(self, since_s: float) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
         # A rank that stands in no step is still on its way, to its peers or to the same end.
-        settled = all(rank.over for rank in self._ranks)
-        waits = all(rank.over or rank.open_step is not None for rank in self._ranks)
+        settled = all(rank.over for rank in self.ranks)
+        waits = all(rank.over or rank.open_step is not None for rank in self.ranks)
         grace_s = deadlines.ECHO_GRACE_S if waits else deadlines.ON_ITS_WAY_S
-        return settled or self._record.limit_s is not None or since_s > grace_s
+        return settled or self.record.limit_s is not None or since_s > grace_s
 
     def _forgive(self, pause_s: float) -> None:
         """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""
         self._started += pause_s
         self._idle_ranks.active_at += pause_s
         self._sampled = None
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.check_at += pause_s
             rank.step_deadlines = {key: at + pause_s for key, at in rank.step_deadlines.items()}
 
     def _show_progress(self) -> None:
-        if self._record.limit_s is not None:  # of the many short trials of a remedy the caller shows the progress
+        if self.record.limit_s is not None:  # of the many short trials of a remedy the caller shows the progress
             return
-        order = self._record.checks[self._record.launcher == "torchrun" :]
-        reached = max((order.index(r.check) for r in self._ranks if r.check in order), default=-1)
+        order = self.record.checks[self.record.launcher == "torchrun" :]
+        reached = max((order.index(r.check) for r in self.ranks if r.check in order), default=-1)
         if reached > self._shown:
             self._shown = reached
-            self._progress(order[reached])
+            self.progress(order[reached])
 
     def _overdue(self, now: float) -> str | None:
         """How the trial ended, "stuck" or "slow", when a deadline has passed; None while it goes on."""
-        if self._record.limit_s is not None:  # no rank is judged by a trial that tries a remedy
-            return "stuck" if now > self._started + self._record.limit_s else None
-        waiting = [rank for rank in self._ranks if not rank.over]
+        if self.record.limit_s is not None:  # no rank is judged by a trial that tries a remedy
+            return "stuck" if now > self._started + self.record.limit_s else None
+        waiting = [rank for rank in self.ranks if not rank.over]
         check = self._slowest_check(waiting)
         if self._watched != check:  # a sample taken in another check says nothing of this one
             self._watched, self._sampled = check, None
@@ -230,7 +257,7 @@ class Trial:
             self._sampled = None
             return False
         if self._sampled is None:
-            for rank in self._ranks:
+            for rank in self.ranks:
                 rank.note_output_size()
             self._sampled = now, self._cpu()
         sampled_at, _ = self._sampled
@@ -241,50 +268,50 @@ class Trial:
         assert self._sampled is not None
         (since, before), self._sampled = self._sampled, None
         after = self._cpu()
-        for rank in self._ranks:
+        for rank in self.ranks:
             pid = rank.worker.pid
             if pid in before and pid in after:
                 rank.cpu_s_per_s = round((after[pid] - before[pid]) / (now - since), 2)
         here = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
-        return here or (self._remote is not None and self._remote.moved_since(since))
+        return here or (self.remote is not None and self.remote.moved_since(since))
 
     def _slowest_check(self, waiting: Sequence[RankState]) -> str:
-        order = {check: index for index, check in enumerate(self._record.checks)}
+        order = {check: index for index, check in enumerate(self.record.checks)}
         return min((rank.check for rank in waiting), key=lambda check: order.get(check, -1), default="")
 
     def _deadline(self, check: str, waiting: Sequence[RankState]) -> float:
-        begun = [rank.check_at for rank in self._ranks if rank.check == check and rank.check_at]
-        allowed = self._check_deadlines.get(check, deadlines.CHECK_S)
+        begun = [rank.check_at for rank in self.ranks if rank.check == check and rank.check_at]
+        allowed = self.check_deadlines.get(check, deadlines.CHECK_S)
         factor = 1.0 + deadlines.EXTENSION * (check in self._extended)
         start = min(begun, default=self._started)
         if not check or not waiting:
-            return self._started + self._start_s
+            return self._started + self.start_s
         return start + allowed * factor
 
     def _idle_deadline(self, check: str, now: float) -> float:
         """When a check is judged if all ranks of all nodes stay idle from now on."""
-        if not self._idle_limits:
+        if not self.idle_limits:
             return float("inf")
         self._idle_ranks.update(now)  # in each check: other nodes may be in a check that has such a limit
-        allowed = self._idle_limits.get(check, float("inf"))
-        events = [at for rank in self._ranks for at in (rank.check_at, rank.last_event_at)]
-        remote_active_at = self._remote.active_at if self._remote is not None else 0.0
+        allowed = self.idle_limits.get(check, float("inf"))
+        events = [at for rank in self.ranks for at in (rank.check_at, rank.last_event_at)]
+        remote_active_at = self.remote.active_at if self.remote is not None else 0.0
         return max(self._idle_ranks.active_at, remote_active_at, *events) + allowed
 
     def _judged(self) -> tuple[str | None, float]:
-        waiting = [rank for rank in self._ranks if not rank.done]
-        check = self._slowest_check(waiting) or (self._record.checks[0] if self._record.checks else None)
-        begun = [rank.check_at for rank in self._ranks if rank.check == check and rank.check_at]
+        waiting = [rank for rank in self.ranks if not rank.done]
+        check = self._slowest_check(waiting) or (self.record.checks[0] if self.record.checks else None)
+        begun = [rank.check_at for rank in self.ranks if rank.check == check and rank.check_at]
         return check, time.monotonic() - min(begun, default=self._started)
 
     def _cpu(self) -> dict[int, float]:
-        pids = [rank.worker.pid for rank in self._ranks if rank.worker.pid]
+        pids = [rank.worker.pid for rank in self.ranks if rank.worker.pid]
         return {pid: seconds for pid in pids if (seconds := process.cpu_seconds(pid)) is not None}
 
     # --- evidence and the end -------------------------------------------------------------------
 
     def _gather_evidence(self) -> None:
-        alive = [rank for rank in self._ranks if rank.exited_at is None]
+        alive = [rank for rank in self.ranks if rank.exited_at is None]
         asked_at = time.monotonic()
         self._ask_where_they_stand(alive)
         again = [rank for rank in alive if rank.has_to_answer_twice()]
@@ -313,7 +340,7 @@ class Trial:
 
     def _kill(self, segments: frozenset[str] = frozenset()) -> None:
         segments |= self._segments()
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.signal(signal.SIGKILL)
         self._await_exit(deadlines.KILL_S)
         for path in segments:  # NCCL unlinks them only when all ranks have attached
@@ -321,35 +348,35 @@ class Trial:
                 os.unlink(path)
 
     def _segments(self) -> frozenset[str]:
-        alive = [rank.worker.pid for rank in self._ranks if rank.worker.exitcode is None]
+        alive = [rank.worker.pid for rank in self.ranks if rank.worker.exitcode is None]
         found = [process.nccl_segments(pid, self._epoch) for pid in alive if pid is not None]
         return frozenset(path for paths in found for path in paths)
 
     def _await_exit(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(rank.worker.exitcode is None for rank in self._ranks):
+        while time.monotonic() < deadline and any(rank.worker.exitcode is None for rank in self.ranks):
             time.sleep(0.002)
 
     def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:
         ooms = self._oom.since_start() > 0
-        evidence = [rank.evidence(ooms) for rank in self._ranks]
-        if outcome == "finished" and self._remote is None:
+        evidence = [rank.evidence(ooms) for rank in self.ranks]
+        if outcome == "finished" and self.remote is None:
             evidence = late_steps(evidence)
         abandoned = [
             f"rank {rank.rank} (pid {rank.pid}) is in uninterruptible sleep and was abandoned"
             for rank in evidence
             if rank.state == "D"
         ]
-        record = self._record.model_copy(
+        record = self.record.model_copy(
             update={
                 "outcome": outcome,
                 "judged_check": check,
                 "waited_s": round(waited_s, 2),
                 "duration_s": round(time.monotonic() - self._started, 3),
                 "evidence": tuple(evidence),
-                "lost_nodes": self._remote.lost if self._remote is not None else (),
+                "lost_nodes": self.remote.lost if self.remote is not None else (),
                 "notes": (*abandoned, *([PAUSED] if self._paused else ())),
             }
         )
-        readings = tuple(reading for rank in self._ranks for reading in rank.readings)
+        readings = tuple(reading for rank in self.ranks for reading in rank.readings)
         return TrialResult(record, readings)

@@ -112,7 +112,13 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     if gpu["error"] is None:
         _identity(nvml, gpu, handle)
         _memory(nvml, gpu, handle)
-        _health(nvml, gpu, handle)
+        uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
+        nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
+        for field, counter in (("ecc_volatile_uncorrected", 0), ("ecc_aggregate_uncorrected", 1)):
+            nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, uncorrected, counter)
+        action = {"recovery_action": "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"}
+        number = HEALTH["fields"](nvml, gpu, handle, action)["recovery_action"]
+        gpu["recovery_action"] = None if number is None else RECOVERY_ACTIONS.get(number, f"action_{number}")
         _clocks(nvml, gpu, handle)
         for name in ("ask_memory", "ask_limits", "ask_firmware", "ask_fabric"):
             HEALTH[name](nvml, gpu, handle)
@@ -172,16 +178,6 @@ def _name(pid: int) -> str | None:
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return None
-
-
-def _health(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
-    nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
-    for field, counter in (("ecc_volatile_uncorrected", 0), ("ecc_aggregate_uncorrected", 1)):
-        nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, uncorrected, counter)
-    action = {"recovery_action": "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"}
-    number = HEALTH["fields"](nvml, gpu, handle, action)["recovery_action"]
-    gpu["recovery_action"] = None if number is None else RECOVERY_ACTIONS.get(number, f"action_{number}")
 
 
 def _clocks(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:

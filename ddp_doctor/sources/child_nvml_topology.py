@@ -110,34 +110,23 @@ def _list(words: Any) -> str:
 def _nvlinks(nvml: Nvml, handle: Any) -> list[dict[str, Any]]:
     links = []
     for number in range(getattr(nvml.pynvml, "NVML_NVLINK_MAX_LINKS", MOST_LINKS)):
-        state = _state(nvml, handle, number)
-        if state is None:
+        state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, number)
+        if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
+            state = _field_values(nvml, handle, {STATE: "state"}, number).get(STATE)
+        if state is None:  # the GPU has no such link
             break
-        link: dict[str, Any] = {"index": number, "active": state == 1, "errors": {}, "errors_per_s": {}}
+        link: dict[str, Any] = {"index": number, "active": int(state) == 1, "errors": {}, "errors_per_s": {}}
         if link["active"]:
             kind, _ = nvml.call("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
             pci, _ = nvml.call("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
             link.update(remote=REMOTES.get(kind), remote_bus_id=None if pci is None else CALLS["bus_id"](pci))
-            link["gb_per_s"] = _speed(nvml, handle, number)
+            asked = [field for field in (SPEED, SPEEDS.get(number), SPEED_OF_ALL) if field is not None]
+            known = _field_values(nvml, handle, dict.fromkeys(asked), number)
+            speeds = [known[field] for field in asked if known.get(field)]
+            link["gb_per_s"] = speeds[0] / 1000 if speeds else None  # one way; NVML counts MB/s
             link["errors"] = _error_counts(nvml, handle, number)
         links.append(link)
     return links
-
-
-def _state(nvml: Nvml, handle: Any, link: int) -> int | None:
-    """1 for a link that carries data; None where the GPU has no such link."""
-    state, reason = nvml.call("nvmlDeviceGetNvLinkState", handle, link)
-    if reason in ("not_supported", "function_not_found"):  # newer GPUs tell it by a field alone
-        state = _field_values(nvml, handle, {STATE: "state"}, link).get(STATE)
-    return None if state is None else int(state)
-
-
-def _speed(nvml: Nvml, handle: Any, link: int) -> float | None:
-    """GB/s one way; NVML counts MB/s."""
-    asked = [field for field in (SPEED, SPEEDS.get(link), SPEED_OF_ALL) if field is not None]
-    known = _field_values(nvml, handle, dict.fromkeys(asked), link)
-    speeds = [known[field] for field in asked if known.get(field)]
-    return speeds[0] / 1000 if speeds else None
 
 
 def _error_counts(nvml: Nvml, handle: Any, link: int) -> dict[str, int]:

@@ -50,7 +50,17 @@ def run_command(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -
     if executable is None:
         return CommandResult(command, "missing", stderr=f"{command[0]}: not found or not executable")
     try:
-        process = _start(command, executable, env)
+        with _untraced():
+            process = subprocess.Popen(
+                command,
+                executable=executable,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  the function takes no lock, see _prctl
+            )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         return CommandResult(command, "missing", stderr=f"{command[0]}: {error}")
     return _follow(process, command, time.monotonic() + timeout_s)
@@ -60,20 +70,6 @@ def find_executable(name: str, env: Mapping[str, str]) -> str | None:
     """The file that ``name`` means, or None. Relative PATH entries are ignored: it may be root's."""
     folders = (env.get("PATH") or DEFAULT_PATH).split(os.pathsep)
     return shutil.which(name, path=os.pathsep.join(folder for folder in folders if folder.startswith("/")))
-
-
-def _start(command: tuple[str, ...], executable: str, env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-    with _untraced():
-        return subprocess.Popen(
-            command,
-            executable=executable,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_dies_with(os.getpid()),  # noqa: PLW1509  the function takes no lock, see _prctl
-        )
 
 
 @contextmanager
@@ -115,7 +111,6 @@ class _Capture:
         self.kept = bytearray()
 
     def fill(self) -> bool:
-        """Read what is there; False at the end of the stream."""
         try:
             chunk = os.read(self.descriptor, 65536)
         except BlockingIOError:

@@ -36,7 +36,6 @@ class _Connection(HTTPConnection):
         self._address, self._patience_s = address, patience_s
 
     def connect(self) -> None:
-        """Connect to the address."""
         if isinstance(self._address, int):
             self.sock = socket.create_connection(("::1", self._address), self._patience_s)
             return

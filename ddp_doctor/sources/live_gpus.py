@@ -42,7 +42,6 @@ def gpu_use(env: Mapping[str, str], end: float) -> GpuUse:
 
 
 def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
-    """Raises what is in OTHER_SHAPE."""
     by_pid: dict[int, tuple[int, int]] = {}
     for gpu in answer["gpus"]:
         for pid, held in gpu["bytes_of"].items():

@@ -189,7 +189,6 @@ def ended(pid: int) -> str:
 
 
 def _torch_version(pid: int) -> str | None:
-    """The version in the version.py beside the library that it has loaded."""
     found = re.search(r"(/\S+/torch)/lib/libtorch\w*\.so", proc.read(f"/proc/{pid}/maps") or "")
     text = proc.read(proc.path_of(pid, f"{found[1]}/version.py")) if found else None
     version = re.search(r"__version__ = '([\w.+-]{1,40})'", text or "")

@@ -2,7 +2,7 @@
 
 import platform
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +14,10 @@ _MOST_FILES = 3
 _POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, what is waited for, what came
 
 
-def waits_for(pid: int, peer_of: Callable[[str], str]) -> str:
+def waits_for(pid: int, peers: Mapping[str, str]) -> str:
     """``read from the FIFO /data/in``, ``flock of /data/lock``; empty where the kernel does not say, or it runs.
 
-    ``peer_of`` an inode of a socket: the address at the other end, or an empty text.
+    ``peers``: the addresses at the other ends of sockets, by their inodes.
     """
     words = (proc.read(f"/proc/{pid}/syscall") or "").split()
     if len(words) < 7 or not words[0].isdigit():
@@ -26,7 +26,7 @@ def waits_for(pid: int, peer_of: Callable[[str], str]) -> str:
     if call is None:
         return ""
     arguments = [int(word, 16) for word in words[1:7]]
-    named = [_name_of_file(pid, file, peer_of) for file in _files_of_call(pid, call, arguments)]
+    named = [_name_of_file(pid, file, peers) for file in _files_of_call(pid, call, arguments)]
     of = " and ".join(filter(None, named))
     return f"{call.name} {call.word} {of}".strip() if of else f"{call.name}{call.alone}"
 
@@ -47,14 +47,13 @@ def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str |
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
-    """What stands there; nothing where it may not be read."""
     with suppress(OSError, OverflowError, ValueError), Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
         memory.seek(address)
         return memory.read(size) or b""
     return b""
 
 
-def _name_of_file(pid: int, file: str | int, peer_of: Callable[[str], str]) -> str:
+def _name_of_file(pid: int, file: str | int, peers: Mapping[str, str]) -> str:
     """``the FIFO /data/in``, ``a connection to 10.0.0.5:443``."""
     if isinstance(file, str):
         return f"{_kind(proc.path_of(pid, file))}{file}" if file else ""
@@ -64,7 +63,7 @@ def _name_of_file(pid: int, file: str | int, peer_of: Callable[[str], str]) -> s
     except OSError:
         return ""
     if target.startswith("socket:["):
-        peer = peer_of(target[8:-1])
+        peer = peers.get(target[8:-1])
         return f"a connection to {peer}" if peer else "a socket"
     if target.startswith("pipe:["):
         return "a pipe"

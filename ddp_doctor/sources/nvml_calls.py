@@ -31,7 +31,6 @@ def run(ask: Callable[[dict[str, Any]], None], **more: Any) -> NoReturn:
 
 
 def _watch(answer: dict[str, Any], limit_s: float, started: float) -> None:
-    """Give up after ``limit_s`` seconds in the name of the main thread."""
     time.sleep(limit_s)
     text = f"no answer within {limit_s:g} s"
     _leave({**answer, "error": "timed_out", "text": text}, started)

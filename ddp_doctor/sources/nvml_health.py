@@ -64,7 +64,15 @@ def ask_memory(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
         nvml.fill(gpu, field, "nvmlDeviceGetTotalEccErrors", handle, 0, counter)
     for field, place in (("ecc_volatile_uncorrected_dram", DRAM), ("ecc_volatile_uncorrected_sram", SRAM)):
         nvml.fill(gpu, field, "nvmlDeviceGetMemoryErrorCounter", handle, UNCORRECTED, VOLATILE, place)
-    _sram(nvml, gpu, handle)
+    # Whether the SRAM has had more uncorrected errors than NVIDIA's policy allows (driver 535 and newer).
+    kind = getattr(nvml.pynvml, "c_nvmlEccSramErrorStatus_v1_t", None)
+    gpu["sram_threshold_exceeded"], reason = None, "binding_too_old"
+    if kind is not None:
+        status = kind()
+        _, reason = nvml.call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
+        gpu["sram_threshold_exceeded"] = None if reason else bool(status.bThresholdExceeded)
+    if reason:
+        gpu["unavailable"]["sram_threshold_exceeded"] = reason
     rows, reason = nvml.call("nvmlDeviceGetRemappedRows", handle)
     if reason:
         gpu["unavailable"]["row_remapping"] = reason
@@ -76,18 +84,6 @@ def ask_memory(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
     gpu.update(fields(nvml, gpu, handle, RETIRED_PAGES))
     for name in ("page_retirement_pending", "page_retirement_pending_double_bit"):
         gpu[name] = None if gpu[name] is None else bool(gpu[name])
-
-
-def _sram(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
-    """Whether the SRAM has had more uncorrected errors than NVIDIA's policy allows (driver 535 and newer)."""
-    kind = getattr(nvml.pynvml, "c_nvmlEccSramErrorStatus_v1_t", None)
-    gpu["sram_threshold_exceeded"], reason = None, "binding_too_old"
-    if kind is not None:
-        status = kind()
-        _, reason = nvml.call("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status))
-        gpu["sram_threshold_exceeded"] = None if reason else bool(status.bThresholdExceeded)
-    if reason:
-        gpu["unavailable"]["sram_threshold_exceeded"] = reason
 
 
 def _histogram(values: Any) -> dict[str, int]:
@@ -140,30 +136,22 @@ def _text(value: Any) -> str:
 def ask_fabric(nvml: Any, gpu: dict[str, Any], handle: Any) -> None:
     """Whether the fabric manager has taken the GPU in (Hopper and newer behind NVSwitch)."""
     gpu.update(fabric_state=None, fabric_status=None, fabric_faults=[])
-    info, reason = _fabric_info(nvml, handle)
+    info: Any = None
+    reason: str | None = "binding_too_old"
+    for kind, call in (  # the newer call (driver 545) where there is one, else the one of driver 520
+        ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
+        ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
+    ):
+        structure = getattr(nvml.pynvml, kind, None)
+        if structure is not None and reason in ("function_not_found", "binding_too_old"):
+            info = structure()
+            _, reason = nvml.call(call, handle, ctypes.byref(info))
     if reason:
         gpu["unavailable"]["fabric_state"] = reason
         return
     gpu["fabric_state"] = FABRIC_STATES.get(info.state, f"state_{info.state}")
     gpu["fabric_status"] = nvml.code(info.status) if info.status else None
     gpu["fabric_faults"] = fabric_faults(getattr(info, "healthMask", 0))
-
-
-def _fabric_info(nvml: Any, handle: Any) -> tuple[Any, str | None]:
-    """The newer call (driver 545) where there is one, else the one of driver 520."""
-    reason: str | None = "binding_too_old"
-    for kind, call in (
-        ("c_nvmlGpuFabricInfo_v2_t", "nvmlDeviceGetGpuFabricInfoV"),
-        ("c_nvmlGpuFabricInfo_t", "nvmlDeviceGetGpuFabricInfo"),
-    ):
-        structure = getattr(nvml.pynvml, kind, None)
-        if structure is None:
-            continue
-        info = structure()
-        _, reason = nvml.call(call, handle, ctypes.byref(info))
-        if reason not in ("function_not_found", "binding_too_old"):
-            return info, reason
-    return None, reason
 
 
 def fabric_faults(mask: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,16 +77,12 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
     script = run_command(("scontrol", "write", "batch_script", job_id, "-"), env, _PATIENCE_S).stdout
     if not script:
         script = run_command(("sacct", "-j", job_id, "--batch-script"), env, _PATIENCE_S).stdout
-    found += _named_in(script, job_id, work_dir, env)
-    return list(dict.fromkeys(path for path in found if path.exists()))
-
-
-def _named_in(script: str, job_id: str, work_dir: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """The files whose paths begin as the script says; what it puts together from more than these names is left out."""
+    # The files whose paths begin as the script says; what it puts together from more than these names is left out.
     known = {"SLURM_JOB_ID": job_id, "SLURM_JOBID": job_id, "HOME": env.get("HOME", ""), "USER": env.get("USER", "")}
     for value in _NAMED.findall(script):
         path = re.sub(r"\$\{?(\w+)\}?", lambda name: known.get(name[1], name[0]), value.strip())
         path = re.sub(r"%[hp]", "*", path)
         if "$" not in path:
             whole = work_dir / path
-            yield from whole.parent.glob(f"{whole.name}*")
+            found += whole.parent.glob(f"{whole.name}*")
+    return list(dict.fromkeys(path for path in found if path.exists()))

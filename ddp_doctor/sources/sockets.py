@@ -64,7 +64,10 @@ class Listener:
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
-        self._server = _listen()
+        try:  # on all addresses of this host, of both families where the kernel has both
+            self._server = socket.create_server(("", 0), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
+        except (OSError, ValueError):  # a kernel without IPv6
+            self._server = socket.create_server(("", 0), backlog=256)
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, name="listener", daemon=True).start()
 
@@ -253,7 +256,6 @@ class _Stream:
         self._ends_at = time.monotonic() + timeout_s
 
     def part(self, timeout_s: float) -> "_Stream":
-        """The same stream under a nearer deadline."""
         return _Stream(self._socket, min(timeout_s, self.left()))
 
     def left(self) -> float:
@@ -271,7 +273,6 @@ class _Stream:
         return kind, length
 
     def content(self, length: int) -> bytes:
-        """The next ``length`` bytes."""
         content = bytearray(length)
         view = memoryview(content)
         while view:
@@ -279,21 +280,17 @@ class _Stream:
         return bytes(content)
 
     def swallow(self, length: int) -> None:
-        """Wait for ``length`` bytes and forget them."""
         view = memoryview(bytearray(min(length, FREE_TRANSFER)))
         while length:
             length -= self._into(view[:length])
 
     def write(self, kind: bytes, content: "bytes | memoryview" = b"") -> None:
-        """Send one message."""
         self._send(b"".join((_HEADER.pack(kind, len(content)), content)))
 
     def announce(self, kind: bytes, length: int) -> None:
-        """Send the head of a message whose content follows later."""
         self._send(_HEADER.pack(kind, length))
 
     def pour(self, length: int) -> None:
-        """Send ``length`` bytes of any content."""
         while length:
             length -= self._send(_NOISE[:length])
 
@@ -321,14 +318,6 @@ class _Stream:
         except TimeoutError as error:
             raise _late() from error
         return len(content)
-
-
-def _listen() -> socket.socket:
-    """A socket on all addresses of this host, of both families where the kernel has both."""
-    try:
-        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=256, dualstack_ipv6=True)
-    except (OSError, ValueError):  # a kernel without IPv6
-        return socket.create_server(("", 0), backlog=256)
 
 
 def _packed(content: Mapping[str, Json]) -> bytes:

@@ -40,8 +40,10 @@ def _find_module(module: str) -> ModuleSpec | str:
         full = ".".join(parts[:number])
         spec = _spec(full, here, parent)
         if spec is None:
-            if parent is not None and _is_dynamic(parent):
-                raise LookupError(full)
+            if parent is not None:  # it may have modules that are not in its folders; without a file it has no code
+                source = _source(parent) if parent.loader is not None else ""
+                if source is None or _DYNAMIC.intersection(_words(ast.parse(source))):
+                    raise LookupError(full)
             return f"there is no module {full!r} in {here} or on the Python path"
         parent = spec
     assert parent is not None
@@ -65,12 +67,6 @@ def _source(spec: ModuleSpec) -> str | None:
     read = getattr(spec.loader, "get_source", None)
     source = read(spec.name) if read is not None else None
     return source if isinstance(source, str) else None
-
-
-def _is_dynamic(package: ModuleSpec) -> bool:
-    """Whether it may have modules that are not in its folders; one without a file of its own has no such code."""
-    source = _source(package) if package.loader is not None else ""
-    return source is None or bool(_DYNAMIC.intersection(_words(ast.parse(source))))
 
 
 def _lacks(spec: ModuleSpec, wanted: str) -> str | None:

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from ddp_doctor.facts.cluster import AttemptSeen
 from ddp_doctor.knowledge.deadlines import CONNECT_S, UNREACHABLE_S, UNRESOLVED_S
 from ddp_doctor.sources import network
 
@@ -31,25 +33,12 @@ _FILTERS_SAY = {(3, 2), (3, 3), (3, 9), (3, 10), (3, 13), (1, 1), (1, 4), (1, 5)
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """How a connection to one address ended: connected, refused, timed_out, unreachable.
-
-    ``rejected_by`` is the address of a packet filter that answered with ICMP, from Linux 5.9 on.
-    """
-
-    address: str
-    outcome: str
-    error: str = ""
-    rejected_by: str = ""
-
-
-@dataclass(frozen=True)
 class Approach:
     """The way to the endpoint: ``outcome`` of the last attempt, or unresolved; ``met_at`` is this end's address."""
 
     outcome: str
     addresses: tuple[str, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptSeen, ...] = ()
     error: str = ""
     address: str = ""  # the one that connected
     met_at: str = ""
@@ -111,7 +100,7 @@ def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Appro
     addresses, error = resolve(host)
     if not addresses:
         return Approach("unresolved", error=error, waited_s=waited_s)
-    attempts: list[Attempt] = []
+    attempts: list[AttemptSeen] = []
     for address in addresses:
         attempt, met_at = _connect(address, port, timeout_s)
         attempts.append(attempt)
@@ -123,7 +112,7 @@ def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Appro
     return Approach(clearest.outcome, addresses, tuple(attempts), clearest.error, waited_s=waited_s)
 
 
-def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
+def _connect(address: str, port: int, timeout_s: float) -> tuple[AttemptSeen, str]:
     line: socket.socket | None = None
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
@@ -134,17 +123,19 @@ def _connect(address: str, port: int, timeout_s: float) -> tuple[Attempt, str]:
             option = (socket.IPPROTO_IPV6, _IPV6_RECVERR, 1) if is_6 else (socket.IPPROTO_IP, _IP_RECVERR, 1)
             line.setsockopt(*option)
         line.connect(where)
-        return Attempt(address, "connected"), str(line.getsockname()[0])
+        return AttemptSeen(address=address, outcome="connected"), str(line.getsockname()[0])
     except TimeoutError:
-        return Attempt(address, "timed_out", f"no answer within {timeout_s:.0f} s"), ""
+        words = f"no answer within {timeout_s:.0f} s"
+        return AttemptSeen(address=address, outcome="timed_out", error=words), ""
     except OSError as error:
-        outcome = "refused"
+        outcome: Literal["refused", "unreachable", "timed_out"] = "refused"
         if error.errno in _NO_ROUTE:
             outcome = "unreachable"
         elif error.errno == errno.ETIMEDOUT:
             outcome = "timed_out"
         words = error.strerror or os.strerror(error.errno or 0)
-        return Attempt(address, outcome, words, _rejected_by(line, address) if line else ""), ""
+        by = _rejected_by(line, address) if line else ""
+        return AttemptSeen(address=address, outcome=outcome, error=words, rejected_by=by), ""
     finally:
         if line is not None:
             line.close()

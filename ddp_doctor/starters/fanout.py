@@ -78,42 +78,38 @@ class Ended:
         return any(agent.has_met for agent in self.agents.values())
 
 
+@dataclass
 class FanOut:
     """Starts the agents of one run; ``run`` returns when none is left."""
 
-    def __init__(
-        self,
-        starts: Sequence[Start],
-        hosts: Sequence[str],
-        tell: Callable[[str], None],
-        timeout_s: float,
-        join_timeout_s: float = 60.0,
-    ) -> None:
+    starts: Sequence[Start]
+    hosts: Sequence[str]
+    tell: Callable[[str], None]
+    timeout_s: float
+    join_timeout_s: float = 60.0
+    _began: float = field(default_factory=time.monotonic)
+    _join_until: float = math.inf  # until the head's agent is there: then it waits for the others
+    _channels: list[Channel] = field(default_factory=list)
+    _open_channels: list[Channel] = field(default_factory=list)
+    _signals: list[int] = field(default_factory=list)
+    _said_to_end: dict[int, tuple[float, str]] = field(default_factory=dict)  # since when, and how, by node rank
+    _reported_to_head: set[int] = field(default_factory=set)
+    _headless: bool = False
+    _all_are_heard: bool = False
+    _ending: bool = False
+
+    def __post_init__(self) -> None:
         """Raises ValueError with one sentence where this process may not open so many pipes."""
-        self._files = OpenFiles(len(starts))
-        self._starts = starts
-        self._hosts = hosts
-        self._tell = tell
-        self._began = time.monotonic()
-        self._until = self._began + timeout_s
-        self._join_timeout_s = join_timeout_s
-        self._join_until = math.inf  # until the head's agent is there: then it waits for the others
-        self._channels: list[Channel] = []
-        self._open_channels: list[Channel] = []
+        self._files = OpenFiles(len(self.starts))
         self._selector = selectors.DefaultSelector()
-        self._signals: list[int] = []
-        self._said_to_end: dict[int, tuple[float, str]] = {}  # since when, and how, by node rank
-        self._reported_to_head: set[int] = set()
-        self._headless = False
-        self._all_are_heard = False
-        self._ending = False
-        self.ended = Ended({rank: AgentState() for start in starts for rank in start.node_ranks})
+        self._until = self._began + self.timeout_s
+        self.ended = Ended({rank: AgentState() for start in self.starts for rank in start.node_ranks})
 
     def run(self) -> Ended:
         """Start all, listen until they have ended, and end what has not. Main thread only."""
         with _collecting_signals(self._signals):
             try:
-                for start in self._starts:
+                for start in self.starts:
                     channel = Channel(start)
                     if channel.process is not None:
                         self._files.as_before(channel.process)
@@ -124,7 +120,10 @@ class FanOut:
                 while not self._is_over():
                     self._listen(0.1)
                     self._note_what_ended()
-                    self._dismiss()
+                    if not self._all_are_heard and not self._is_any_left():
+                        # The last message of each agent is here, or cannot come any more: they may go.
+                        self._all_are_heard = True
+                        self._send_all({"heard": True})
                     while self._signals:
                         number = self._signals.pop(0)
                         self._end_within(0.0 if self.ended.interrupted else GRACE_S)  # the user insists
@@ -161,22 +160,20 @@ class FanOut:
     def _hear(self, channel: Channel, line: bytes, *, is_stdout: bool) -> None:
         message = starter_channel.read(line) if is_stdout else None
         if message is None:
-            self._hear_words(channel, line.decode(errors="replace").strip())
+            words = line.decode(errors="replace").strip()
+            channel.last_words.extend([words] if words else [])
+            for host, why in channel.start.explain(words).items():
+                if host in self.hosts:
+                    self._note_not_started(self.hosts.index(host), why)
+            for host, how in channel.start.ends_by_host(words).items():
+                if host in self.hosts:
+                    self._said_to_end.setdefault(self.hosts.index(host), (time.monotonic(), how))
         elif message.node_rank in channel.start.node_ranks:
             self.ended.agents[message.node_rank].take(message)
             if message.node_rank == 0:
-                self._join_until = min(self._join_until, time.monotonic() + self._join_timeout_s)
+                self._join_until = min(self._join_until, time.monotonic() + self.join_timeout_s)
                 if message.kind == "progress":
-                    self._tell(message.text)
-
-    def _hear_words(self, channel: Channel, words: str) -> None:
-        channel.last_words.extend([words] if words else [])
-        for host, why in channel.start.explain(words).items():
-            if host in self._hosts:
-                self._note_not_started(self._hosts.index(host), why)
-        for host, how in channel.start.ends_by_host(words).items():
-            if host in self._hosts:
-                self._said_to_end.setdefault(self._hosts.index(host), (time.monotonic(), how))
+                    self.tell(message.text)
 
     def _note_what_ended(self) -> None:
         for channel in [channel for channel in self._open_channels if channel.is_over]:
@@ -198,14 +195,7 @@ class FanOut:
                 how = agent.refused or _too_soon(f"exit code {agent.code}")
                 self._report_to_head(rank, how)
 
-    def _dismiss(self) -> None:
-        """Let the agents go once the last message of each is here, or cannot come any more."""
-        if not self._all_are_heard and not self._is_any_left():
-            self._all_are_heard = True
-            self._send_all({"heard": True})
-
     def _is_any_left(self) -> bool:
-        """Whether an agent has neither ended nor been lost."""
         lost = self.ended.not_started | self.ended.broken_off
         return any(agent.code is None and rank not in lost for rank, agent in self.ended.agents.items())
 
@@ -229,15 +219,15 @@ class FanOut:
         if rank in self.ended.not_started or self.ended.agents[rank].has_answered:
             return
         self.ended.not_started[rank] = why
-        self._tell(f"{self._hosts[rank]} could not be started: {why}")
-        self._send_all({"host": self._hosts[rank], "failed": why})
+        self.tell(f"{self.hosts[rank]} could not be started: {why}")
+        self._send_all({"host": self.hosts[rank], "failed": why})
 
     def _report_to_head(self, rank: int, why: str) -> None:
         """The head uses this at the roll call; later it notices itself which node falls silent."""
         if rank not in self._reported_to_head:
             self._reported_to_head.add(rank)
             head = next(channel for channel in self._channels if 0 in channel.start.node_ranks)
-            head.send({"host": self._hosts[rank], "failed": why})
+            head.send({"host": self.hosts[rank], "failed": why})
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -277,7 +267,7 @@ class FanOut:
         """The head would not wait for them any longer either; it learns what kept them."""
         for channel in self._open_channels:
             for rank in set(channel.start.node_ranks).intersection(self._silent_node_ranks()):
-                late = f"no answer within {self._join_timeout_s:.0f} s"
+                late = f"no answer within {self.join_timeout_s:.0f} s"
                 late += f", and {channel.start.name} still runs: the login there may hang"
                 self._note_not_started(rank, channel.words or late)
 
@@ -302,7 +292,7 @@ class Readers(FanOut):
         if self.ended.interrupted:
             return True
         self.ended.timed_out = time.monotonic() > self._until
-        if time.monotonic() > self._began + self._join_timeout_s:
+        if time.monotonic() > self._began + self.join_timeout_s:
             self._give_up_the_silent()
         return self.ended.timed_out or not self._is_any_left()
 

@@ -53,7 +53,8 @@ class AgentLock:
                     path.unlink()
         self._fd: int | None = None
         with suppress(OSError):
-            self._fd = _locked(_path(world, folder))
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fd = _locked(os.open(_path(world, folder), flags, 0o600))
 
     def hand_over(self, code: int) -> None:
         """Hand the exit code to the waiting ranks."""
@@ -90,9 +91,8 @@ def _path(world: OuterWorld, folder: Path) -> str:
     return str(folder / f"{file_stem(world)}.agent")
 
 
-def _locked(path: str) -> int | None:
+def _locked(fd: int) -> int | None:
     """The file, locked and marked as the agent's; None where another process keeps the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     started = time.monotonic()
     while time.monotonic() - started < _LOCK_S:
         with suppress(BlockingIOError):

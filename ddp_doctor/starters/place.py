@@ -51,18 +51,14 @@ def mpi_head(env: Mapping[str, str]) -> str:
     if daemons > nodes:
         hosts = expand_open_mpi(env.get("OMPI_MCA_orte_node_regex", ""))
         return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 1, hosts[1] if len(hosts) > 1 else None)
-    return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 0, _host_of_mpirun(env))
-
-
-def _host_of_mpirun(env: Mapping[str, str]) -> str | None:
-    """Its address where it has one; which of several the others reach is not for us to guess: its name."""
-    found = _ADDRESSES.match(env["OMPI_MCA_orte_hnp_uri"])
+    # mpirun's address where it has one; which of several the others reach is not for us to guess: its name.
+    found, host = _ADDRESSES.match(env["OMPI_MCA_orte_hnp_uri"]), env.get("PMIX_HOSTNAME")
     addresses = found[1].split(",") if found else []
     if len(addresses) == 1:
-        return addresses[0].strip("[]")
-    if "OMPI_MCA_orte_node_regex" in env:
-        return expand_open_mpi(env["OMPI_MCA_orte_node_regex"])[0]
-    return env.get("PMIX_HOSTNAME")
+        host = addresses[0].strip("[]")
+    elif "OMPI_MCA_orte_node_regex" in env:
+        host = expand_open_mpi(env["OMPI_MCA_orte_node_regex"])[0]
+    return _checked(env, "OMPI_MCA_orte_local_daemon_uri", 0, host)
 
 
 def _checked(env: Mapping[str, str], variable: str, expected: int, host: str | None) -> str:

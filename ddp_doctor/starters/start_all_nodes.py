@@ -35,13 +35,10 @@ def start_all_nodes(
     if asked.hosts:
         if outer is not None and outer.nnodes * outer.local_size > 1:
             raise ValueError(f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}")
-        return _over_ssh(asked, env, arguments)
-    if asked.node_rank is not None:
+    elif asked.node_rank is not None:
         return asked  # started by hand on each
-    return _in_allocation(asked, env, outer, arguments)
-
-
-def _over_ssh(asked: Asked, env: Mapping[str, str], arguments: Sequence[str]) -> StartedNodes | Asked:
+    else:
+        return _in_allocation(asked, env, outer, arguments)
     hosts = chosen(asked)
     if len(hosts) == 1 and is_here(hosts[0]):
         return replace(asked, nnodes="1", hosts=())

@@ -100,7 +100,9 @@ class Command:
         self._look()
         if self.code is None and (info := signal.sigtimedwait(_WAITED_FOR, seconds)) is not None:
             if info.si_signo != signal.SIGCHLD:
-                self._take(info.si_signo)
+                self.told[info.si_signo] = time.monotonic()
+                if not self._listener.heard(info.si_signo):
+                    self.send(info.si_signo)
             self._look()
         return self.code is not None
 
@@ -109,11 +111,6 @@ class Command:
         if self.code is None:  # until it is waited for, its pid is nobody else's
             with suppress(OSError):
                 os.kill(self.pid, number)
-
-    def _take(self, number: int) -> None:
-        self.told[number] = time.monotonic()
-        if not self._listener.heard(number):
-            self.send(number)
 
     def _look(self) -> None:
         while self.code is None:
@@ -171,7 +168,10 @@ class _Listener:
         """Whether it was sent this signal too, just now."""
         end = time.monotonic() + _LISTENER_PATIENCE_S
         while True:
-            self._read_all()
+            with suppress(BlockingIOError):
+                while data := os.read(self._read, _HEARD.size * 64):
+                    self._heard += _HEARD.iter_unpack(data)
+                self._pid = 0  # somebody killed it
             now = time.monotonic()
             self._heard = [(signo, at) for signo, at in self._heard if now - at < _SAME_SIGNAL_S]
             for index, (signo, _) in enumerate(self._heard):
@@ -181,14 +181,7 @@ class _Listener:
             if now >= end or not select.select((self._read,), (), (), end - now)[0] or self._pid == 0:
                 return False
 
-    def _read_all(self) -> None:
-        with suppress(BlockingIOError):
-            while data := os.read(self._read, _HEARD.size * 64):
-                self._heard += _HEARD.iter_unpack(data)
-            self._pid = 0  # somebody killed it
-
     def close(self) -> None:
-        """End it."""
         if self._pid:
             with suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)

@@ -55,8 +55,11 @@ class Evidence:
             above = base / "watch"
             if not private_folder(base) or not private_folder(above) or not (folder := private_folder(above / name)):
                 continue
-            self.problem = None
-            if _free_bytes(folder) < _LEAST_FREE_BYTES:
+            self.problem, free_bytes = None, 0
+            with suppress(OSError):
+                found = os.statvfs(folder)
+                free_bytes = found.f_bavail * found.f_frsize
+            if free_bytes < _LEAST_FREE_BYTES:
                 self.problem = f"the disk of {above} is full"
                 with suppress(OSError):
                     folder.rmdir()
@@ -74,7 +77,12 @@ class Evidence:
             yield "TORCH_FR_DUMP_TEMP_FILE", f"{folder}/flight_recorder_rank_"
         if "TORCHELASTIC_ERROR_FILE" not in env:
             yield "TORCHELASTIC_ERROR_FILE", f"{folder}/error-{task}.json"
-        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & {*env, *_set_in_nccl_conf(env)}:
+        # NCCL adds to the environment what these files say, and what is set there is the user's choice too.
+        chosen = {*env}
+        for path in (*filter(None, [env.get("NCCL_CONF_FILE")]), *_NCCL_CONF):
+            with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
+                chosen |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
+        if not {"NCCL_DEBUG", "NCCL_DEBUG_FILE"} & chosen:
             yield "NCCL_DEBUG", "INFO"
             yield "NCCL_DEBUG_FILE", f"{str(folder).replace('%', '%%')}/nccl.%h.%p.log"
 
@@ -125,16 +133,15 @@ class Evidence:
             dumps += map(os.path.expanduser, _DUMPS)
         patterns = [re.sub("%[hp]", "*", glob.escape(place)) for place in places if place]
         patterns += [f"{glob.escape(place)}[0-9]*" for place in dumps if place]
-        return kept + [path for pattern in patterns for path in glob.glob(pattern) if self._is_new(path)]
+        for path in (path for pattern in patterns for path in glob.glob(pattern)):
+            with suppress(OSError):
+                if os.stat(path).st_mtime >= self._started_s - 1:
+                    kept.append(path)
+        return kept
 
     def has_error_of_other_task(self) -> bool:
         """Whether one that is no child of the watcher, which is task 0, has left the exception that ended it."""
         return any(re.match("error-[1-9]", path.name) for path, _ in self._files())
-
-    def _is_new(self, path: str) -> bool:
-        with suppress(OSError):
-            return os.stat(path).st_mtime >= self._started_s - 1
-        return False
 
     def note(self, text: str) -> None:
         """Keep what the watcher itself has seen, to be read as the job's words are."""
@@ -168,24 +175,6 @@ def regular_outputs() -> list[Output]:
                 start = status.st_size if appends else os.lseek(stream, 0, os.SEEK_CUR)
                 found.setdefault((status.st_dev, status.st_ino), Output(path, start))
     return list(found.values())
-
-
-def _set_in_nccl_conf(env: Mapping[str, str]) -> set[str]:
-    """NCCL adds to the environment what these files say, and what is set there is the user's choice too."""
-    paths = [env["NCCL_CONF_FILE"]] if env.get("NCCL_CONF_FILE") else []
-    names = set()
-    for path in (*paths, *_NCCL_CONF):
-        with suppress(OSError), open(os.path.expanduser(path), encoding="utf-8", errors="replace") as file:
-            names |= set(re.findall(r"^(NCCL_DEBUG(?:_FILE)?)=", file.read(_MOST_CONF_BYTES), re.MULTILINE))
-    return names
-
-
-def _free_bytes(folder: Path) -> int:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return 0
-    return found.f_bavail * found.f_frsize
 
 
 def _forget_old(above: Path) -> None:

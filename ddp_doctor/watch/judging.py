@@ -19,7 +19,6 @@ from ddp_doctor.watch.evidence import Output
 
 if TYPE_CHECKING:
     from ddp_doctor.app import Outcome
-    from ddp_doctor.views.live_jobs import LiveJob
 
 #: What an exit code says where the child did not end by itself.
 CUT_SHORT = -1
@@ -128,7 +127,7 @@ def judge_the_end(
 
     2 is wrong use: nothing could be read. ``was_told``: of the stand-still in which it ended.
     """
-    from ddp_doctor.app.logs import logs
+    from ddp_doctor.app.job_reading import logs
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.model.report import LogsReport
 
@@ -168,6 +167,7 @@ def judge_what_runs(
     from ddp_doctor.app.folders import save_recording
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.views.live_jobs import live_jobs
+    from ddp_doctor.wording.live_ranks import says
 
     ran = [pid for pid in pids if not process.has_ended(pid)]
     try:
@@ -183,7 +183,9 @@ def judge_what_runs(
         say(f"{why}{alone}:")
         _show(outcome, env, say)
         return code
-    picture = _picture(live_jobs(outcome.recording))
+    ranks = [rank for job in live_jobs(outcome.recording) for rank in job.ranks]
+    does = "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks)
+    picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
     said = outcome.report.summary
     if picture:
         said = f"{said.removeprefix('Moving: ').rstrip('.')}; {_NOT_KNOWN}"
@@ -199,34 +201,26 @@ def judge_what_runs(
     return code
 
 
-def _picture(jobs: Sequence["LiveJob"]) -> str:
-    """What each rank does and where; empty where none waits for another."""
-    from ddp_doctor.wording.live_ranks import says
-
-    ranks = [rank for job in jobs for rank in job.ranks]
-    return "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks) if any(rank.waits for rank in ranks) else ""
-
-
 def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tuple["Outcome", str]:
     """What was seen, and that it is of this node alone, if it is so. Raises UsageError."""
-    from ddp_doctor.app.attach import attach
+    from ddp_doctor.app.attach import Watching, attach
     from ddp_doctor.app.attach_nodes import attach_to_step
     from ddp_doctor.model.choices import UsageError
     from ddp_doctor.views.live_jobs import live_jobs, unreached
 
-    alone = ", seen on this node alone"
+    alone, how = ", seen on this node alone", Watching(env=env)
     if not in_step:
-        outcome = attach(pids, env=env)
+        outcome = attach(pids, how=how)
         return outcome, alone if any(job.is_elsewhere for job in live_jobs(outcome.recording)) else ""
     try:
-        outcome = attach_to_step((), lambda _: None, env)
+        outcome = attach_to_step(env)
         lost = unreached(outcome.recording)
         if outcome.recording.world and len(lost) < outcome.recording.world.nnodes:
             return outcome, ""
         reason = next(iter(lost.values()))
     except UsageError as error:
         reason = str(error)
-    return attach(pids, env=env), f"{alone} ({reason})"
+    return attach(pids, how=how), f"{alone} ({reason})"
 
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:

@@ -27,7 +27,10 @@ class KeptOutput:
 
     def __init__(self, folder: Path, task: int, *, is_ours: bool) -> None:
         streams = [stream for stream in (1, 2) if not is_regular(stream)]
-        same = len(streams) > 1 and _is_same(1, 2)
+        same = False
+        with suppress(OSError):
+            places = [(found.st_dev, found.st_ino) for found in map(os.fstat, streams)]
+            same = len(places) > 1 and places[0] == places[1]
         pipes = {stream: os.pipe() for stream in streams if stream == 1 or not same}
         self.streams = {stream: pipes[1 if same else stream][1] for stream in streams}
         self._ends = {write for _, write in pipes.values()}
@@ -64,14 +67,6 @@ class KeptOutput:
                     return False
             self.pid = 0
         return True
-
-
-def _is_same(first: int, second: int) -> bool:
-    try:
-        one, other = os.fstat(first), os.fstat(second)
-    except OSError:
-        return False
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _copy(sources: dict[int, int], folder: Path, task: int) -> None:
@@ -121,21 +116,19 @@ class _Kept:
         """Keep them, as long as the disk has room."""
         try:
             if self._room <= 0:
-                self._next()
+                if self._file is not None:
+                    os.close(self._file)
+                    self._file = None
+                if self._number > 2:
+                    self._path(self._number - 2).unlink(missing_ok=True)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self._file = os.open(self._path(self._number), flags, 0o600)
+                self._number += 1
+                self._room = _FILE_BYTES
             if self._file is not None:
                 self._room -= os.write(self._file, data)
         except OSError:
             self._room = _FILE_BYTES  # so much later it tries again
-
-    def _next(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-        if self._number > 2:
-            self._path(self._number - 2).unlink(missing_ok=True)
-        self._file = os.open(self._path(self._number), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._number += 1
-        self._room = _FILE_BYTES
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{self._name}.{number}.txt"

@@ -9,7 +9,7 @@ waits for another one that writes a checkpoint, `attach` finds out.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ddp_doctor.knowledge.live_frames import GROUP_THREADS
@@ -73,7 +73,8 @@ class Progress:
         self._looked_s = now
         self._begun_s = self._begun_s or now
         is_beginning = not self._each and now - self._begun_s < _BEGINNING_S
-        if is_beginning or now - self._searched_s > _SEARCH_S or not self._all_live():
+        all_live = all(process.started(pid) == rank.started for pid, rank in self._ranks.items())
+        if is_beginning or now - self._searched_s > _SEARCH_S or not all_live:
             self._searched_s = now
             self._search(roots, now)
         for rank in self._ranks.values():
@@ -85,9 +86,6 @@ class Progress:
         still = [now - rank.moved_s for rank in self._ranks.values()]
         return (max(still) if self._each else min(still)) if still else 0.0
 
-    def _all_live(self) -> bool:
-        return all(process.started(pid) == rank.started for pid, rank in self._ranks.items())
-
     def _search(self, roots: Iterable[int], now: float) -> None:
         """Find the job's ranks; those that are new count as moving."""
         found, self._each = _ranks_below(roots)
@@ -97,8 +95,10 @@ class Progress:
         if known.keys() != found.keys():  # a restart, or it has just begun
             for rank in known.values():
                 rank.moved_s = now
-        new = (_new_rank(pid, started, now) for pid, started in found.items() if pid not in known)
-        self._ranks = known | {rank.pid: rank for rank in new if rank is not None}
+        for pid, started in found.items():
+            if pid not in known and (counts := _counts_of(pid)) is not None:
+                known[pid] = _Rank(pid, started, _uses_gpu(pid), counts, now)
+        self._ranks = known
 
 
 def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
@@ -107,17 +107,9 @@ def _ranks_below(roots: Iterable[int]) -> tuple[dict[int, int], bool]:
     with_torch = {pid for pid in tree if "/libtorch" in (proc.read(f"/proc/{pid}/maps") or "")}
     rank_of = {pid: (proc.environment(pid) or {}).get("RANK") for pid in with_torch}
     ranks = {pid for pid, rank in rank_of.items() if rank is not None and rank_of.get(proc.parent(pid)) != rank}
-    starts = {pid: process.started(pid) for pid in ranks or filter(_has_groups, with_torch)}
+    grouped = [pid for pid in with_torch if any(map(GROUP_THREADS.fullmatch, proc.threads(pid).values()))]
+    starts = {pid: process.started(pid) for pid in ranks or grouped}
     return {pid: started for pid, started in starts.items() if started is not None}, bool(ranks)
-
-
-def _has_groups(pid: int) -> bool:
-    return any(map(GROUP_THREADS.fullmatch, proc.threads(pid).values()))
-
-
-def _new_rank(pid: int, started: int, now: float) -> _Rank | None:
-    counts = _counts_of(pid)
-    return _Rank(pid, started, _uses_gpu(pid), counts, now) if counts is not None else None
 
 
 def _uses_gpu(pid: int) -> bool:
@@ -137,14 +129,8 @@ def _counts_of(pid: int) -> _Counts | None:
 
 
 def _numbers(text: str | None) -> Mapping[str, int]:
-    return dict(_pairs((text or "").splitlines()))
-
-
-def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
-    for line in lines:
-        name, _, value = line.partition(":")
-        if value.strip().isdigit():
-            yield name, int(value)
+    fields = (line.partition(":") for line in (text or "").splitlines())
+    return {name: int(value) for name, _, value in fields if value.strip().isdigit()}
 
 
 def _has_moved(rank: _Rank, now: _Counts) -> bool:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from textwrap import shorten
 
@@ -43,8 +44,11 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         say("'': not found")
         return 127
     try:
-        if _is_below_a_watcher():
-            become(argv, env)
+        above, left = os.getpid(), _MOST_ANCESTORS
+        while (above := proc.parent(above)) > 1 and left:
+            left -= 1
+            if (proc.read(f"/proc/{above}/comm") or "").strip() == _NAME:  # another watcher does the work
+                become(argv, env)
         evidence = Evidence(env, _folder_name(world), world.local_rank if world else 0)
         if world is not None and not world.is_agent:
             evidence.add_task(world.local_rank, regular_outputs())
@@ -60,15 +64,6 @@ def watch(argv: Sequence[str], env: Mapping[str, str], options: WatchOptions, sa
         if evidence is not None:
             evidence.forget()
         return error.code
-
-
-def _is_below_a_watcher() -> bool:
-    pid, left = os.getpid(), _MOST_ANCESTORS
-    while (pid := proc.parent(pid)) > 1 and left:
-        left -= 1
-        if (proc.read(f"/proc/{pid}/comm") or "").strip() == _NAME:
-            return True
-    return False
 
 
 def _folder_name(world: OuterWorld | None) -> str:
@@ -97,23 +92,18 @@ def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *
         say(f"set, because you set none (files are in that folder): {' '.join(chosen)}")
 
 
+@dataclass
 class _Watcher:
     """One command, from its start to its end."""
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        evidence: Evidence,
-        options: WatchOptions,
-        say: Callable[[str], None],
-        node: int | None,
-    ) -> None:
-        self._folder_name = _named(argv)
-        self._argv, self._evidence, self._options, self._say = argv, evidence, options, say
-        self._node_in_step = node
-        self._outputs: list[Output] = []
-        self._copies: KeptOutput | None = None
-        self._oom = process.OomCounter(of_host=False)
+    argv: Sequence[str]
+    evidence: Evidence
+    options: WatchOptions
+    say: Callable[[str], None]
+    node_in_step: int | None
+    _outputs: list[Output] = field(default_factory=list)
+    _copies: KeptOutput | None = None
+    _oom: process.OomCounter = field(default_factory=lambda: process.OomCounter(of_host=False))
 
     def run(self, env: Mapping[str, str]) -> int:
         """Raises CannotStart."""
@@ -121,16 +111,16 @@ class _Watcher:
         sys.stderr.flush()
         self._outputs = regular_outputs()
         self._command = command = Command()
-        if self._options.keep_output and self._evidence.folder is not None:
-            self._copies = KeptOutput(self._evidence.folder, 0, is_ours=True)
-        command.start(self._argv, env, self._copies.streams if self._copies else {})
+        if self.options.keep_output and self.evidence.folder is not None:
+            self._copies = KeptOutput(self.evidence.folder, 0, is_ours=True)
+        command.start(self.argv, env, self._copies.streams if self._copies else {})
         if self._copies:
             self._copies.started()
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
             if not os.isatty(stream):  # which tells how wide it is
                 os.dup2(nothing, stream)
-        lookout = Lookout(command, self._evidence, self._options, self._say, self._node_in_step)
+        lookout = Lookout(command, self.evidence, self.options, self.say, self.node_in_step)
         while not command.wait(lookout.pause_s()):
             lookout.look()
         ended_s = time.monotonic()
@@ -149,52 +139,52 @@ class _Watcher:
         if command.code == 0 and not self._has_failed_elsewhere(ended_s):
             return
         if killed := self._oom.since_start():
-            self._evidence.note(f"the watcher detected {killed} oom_kill events in the memory cgroup of the job")
-        files = self._evidence.files()
-        how = f"{self._folder_name} {_ended(command.code or 0)} {_time_after(ended_s - command.started_s)}"
+            self.evidence.note(f"the watcher detected {killed} oom_kill events in the memory cgroup of the job")
+        files = self.evidence.files()
+        how = f"{_named(self.argv)} {_ended(command.code or 0)} {_time_after(ended_s - command.started_s)}"
         if command.code == 0:
-            how = f"{self._folder_name} ended well, and another task of this node failed"
+            how = f"{_named(self.argv)} ended well, and another task of this node failed"
         if not files:
-            self._evidence.forget()
-        elif self._evidence.folder:
-            how += f"; what it left is in {self._evidence.folder}"
+            self.evidence.forget()
+        elif self.evidence.folder:
+            how += f"; what it left is in {self.evidence.folder}"
         if was_stuck:
-            self._say(f"{how}. It hung; who kept the others waiting is told above")
+            self.say(f"{how}. It hung; who kept the others waiting is told above")
         elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
-            self._say(f"{how}. It was interrupted by hand, so nothing is judged")
+            self.say(f"{how}. It was interrupted by hand, so nothing is judged")
         else:
             self._judge(how, files, _GONE_S - (time.monotonic() - ended_s), was_told=was_told)
 
     def _has_failed_elsewhere(self, ended_s: float) -> bool:
         """Whether another task of this node has, after or before the watcher's own ended well."""
-        while others := [pid for pid, _ in self._evidence.tasks() if not process.has_ended(pid)]:
+        while others := [pid for pid, _ in self.evidence.tasks() if not process.has_ended(pid)]:
             if time.monotonic() - ended_s > _OTHER_TASKS_S:
-                self._say(f"{self._folder_name} ended well; other tasks of this node run on unwatched: {len(others)}")
+                self.say(f"{_named(self.argv)} ended well; other tasks of this node run on unwatched: {len(others)}")
                 return False
             time.sleep(0.05)
-        has_failed = self._evidence.has_error_of_other_task()
+        has_failed = self.evidence.has_error_of_other_task()
         if not has_failed:
-            self._evidence.forget()
+            self.evidence.forget()
         return has_failed
 
     def _judge(self, how: str, files: Sequence[str], seconds: float, *, was_told: bool) -> None:
-        outputs = [*self._outputs, *(output for _, of_task in self._evidence.tasks() for output in of_task)]
+        outputs = [*self._outputs, *(output for _, of_task in self.evidence.tasks() for output in of_task)]
         code = _NOTHING_READ
         if files or outputs:
-            say = partial(self._say, f"{how}. Why:")
+            say = partial(self.say, f"{how}. Why:")
             judging = partial(judge_the_end, files, outputs, os.environ, say, was_told=was_told)
             code = Judging(judging, seconds).wait()
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
-            self._say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
+            self.say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
         elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
-            self._say(f"{how}. It stood still until then; what was seen of that is told above")
-        elif self._node_in_step:  # the first node's watcher says as much
+            self.say(f"{how}. It stood still until then; what was seen of that is told above")
+        elif self.node_in_step:  # the first node's watcher says as much
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
-            self._say(f"{how}. Nothing that it said tells why")
+            self.say(f"{how}. Nothing that it said tells why")
         elif code == _NOTHING_READ:
-            self._say(
+            self.say(
                 f"{how}. What it said went to a terminal or a pipe, and cannot be read again:"
                 " `ddp-doctor watch --keep-output -- …` keeps it"
             )

@@ -9,7 +9,7 @@ from ddp_doctor import app
 from ddp_doctor.app import UsageError
 from ddp_doctor.app.baselines import compare, load_baseline, with_baseline
 from ddp_doctor.app.fleet import baseline_of, read_fleet
-from ddp_doctor.app.logs import logs
+from ddp_doctor.app.job_reading import logs
 from ddp_doctor.cli import commands
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Severity, Verdict

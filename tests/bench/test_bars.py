@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Options, World
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.bench import paired
 from tests.lab import faults, several_nics
@@ -89,7 +89,7 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
 def test_reported_bandwidth_is_that_of_a_bare_loop():
     with _session() as session:
         check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=60.0)
-        session.agent_alone(_run_of_two_ranks()).run_checks([check])
+        session.agent(_run_of_two_ranks()).run_checks([check])
         assert session.partial.trials[0].outcome == "finished"
         fact = paired.Paired.model_validate(session.partial.readings[0].fact)
     _tell("all-reduce of 4 MiB, doctor", fact.ours)
@@ -118,7 +118,7 @@ def test_one_more_trial_is_cheap():
         check = Check("trial", "A bare trial", Where.RANK, misbehaving.well_behaved, ())
         for number in range(12):
             session.partial.trials.clear()
-            agent = session.agent_alone(_run_of_two_ranks())
+            agent = session.agent(_run_of_two_ranks())
             agent.first_trial = number
             started = time.perf_counter()
             agent.run_checks([check])

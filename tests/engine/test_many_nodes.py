@@ -7,9 +7,8 @@ import pytest
 from ddp_doctor.agents.agent_group import Lost
 from ddp_doctor.app import judge
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.node_run.head_agent import allowed
-from ddp_doctor.engine.node_run.many_nodes import ManyNodes
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.many_nodes import ManyNodes, allowed
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Node, Options, Recording, World

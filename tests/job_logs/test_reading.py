@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.app import job_reading, recordings
-from ddp_doctor.app.logs import logs
+from ddp_doctor.app.job_reading import logs
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact

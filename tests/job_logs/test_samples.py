@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.app.logs import logs
+from ddp_doctor.app.job_reading import logs
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS, hangs, live
 from ddp_doctor.model.report import LogsReport
 from tests.job_logs.documents import FOLDER, SAMPLES, Sample

@@ -13,7 +13,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app.fleet import fleet_outcome, read_fleet
-from ddp_doctor.app.logs import logs
+from ddp_doctor.app.job_reading import logs
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
 from tests.app.test_fleet import made

@@ -10,11 +10,11 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.check import Check, Probe
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 
 
@@ -83,7 +83,7 @@ def play(session: Session) -> Play:
         )
         options = Options(level=Level.QUICK, model=model)
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
-        agent = session.agent_alone(run)
+        agent = session.agent(run)
         agent.first_trial = played
         try:
             agent.run_checks([check, *then])

@@ -10,13 +10,13 @@ from threading import Thread
 import pytest
 
 from ddp_doctor.engine.node_run.agent import Agent
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.engine.prove.experiments import Spoiled, attempt_of
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import Node, Options, World
 from ddp_doctor.model.trial import Attempt
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
 
@@ -39,7 +39,7 @@ def agent() -> Iterator[Agent]:
         session.start_control()
         assert session.can_fork
         run = Run(Options(level=Level.QUICK), env, print, world, until=time.monotonic() + 60.0)
-        yield session.agent_alone(run)
+        yield session.agent(run)
         assert session.partial.trials == []  # nobody is judged by a trial that tries a remedy
         assert session.partial.readings[1:] == []
 

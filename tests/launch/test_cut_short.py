@@ -15,8 +15,8 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.engine.node_run.partial_recording import note_interruption, where_ranks_stood
-from ddp_doctor.engine.node_run.session import Session
 from ddp_doctor.engine.verdict import check_results
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import CheckStatus, ExitCode, Status, Verdict, Where
@@ -36,7 +36,7 @@ PAIR = World(nproc_per_node=2, world_size=2)
 
 def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
     """In the place of the deadlines: a signal that comes when rank 0 waits and rank 1 has begun to sleep."""
-    waits, sleeps = trial._ranks
+    waits, sleeps = trial.ranks
     if waits.open_step is not None and sleeps.check == "scenario" and now - sleeps.check_at > 0.3:
         raise Interrupted
 

@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from ddp_doctor.facts.cluster import AttemptSeen
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.starters import endpoint
-from ddp_doctor.starters.endpoint import Attempt, approach, holder_of, is_held_by_launcher, is_mine, resolve
+from ddp_doctor.starters.endpoint import approach, holder_of, is_held_by_launcher, is_mine, resolve
 from tests.lab.processes import PATIENCE_S
 from tests.once import free_port
 
@@ -52,7 +53,10 @@ def test_a_head_that_starts_late_is_found():
 
 def test_a_filter_that_answers_once_a_second_is_not_taken_for_one_that_drops(monkeypatch: pytest.MonkeyPatch):
     attempts = iter(
-        [Attempt("10.0.0.1", "refused", "Connection refused", "10.0.0.1"), Attempt("10.0.0.1", "timed_out")]
+        [
+            AttemptSeen(address="10.0.0.1", outcome="refused", error="Connection refused", rejected_by="10.0.0.1"),
+            AttemptSeen(address="10.0.0.1", outcome="timed_out"),
+        ]
     )
     monkeypatch.setattr(endpoint, "_connect", lambda *_: (next(attempts), ""))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.remote_ranks import merged
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -57,6 +57,6 @@ def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_ent
 def test_a_part_survives_its_way_to_the_head():
     part = _part(1, "stuck", "p2p")
 
-    came = validation.trial_part(part.to_json(), 1, World(nnodes=3, world_size=3), "t0")
+    came = messages.trial_part(part.to_json(), 1, World(nnodes=3, world_size=3), "t0")
 
     assert TrialResult(*came) == part

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from ddp_doctor.checks import CHECKS
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.recording import Options
 from ddp_doctor.ranks import preload
 from ddp_doctor.starters.request import RunRequest

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.agents.store_client import HEAD, UNREADABLE, StoreClient
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer

@@ -18,7 +18,7 @@ import psutil
 
 from ddp_doctor.ranks.torchrun import launch
 from ddp_doctor.starters.interruption import Interrupted, interruptible
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.request import RunRequest
 

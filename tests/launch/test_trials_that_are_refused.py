@@ -12,8 +12,7 @@ from ddp_doctor.model.recording import Node, Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.environment import Refused
 from ddp_doctor.ranks.forkserver import ForkServer
-from ddp_doctor.ranks.node_ranks import NodeRanks
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 
 MEET = Reproducer(kind="meet")
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.agents import validation
+from ddp_doctor.agents import messages
 from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.agents.messages import Begin, NodeReport, Opening
 from ddp_doctor.agents.store_client import UNREADABLE
@@ -38,14 +38,14 @@ def _result(record: dict[str, Any], *readings: dict[str, Any]) -> dict[str, Any]
 @pytest.mark.parametrize("junk", SHAPES, ids=lambda junk: "unreadable" if junk is UNREADABLE else repr(junk))
 def test_values_of_another_shape_are_unreadable(junk: Any):
     for look in (
-        validation.node_report,
-        validation.order,
-        lambda one: validation.read(Opening, one),
-        lambda one: validation.trial_part(one, 1, WORLD, "t0"),
+        messages.node_report,
+        messages.order,
+        lambda one: messages.read(Opening, one),
+        lambda one: messages.trial_part(one, 1, WORLD, "t0"),
     ):
         with pytest.raises(Unreadable):
             look(junk)
-    assert validation.sender(junk) == ""
+    assert messages.sender(junk) == ""
 
 
 @pytest.mark.parametrize(
@@ -69,20 +69,20 @@ def test_values_of_another_shape_are_unreadable(junk: Any):
     ids=repr,
 )
 def test_a_card_that_no_node_would_write_is_unreadable(fields: dict[str, Any]):
-    assert validation.node_report(_node_report()).hostname == "node1"
+    assert messages.node_report(_node_report()).hostname == "node1"
     with pytest.raises(Unreadable):
-        validation.node_report(_node_report(**fields))
+        messages.node_report(_node_report(**fields))
 
 
 def test_the_sender_of_a_card_of_another_release_is_known_by_its_name():
-    assert validation.sender(_node_report(nnodes="two")) == "node1"
-    assert validation.sender({"hostname": "node1\x1b[2J"}) == ""
+    assert messages.sender(_node_report(nnodes="two")) == "node1"
+    assert messages.sender({"hostname": "node1\x1b[2J"}) == ""
 
 
 def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings():
     odd = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": "two"})
 
-    first, second = validation.readings([odd, _reading()], 1, WORLD)
+    first, second = messages.readings([odd, _reading()], 1, WORLD)
 
     assert (first.status, first.fact) == (Status.FAILED, None)
     assert first.reason == f"the node sent {JUNK}"
@@ -92,7 +92,7 @@ def test_a_fact_of_another_shape_fails_its_check_and_leaves_the_other_readings()
 def test_nobody_speaks_of_a_node_that_there_is_not():
     told = _reading(status="collected", fact={"kind": SilenceFact.KIND, "node": 7})
 
-    (reading,) = validation.readings([told], 1, WORLD)
+    (reading,) = messages.readings([told], 1, WORLD)
 
     assert reading.fact is None
 
@@ -100,7 +100,7 @@ def test_nobody_speaks_of_a_node_that_there_is_not():
 def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
     told = _reading(status="collected", fact={"kind": "weather/1", "sun": True})
 
-    (reading,) = validation.readings([told], 1, WORLD)
+    (reading,) = messages.readings([told], 1, WORLD)
 
     assert reading.fact == {"kind": "weather/1", "sun": True}
 
@@ -108,7 +108,7 @@ def test_a_fact_of_a_kind_that_no_rule_reads_stays_as_it_is():
 @pytest.mark.parametrize("fields", [{"node": 0}, {"node": 7}, {"rank": 1}, {"rank": 4}], ids=repr)
 def test_nobody_hands_in_what_another_node_read(fields: dict[str, Any]):
     with pytest.raises(Unreadable):
-        validation.readings([_reading(**fields)], 1, WORLD)
+        messages.readings([_reading(**fields)], 1, WORLD)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_a_trial_that_speaks_of_other_ranks_is_unreadable(record: dict[str, Any]
     told = {"record": {"trial": "t0", **record}, "readings": []}
 
     with pytest.raises(Unreadable):
-        validation.trial_part(told, 1, WORLD, "t0")
+        messages.trial_part(told, 1, WORLD, "t0")
 
 
 def test_a_trial_of_the_nodes_own_ranks_is_taken():
     told = _result({"evidence": (RankEvidence(rank=3, node=1),)}, _reading(rank=2))
 
-    record, readings = validation.trial_part(told, 1, WORLD, "t0")
+    record, readings = messages.trial_part(told, 1, WORLD, "t0")
 
     assert (record.evidence[0].rank, readings[0].rank) == (3, 2)
 
@@ -150,7 +150,7 @@ def test_a_beginning_without_a_place_for_each_node_is_unreadable():
         "options": {},
         "checks": [],
     }
-    assert validation.read(Begin, begin).ids == {0: 0, 1: 1}
+    assert messages.read(Begin, begin).ids == {0: 0, 1: 1}
     for fields in ({"ids": {0: 0}}, {"contacts": begin["contacts"][:1]}, {"ids": {0: 0, 5: 1}}):
         with pytest.raises(Unreadable):
-            validation.read(Begin, begin | fields)
+            messages.read(Begin, begin | fields)

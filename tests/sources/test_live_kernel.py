@@ -12,6 +12,7 @@ import pytest
 from ddp_doctor.knowledge.system_calls import CALLS
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_kernel import waits_for
+from ddp_doctor.sources.live_process import sockets
 from tests.lab.processes import PATIENCE_S
 
 WAITS = {
@@ -40,17 +41,17 @@ def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script
             if not _wait_until(lambda: Path(names["F"]).exists()) or proc.read(f"/proc/{process.pid}/syscall") is None:
                 pytest.skip("this kernel does not tell in which call a process is")
             expected = of.format(**names)
-            _wait_until(lambda: waits_for(process.pid, _peer).endswith(expected) or process.poll())
+            _wait_until(lambda: _waits_for(process.pid).endswith(expected) or process.poll())
 
-            said = waits_for(process.pid, _peer)
+            said = _waits_for(process.pid)
         finally:
             process.kill()
     assert said.endswith(expected), said
     assert call in said.removesuffix(expected)
 
 
-def _peer(_inode: str) -> str:
-    return "10.0.0.5:443"
+def _waits_for(pid: int) -> str:
+    return waits_for(pid, dict.fromkeys(sockets(pid), "10.0.0.5:443"))
 
 
 def _wait_until(is_so: Callable[[], object]) -> bool:

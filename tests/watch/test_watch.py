@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.app.logs import logs
+from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.job_log import JobLogFact
 from tests.launch.agents import PATIENCE_S
 

@@ -7,8 +7,7 @@ orders (follower_agent.py).
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,6 +46,9 @@ class Agent:
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.node_ranks.keep_partial = self._keep
+
     @property
     def world(self) -> World:
         """The ranks there are."""
@@ -57,7 +59,7 @@ class Agent:
         record = self._record(checks, tuple(range(self.world.world_size)), "torchrun")
         remote = self._order_trial("torchrun", record, checks)
         running = self.node_ranks.running_under_torchrun(record, checks, remote)
-        with self._keeping_partial_result(), running as (mine, launch):
+        with running as (mine, launch):
             result = self._with_other_nodes(mine)
             self._keep(result)
             if result.cut_short is not None:
@@ -88,10 +90,7 @@ class Agent:
                 return
             record = self._record(left, self._ranks, "forkserver")
             remote = self._order_trial("trial", record, left)
-            with self._keeping_partial_result():
-                result = self._with_other_nodes(
-                    self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote)
-                )
+            result = self._with_other_nodes(self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote))
             self._keep(result)
             if result.cut_short is not None:
                 self._fail_checks(left, result.cut_short)
@@ -132,28 +131,18 @@ class Agent:
     def _with_other_nodes(self, mine: TrialResult) -> TrialResult:
         if self.group is None:
             return mine
-        from ddp_doctor.agents import validation
+        from ddp_doctor.agents import messages
         from ddp_doctor.agents.remote_ranks import merged
 
         trial = mine.record.trial
 
         def read(value: Json, node: int, world: World) -> TrialResult:
-            return TrialResult(*validation.trial_part(value, node, world, trial))
+            return TrialResult(*messages.trial_part(value, node, world, trial))
 
         parts = self.group.gather(f"result/{trial}", deadlines.HAND_IN_S, read)
         self.group.require_store()
         absent = tuple(rank for rank in self.group.others if rank not in parts)
         return merged([mine, *parts.values()], absent)
-
-    @contextmanager
-    def _keeping_partial_result(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            partial = self.node_ranks.take_partial()
-            if partial is not None:
-                self._keep(partial)
-            raise
 
     # --- one node or many ---------------------------------------------------------------------
 
@@ -259,6 +248,8 @@ class Agent:
 
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
+        if result.record.reproducer is not None:
+            return  # a trial that tried a remedy: nobody is judged by it
         new = {(reading.check, reading.rank) for reading in result.readings}
         self.partial.readings[:] = [
             reading for reading in self.partial.readings if (reading.check, reading.rank) not in new

@@ -50,6 +50,7 @@ class FollowerAgent:
                 self._trial(order, checks)
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
+        self.node_ranks.keep_partial = self._keep
         record: TrialRecord = order["record"]
         remote = StoreRemoteRanks(self.group, record.trial)
         try:
@@ -61,11 +62,6 @@ class FollowerAgent:
                 self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
         except Refused as refused:
             raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
-        except BaseException:
-            partial = self.node_ranks.take_partial()
-            if partial is not None:
-                self._keep(partial)
-            raise
 
     def _hand_in(self, result: TrialResult) -> None:
         self._keep(result)

@@ -4,41 +4,46 @@ The head decides and judges; the others follow its orders and end with its repor
 head, or never found it, ends with what it read itself.
 """
 
-import socket
+import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 
-from ddp_doctor.agents import roll_call, silence_watch
+from ddp_doctor.agents import messages, roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
-from ddp_doctor.agents.framing import Unreadable
+from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.agents.messages import Begin, Contact, NodeReport, at_node, ranked, world_of
 from ddp_doctor.agents.roll_call import NotMet, RollCall
 from ddp_doctor.agents.store_client import HEAD, StoreLost
+from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
-from ddp_doctor.engine.node_run.head_agent import HeadAgent
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.node_run.partial_recording import interrupted_after
+from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
+from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import ROLL_CALL, Check
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
+from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
+from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
-from ddp_doctor.starters.endpoint import resolve
 from ddp_doctor.starters.place import Place
+from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
+#: What ranks would do beside an error of the rules that look before they start, by code.
+_RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
 #: A head whose beats arrive, and that does not end the run for this long after the budget, is lost.
 _LONGEST_BEYOND_BUDGET_S = 240.0
 #: The head gives up nodes whose beats arrive and that hand nothing in this much earlier.
@@ -72,7 +77,7 @@ class ManyNodes(NodeRun):
     def run(self) -> None:
         """Run to the end, whatever happens to the other nodes."""
         self.listener = Listener(self._answer)
-        self.roll_call.command = _join_command(self.place, self.recording.first(InterfacesFact))
+        self.roll_call.command = roll_call.join_command(self.place, self.recording.first(InterfacesFact))
         if self.place.endpoint is None:
             self.request.announce(self.roll_call.command)
         try:
@@ -108,7 +113,7 @@ class ManyNodes(NodeRun):
             group.client.flush()
             self._take_report(group.ended)
         elif group.is_head:
-            HeadAgent(self, group).run()
+            decide(self, group)
         else:
             self._follow(group)
 
@@ -183,7 +188,7 @@ class ManyNodes(NodeRun):
         assert self.watch is not None
         self.watch.start()
         run = self.session.run_of(self.recording, group.until, group.my_rank)
-        node_ranks = self.session.node_ranks(run, self.roll_call.way)
+        node_ranks = NodeRanks(run, self.session.run_folder, self.session.server, self.roll_call.way)
         follower = FollowerAgent(group, node_ranks, self.known, self.probe_between, self.partial)
         self._take_report(follower.run())
 
@@ -298,15 +303,110 @@ class ManyNodes(NodeRun):
             self.group.leave(why)
 
 
-def _join_command(place: Place, fact: InterfacesFact | None) -> str:
-    """What to type on the other hosts: the endpoint given, else this host by the name or address that leads here.
+# --- the head, once all have met ---------------------------------------------------------------------
 
-    A name that means the loopback address here may mean nothing on other hosts: then the address is given.
+
+def decide(node: ManyNodes, group: AgentGroup) -> None:
+    """Decide what all nodes do: all that the plan and the findings so far allow.
+
+    The readings of all go into the recording of this node. Raises Lost, Left, StoreLost and Unreadable.
     """
-    host, port = place.endpoint or (socket.gethostname(), roll_call.DEFAULT_PORT)
-    if place.endpoint is None:
-        addresses, _ = resolve(host, 2.0)
-        if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
-            host = (advertised(fact, "nccl") if fact else None) or host
-    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+    begin = _begin(node, group)
+    group.begin = begin
+    node.begin(group, begin)
+    group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
+    node.note_roll_call(node.roll_call.met_fact(group), 0)
+    run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
+    _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
+    _run_ranks(node, group, run)
+    afterwards = list(node.afterwards())
+    if not node.partial.trials:
+        afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
+    if group.silent():
+        afterwards = _leave_out(node, afterwards, "a node fell silent")
+    _probe(node, group, "afterwards", afterwards)
+    recording, control, agent = node.so_far(), node.roll_call.control, None
+    if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
+        agent = node.session.agent(run, control, group)
+    prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
+    if group.unreadable:
+        who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
+        node.unfinished(f"{who} sent {JUNK}")
+    group.check()
+
+
+def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
+    node_reports = {rank: node.roll_call.node_reports[agent] for rank, agent in group.ids.items()}
+    place = node.place
+    world = world_of(node_reports, place.nnodes, place.expected_hosts, place.launcher)
+    node.recording = node.recording.model_copy(update={"world": world, "readings": ()})
+    node.partial.readings[:] = [
+        reading for rank, report in node_reports.items() for reading in at_node(report.readings, rank)
+    ]
+    return Begin(
+        run_id=node.recording.run_id,
+        started_at=node.recording.started_at,
+        secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
+        world=world,
+        ids=group.ids,
+        contacts=other_networks.contacts(node_reports),
+        options=node.recording.options,
+        checks=tuple(check.id for check in node.plan.checks),
+        not_run=node.plan.not_run,
+    )
+
+
+def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check]) -> None:
+    """Run checks of the agents on all nodes; ``when`` is the key under which the others hand in readings."""
+    if not checks:
+        return
+    started = time.monotonic()
+    group.order({"do": "probe", "when": when, "checks": [check.id for check in checks]})
+    own = node.probe_between(checks)
+    left_s = started + max(check.deadline_s for check in checks) - time.monotonic()
+    handed_in = group.gather(when, max(left_s, 0.0) + HAND_IN_S, messages.readings)
+    group.require_presence()
+    node.partial.readings.extend(own)
+    for rank in group.others:
+        if rank in handed_in:
+            node.partial.readings.extend(handed_in[rank])
+        elif rank not in group.silent():  # silence is a finding of its own
+            node.partial.readings.extend(
+                Reading(check=check.id, status=Status.TIMED_OUT, node=rank, reason="the node handed nothing in")
+                for check in checks
+            )
+
+
+def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
+    checks = allowed(node, node.rank_checks())
+    if refused := nccl_without_gpu(node.so_far()):
+        checks = _leave_out(node, checks, refused)
+    if group.silent():
+        checks = _leave_out(node, checks, "a node fell silent")
+    if not checks:
+        return
+    agent = node.session.agent(run, node.roll_call.control, group)
+    launcher = [check for check in checks if check.where is Where.LAUNCHER]
+    if launcher:
+        agent.run_under_torchrun(launcher)
+    ranks = [check for check in checks if check.where is Where.RANK]
+    if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
+        ranks = _leave_out(node, ranks, "no word of a node")
+    agent.run_checks(ranks)
+
+
+def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
+    """Those of the ranks' checks that are worth their time after what was found between the nodes."""
+    errors = [finding for finding in diagnose(node.so_far()).findings if finding.severity is Severity.ERROR]
+    effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
+    for code in (code for code, effect in effects.items() if effect == "stop"):
+        return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang")
+    for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity has measured how slow
+        return _leave_out(node, checks, f"{code} makes every step several times longer", but=(PROCESS_GROUP,))
+    return checks
+
+
+def _leave_out(node: NodeRun, checks: Sequence[Check], reason: str, but: Container[str] = ()) -> list[Check]:
+    """Note that the checks are not run, ``but`` for some; those that are left."""
+    node.partial.leave_out((check for check in checks if check.id not in but), reason)
+    return [check for check in checks if check.id in but]

@@ -1,23 +1,118 @@
-"""One node's part of a run: what all runs share, and a run of one node alone."""
+"""One node's part of a run: its processes, what all runs share, and a run of one node alone."""
 
+import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_doctor.engine.collect import read_node
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.node_run.partial_recording import PartialRecording, note_interruption
-from ddp_doctor.engine.node_run.session import Session
+from ddp_doctor.engine.node_run.agent import Agent
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after, note_interruption
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
+from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.check import ENV_VARS, Check
-from ddp_doctor.model.choices import Where
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.check import ENV_VARS, PROCESS_GROUP, Check
+from ddp_doctor.model.choices import Status, Where
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks import control_store, folders
+from ddp_doctor.ranks.control_store import Control
+from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.node_ranks import NodeRanks, Run
+from ddp_doctor.ranks.torchrun.launch import end_all
 from ddp_doctor.starters.request import RunRequest
+
+if TYPE_CHECKING:  # a run of one node does without
+    from ddp_doctor.agents.agent_group import AgentGroup
+
+
+@dataclass
+class Session:
+    """The processes of one run. Use as a context manager; leaving it leaves nothing behind."""
+
+    request: RunRequest
+    partial: PartialRecording = field(default_factory=PartialRecording)
+    run_folder: Path = field(init=False)
+    server: ForkServer = field(init=False)
+    can_fork: bool = field(default=False, init=False)  # whether torch was imported
+    _control: Control | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.run_folder = folders.make_run_folder()
+        self.server = ForkServer(self.run_folder, dict(self.request.env))
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end_all(self.run_folder)  # one that a signal kept the agent from ending
+        if self._control is not None:
+            self._control.stop()
+        self.server.stop()
+        shutil.rmtree(self.run_folder, ignore_errors=True)
+
+    def warm_up(self, checks: Sequence[Check] | None = None) -> None:
+        """Start importing torch in the forkserver, for all checks or these. Call from the main thread, first of all."""
+        self.server.start(ddp=checks is None or any(check.group == "DDP" for check in checks))
+
+    def torch_is_imported(self, checks: Sequence[Check]) -> bool:
+        """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
+        self.request.progress("import torch")
+        began = time.monotonic()
+        try:
+            preload = self.server.wait_ready(deadlines.IMPORT_S)
+        except BaseException:
+            why = f"torch was being imported{self.server.import_stands()}"
+            reason = interrupted_after(time.monotonic() - began, why)
+            self.partial.readings.extend(
+                Reading(check=check.id, status=Status.SKIPPED, reason=reason) for check in checks[:1]
+            )
+            raise
+        fact = TorchImport(
+            import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at, moving=preload.moving
+        )
+        self.can_fork = preload.ok
+        problem = None if preload.ok else "torch cannot be imported"
+        if preload.moving:
+            problem = f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
+        if preload.lost is not None:
+            self.partial.fail_unread(checks, preload.lost)
+            return False
+        for check in checks if problem else checks[:1]:
+            self.partial.readings.append(
+                Reading(
+                    check=check.id if problem else PROCESS_GROUP,
+                    status=Status.FAILED if problem else Status.COLLECTED,
+                    fact=fact.recorded(),
+                    reason=problem,
+                )
+            )
+        return preload.ok
+
+    def start_control(self) -> None:
+        """Start the store on which the ranks of a run of one node meet."""
+        if self._control is None:
+            self._control = control_store.start(self.server, self.run_folder, *self.request.endpoint)
+
+    def run_of(self, recording: Recording, until: float, node: int = 0) -> Run:
+        """The run in this recording's world, with its options; the user's model is what this node was given."""
+        assert recording.world is not None
+        options = recording.options.model_copy(update={"model": self.request.options.model})
+        return Run(options, self.request.env, self.request.progress, recording.world, node, until)
+
+    def agent(self, run: Run, control: Control | None = None, group: "AgentGroup | None" = None) -> Agent:
+        """The agent that decides; that of a run of one node has the store of this session."""
+        control = control or self._control
+        store = (control.host, control.port) if control is not None else None
+        node_ranks = NodeRanks(run, self.run_folder, self.server, store, control)
+        return Agent(node_ranks, self.partial, group)
 
 
 @dataclass
@@ -110,7 +205,7 @@ class OneNode(NodeRun):
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
         self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
-        agent = self.session.agent_alone(run) if self.session.can_fork else None
+        agent = self.session.agent(run) if self.session.can_fork else None
         recording, run = self.so_far(), replace(run, until=self.started + budget_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
 
@@ -120,10 +215,10 @@ class OneNode(NodeRun):
         def run_forked() -> None:
             if ranks and self.session.torch_is_imported(ranks):
                 self.session.start_control()
-                self.session.agent_alone(run).run_checks(ranks)
+                self.session.agent(run).run_checks(ranks)
 
         if launcher:  # in the time that the forkserver needs to import torch
-            self.session.agent_alone(run).run_under_torchrun(launcher, meanwhile=run_forked)
+            self.session.agent(run).run_under_torchrun(launcher, meanwhile=run_forked)
         else:
             run_forked()
 

@@ -47,10 +47,15 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
     """Those that all nodes share and that the backend does not take on all of them; the fastest ones."""
     interfaces = {node: _interfaces(node_report) for node, node_report in node_reports.items()}
     found: dict[Network, dict[int, Held]] = {}
-    taken = [_taken(interfaces[node], node_report.advertised) for node, node_report in node_reports.items()]
+    taken = []
+    for node, node_report in node_reports.items():
+        mine = [at.name for at in interfaces[node] if node_report.advertised in map(address_of, at.addresses)]
+        taken.append(next(iter(mine), None))
     for network, held in shared_networks(interfaces).items():
         names = [held_there.interface.name for held_there in held.values()]
-        if names != taken and all(map(_comes_first, held.values())):
+        # whether a backend that is given the interface would take this address of it
+        comes_first = all(address_of(of.interface.addresses[0]) == of.address for of in held.values())
+        if names != taken and comes_first:
             taken_too = any(
                 [held_there.interface.name for held_there in found_network.values()] == names
                 for found_network in found.values()
@@ -60,16 +65,6 @@ def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dic
         found, key=lambda network: -min(held.interface.speed_mbps or 0 for held in found[network].values())
     )
     return {network: found[network] for network in fastest[:OTHER_NETWORKS]}
-
-
-def _comes_first(held: Held) -> bool:
-    """Whether a backend that is given the interface would take this address of it."""
-    return address_of(held.interface.addresses[0]) == held.address
-
-
-def _taken(interfaces: Sequence[Interface], address: str) -> str | None:
-    mine = (interface.name for interface in interfaces if address in map(address_of, interface.addresses))
-    return next(mine, None)
 
 
 def _interfaces(node_report: NodeReport) -> Sequence[Interface]:

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
-from ddp_doctor.ranks.run import Run
+from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
@@ -64,7 +64,6 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
 
 
 def _why_nothing_follows(record: TrialRecord, facts: int) -> str:
-    """Why nothing follows about its settings; empty where something does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
     if record.outcome == "finished":
@@ -169,17 +168,15 @@ _ANOTHER_DOES = "another remedy of this finding was proved first"
 _RUN_ENDED = "the run ended before it was tried to the end"
 
 
+@dataclass
 class Trials:
     """Tries remedies until a moment (monotonic); ``kept`` is filled as they come."""
 
-    def __init__(
-        self, attempt: Try, until: float, kept: list[Experiment], backend: str, tell: Callable[[str], None]
-    ) -> None:
-        self._tell = tell
-        self._attempt = attempt
-        self._until = until
-        self._kept = kept
-        self._backend = backend
+    attempt: Try
+    until: float
+    kept: list[Experiment]
+    backend: str
+    tell: Callable[[str], None]
 
     def compare(self, alternatives: Sequence[Candidate], why_none: str | None = None) -> None:
         """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
@@ -191,21 +188,21 @@ class Trials:
             reason = why_none or candidate.reason
             if reason is None and proved and candidate.reproducer.kind == "meet":
                 reason = _ANOTHER_DOES
-            if reason is None and time.monotonic() >= self._until:
+            if reason is None and time.monotonic() >= self.until:
                 reason = _NO_TIME
             tried = _experiment(candidate, (), reason) if reason else self._try(candidate)
             proved = proved or proof_of(tried).status == "proved"
-            self._kept.append(tried)
+            self.kept.append(tried)
 
     def _try(self, candidate: Candidate) -> Experiment:
-        turns = _Turns(candidate, self._attempt, self._until, self._backend)
+        turns = _Turns(candidate, self.attempt, self.until, self.backend == "nccl")
         try:
-            self._tell(f"try {in_force(candidate.settings)}")
+            self.tell(f"try {in_force(candidate.settings)}")
             return turns.run()
         except Spoiled as why:
             return turns.so_far(str(why))
         except BaseException:
-            self._kept.append(turns.so_far(_RUN_ENDED))
+            self.kept.append(turns.so_far(_RUN_ENDED))
             raise
 
 
@@ -219,35 +216,37 @@ def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str |
     )
 
 
+@dataclass
 class _Turns:
     """The trials of one remedy."""
 
-    def __init__(self, candidate: Candidate, attempt: Try, until: float, backend: str) -> None:
-        self._candidate = candidate
-        self._attempt = attempt
-        self._until = until
-        is_nccl = backend == "nccl"
-        self._longest_s = trials.NCCL_TRIAL_S if is_nccl else trials.TRIAL_S
-        self._hung_s = trials.NCCL_HUNG_S if is_nccl else trials.HUNG_S
-        self._done: list[Attempt] = []
+    candidate: Candidate
+    attempt: Try
+    until: float
+    is_nccl: bool
+    _done: list[Attempt] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._longest_s = trials.NCCL_TRIAL_S if self.is_nccl else trials.TRIAL_S
+        self._hung_s = trials.NCCL_HUNG_S if self.is_nccl else trials.HUNG_S
 
     def run(self) -> Experiment:
         """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
-        rounds = trials.LEAST_ROUNDS if self._candidate.reproducer.kind == "meet" else trials.ROUNDS
+        rounds = trials.LEAST_ROUNDS if self.candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
-            if turn and time.monotonic() >= (self._until if turn < trials.LEAST_ROUNDS else ends_at):
+            if turn and time.monotonic() >= (self.until if turn < trials.LEAST_ROUNDS else ends_at):
                 break
             if self._take("treatment").outcome != "passed":
                 break  # once is enough: nobody should set what may fail
             if turn and all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
             self._take("control")
-        return _experiment(self._candidate, self._done)
+        return _experiment(self.candidate, self._done)
 
     def so_far(self, reason: str) -> Experiment:
         """What was done of it, and why no more: nothing is concluded from a part."""
-        return _experiment(self._candidate, self._done, reason)
+        return _experiment(self.candidate, self._done, reason)
 
     def _take(self, arm: Arm) -> Attempt:
         try:
@@ -258,9 +257,9 @@ class _Turns:
         return tried
 
     def _once(self, arm: Arm) -> Attempt:
-        settings = self._candidate.settings if arm == "treatment" else ()
+        settings = self.candidate.settings if arm == "treatment" else ()
         limit_s = self._limit_s(arm)
-        tried = self._attempt(arm, self._candidate.reproducer, settings, limit_s)
+        tried = self.attempt(arm, self.candidate.reproducer, settings, limit_s)
         if arm == "treatment" and tried.outcome == "hung" and limit_s < self._longest_s:
             raise Spoiled(_NO_TIME)
         return tried
@@ -269,8 +268,8 @@ class _Turns:
         """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
         passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
-            return max(min(self._longest_s, self._until - time.monotonic()), self._hung_s)
-        slow_share = 1.0 if self._candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
+            return max(min(self._longest_s, self.until - time.monotonic()), self._hung_s)
+        slow_share = 1.0 if self.candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
         return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)
 
 

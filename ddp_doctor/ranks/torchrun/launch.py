@@ -177,7 +177,9 @@ def end_all(folder: Path) -> None:
         # torchrun gives its workers sessions of their own, so they are found as its descendants;
         # psutil compares start times, so it kills no other process with the same pid.
         with suppress(psutil.Error):
-            if not _is_below(folder, _command(torchrun)):
+            command = _command(torchrun)
+            logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
+            if _MODULE not in command or not any(folder in (path, *path.parents) for path in logs):
                 continue
             family = torchrun.children(recursive=True)
             torchrun.kill()
@@ -193,8 +195,3 @@ def _command(process: psutil.Process) -> list[str]:
     while not (command := process.cmdline()) and time.monotonic() < deadline:
         time.sleep(0.001)
     return command
-
-
-def _is_below(folder: Path, command: Sequence[str]) -> bool:
-    logs = [Path(value) for name, value in pairwise(command) if name == "--log-dir"]
-    return _MODULE in command and any(folder in (path, *path.parents) for path in logs)

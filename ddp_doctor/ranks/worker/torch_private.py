@@ -57,7 +57,6 @@ def flight_entries(backend: str) -> tuple[str | None, list[FlightEntry]]:
 
 
 def _dumps(backend: str) -> Iterator[tuple[str, str | bytes]]:
-    """Each recorder's name and JSON, the likeliest one first."""
     from torch._C import _distributed_c10d as c10d
 
     generic = getattr(c10d, "_dump_fr_trace_json", None)
