@@ -7,7 +7,7 @@ import pytest
 from ddp_doctor.checks.node.topology import CHECK
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
-from ddp_doctor.render.topology.tables import network_table, transport_table
+from ddp_doctor.render.topology.report import network_table, transport_table
 from ddp_doctor.views.network import to_network
 from ddp_doctor.views.transports import places, used_within
 from tests import recorded

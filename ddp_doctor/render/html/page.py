@@ -7,6 +7,7 @@ allows no script, and what looks like a credential is left out.
 from collections.abc import Hashable, Iterator
 from functools import cache
 from itertools import groupby
+from operator import itemgetter
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,7 +22,7 @@ from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import bandwidth, heat_map, timeline
+from ddp_doctor.render.html import measurements, timeline
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -85,6 +86,14 @@ def _shown(value: object) -> object:
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
     has_checks = not isinstance(report, LogsReport)  # whose one check is the reading itself
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
+    buckets = tables.bucket_table(report.measurements)
+    measured = (
+        fleet.beside(recording),
+        used_transports(recording),
+        tables.gpu_table(report.measurements),
+        tables.step_table(report.measurements),
+        Captioned("DDP's buckets of gradients", buckets) if buckets else None,
+    )
     return {
         "sentence": _sentence(report),
         "about": list(about.lines(report, recording)),
@@ -92,9 +101,9 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "nodes": _nodes(report),
         "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
-        "bandwidth": bandwidth.table(report, recording),
-        "heat_maps": list(heat_map.heat_maps(report)),
-        "tables": list(_tables(report, recording)),
+        "bandwidth": measurements.bandwidth(report, recording),
+        "heat_maps": list(measurements.heat_maps(report)),
+        "tables": [table for table in measured if table is not None],
         "topology": _topology(report, recording),
         "settings": _settings(report, recording),
         "tested": [check for check in selected if check.status in (CheckStatus.PASSED, CheckStatus.FOUND)],
@@ -125,18 +134,15 @@ def _finding(report: Report, finding: Finding) -> dict[str, object]:
 
 
 def _words_and_pastes(lines: Iterator[Line]) -> list[tuple[bool, list[str]]]:
-    turns = groupby((part for line in lines for part in _parts_of(line)), lambda part: part[0])
-    return [(to_paste, [text for _, text in alike]) for to_paste, alike in turns]
-
-
-def _parts_of(line: Line) -> Iterator[tuple[bool, str]]:
-    """The line; a word before what is pasted stands apart, because a click marks all that is."""
-    word, _, command = line.text.partition(": ")
-    if line.to_paste and word == "Undo":
-        yield False, f"{word}:"
-        yield True, command
-    else:
-        yield line.to_paste, line.text
+    """Lines in turns; a word before what is pasted stands apart, because a click marks all that is."""
+    parts: list[tuple[bool, str]] = []
+    for line in lines:
+        word, _, command = line.text.partition(": ")
+        if line.to_paste and word == "Undo":
+            parts += [(False, f"{word}:"), (True, command)]
+        else:
+            parts.append((line.to_paste, line.text))
+    return [(to_paste, [text for _, text in turn]) for to_paste, turn in groupby(parts, itemgetter(0))]
 
 
 def _culprit(culprit: Culprit, *, several: bool) -> str:
@@ -189,21 +195,8 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
             yield Captioned(first, live_story.table(job, report), tuple(further))
         for host, why in unreached(recording).items():
             yield Captioned(f"{host} could not be read: {why}", Table((), []))
-    elif isinstance(report, LogsReport) and (said := list(job_story.words(report, recording))):
-        yield Captioned(said[0], job_story.table(report, recording) or Table((), []), tuple(said[1:]))
-
-
-def _tables(report: Report, recording: Recording) -> Iterator[Captioned]:
-    if held := fleet.beside(recording):
-        yield held
-    if used := used_transports(recording):
-        yield used
-    if gpus := tables.gpu_table(report.measurements):
-        yield gpus
-    if steps := tables.step_table(report.measurements):
-        yield steps
-    if buckets := tables.bucket_table(report.measurements):
-        yield Captioned("DDP's buckets of gradients", buckets)
+    elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):
+        yield Captioned(words[0], job_story.table(report, recording) or Table((), []), tuple(words[1:]))
 
 
 def _topology(report: Report, recording: Recording) -> dict[str, object]:

@@ -4,9 +4,8 @@ Each node counts the seconds of a trial for itself, so times of two nodes may be
 """
 
 import signal
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
@@ -36,52 +35,16 @@ _OUTCOMES = {
 }
 
 
-@dataclass(frozen=True)
-class Bar:
-    """One step of a row, in percent of the width; ``label`` where it fits."""
-
-    start: float
-    width: float
-    is_open: bool
-    label: str
-    words: str
+Part = dict[str, object]
+#: The codes of the errors that blame a rank.
+Blamed = Mapping[int, Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """Ranks with the same story."""
-
-    ranks: str
-    where: str
-    codes: tuple[str, ...]  # of the errors that blame one of them
-    bars: tuple[Bar, ...]
-    words: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """One trial."""
-
-    title: str
-    start: str
-    end: str
-    rows: tuple[Row, ...]
-    left: int  # rows that are not shown
-    is_over: bool  # it came to its end
-    several_nodes: bool
-
-
-def timelines(report: Report, recording: Recording) -> Iterator[Timeline]:
+def timelines(report: Report, recording: Recording) -> Iterator[Part]:
     """The time lines of the trials that did not come to their end; where all did, of the first."""
     trials = [trial for trial in recording.trials if any(rank.steps or not rank.done for rank in trial.evidence)]
     failed = [trial for trial in trials if trial.outcome != "finished"]
-    blamed = _codes_by_rank(report)
-    for trial in (failed or trials[:1])[:_MOST_TRIALS]:
-        yield _timeline(recording, trial, blamed if trial in failed else {})
-
-
-def _codes_by_rank(report: Report) -> dict[int, tuple[str, ...]]:
-    codes = grouped(
+    blamed = grouped(
         (rank, finding.code)
         for finding in report.findings
         if finding.severity.value == "error"
@@ -90,10 +53,11 @@ def _codes_by_rank(report: Report) -> dict[int, tuple[str, ...]]:
         for rank in (culprit.rank, culprit.peer_rank)
         if rank is not None
     )
-    return {rank: tuple(dict.fromkeys(of_rank)) for rank, of_rank in codes.items()}
+    for trial in (failed or trials[:1])[:_MOST_TRIALS]:
+        yield _timeline(recording, trial, blamed if trial in failed else {})
 
 
-def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]) -> Timeline:
+def _timeline(recording: Recording, trial: TrialRecord, blamed: Blamed) -> Part:
     start = min((step.entered_at for rank in trial.evidence for step in rank.steps[-_MOST_STEPS:]), default=0.0)
     moments = [moment for rank in trial.evidence for moment in _moments(rank, trial.waited_s)]
     end = max([*moments, start + 1e-6])
@@ -102,28 +66,40 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[
     in_check = f" in the check {trial.judged_check}" if trial.judged_check else ""
     waited = f", judged after {amount(round(trial.waited_s, 2), 's')} of waiting" * bool(trial.waited_s)
     several = len({*trial.lost_nodes, *(rank.node for rank in trial.evidence)}) > 1
-    rows = [_row(recording, ranks, blamed, start, end, several=several) for ranks in groups[:_MOST_ROWS]]
-    return Timeline(
-        f"{_OUTCOMES[trial.outcome]}{in_check} (trial {trial.trial}{waited})",
-        _seconds(start),
-        _seconds(end),
-        (*_rows_of_silent_ranks(recording, trial, blamed), *rows),
-        len(groups[_MOST_ROWS:]),
-        trial.outcome == "finished",
-        several,
-    )
+    rows = list(_rows_of_silent_ranks(recording, trial, blamed))
+    for ranks in groups[:_MOST_ROWS]:
+        numbers = [rank.rank for rank in ranks]
+        bars, words = list(_bars(ranks, start, end)), list(_sentences(ranks[0], end))
+        where = hosts(recording, [rank.node for rank in ranks]) if several else ""
+        count = f" ({len(numbers)} ranks)" if len(numbers) > 2 else ""
+        rows.append(_row(f"{rank_list(numbers)}{count}", where, _codes(numbers, blamed), bars, words))
+    return {
+        "title": f"{_OUTCOMES[trial.outcome]}{in_check} (trial {trial.trial}{waited})",
+        "start": _seconds(start),
+        "end": _seconds(end),
+        "rows": rows,
+        "left": len(groups[_MOST_ROWS:]),
+        "is_over": trial.outcome == "finished",
+        "several_nodes": several,
+    }
 
 
-def _rows_of_silent_ranks(
-    recording: Recording, trial: TrialRecord, blamed: dict[int, tuple[str, ...]]
-) -> Iterator[Row]:
+def _row(ranks: str, where: str, codes: Sequence[str], bars: Sequence[Part], words: Sequence[str]) -> Part:
+    """Ranks with the same story."""
+    return {"ranks": ranks, "where": where, "codes": codes, "bars": bars, "words": words}
+
+
+def _codes(ranks: Sequence[int], blamed: Blamed) -> list[str]:
+    return list(dict.fromkeys(code for rank in ranks for code in blamed.get(rank, ())))
+
+
+def _rows_of_silent_ranks(recording: Recording, trial: TrialRecord, blamed: Blamed) -> Iterator[Part]:
     world = recording.world
     known = {rank.rank for rank in trial.evidence}
     by_node = grouped((world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known)
     for node, ranks in by_node.items():
         lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left nothing"
-        codes = dict.fromkeys(code for rank in ranks for code in blamed.get(rank, ()))
-        yield Row(rank_list(ranks), hosts(recording, [node]), tuple(codes), (), (lost,))
+        yield _row(rank_list(ranks), hosts(recording, [node]), _codes(ranks, blamed), [], [lost])
 
 
 def _moments(rank: RankEvidence, waited_s: float) -> Iterator[float]:
@@ -141,7 +117,7 @@ def _ended_at(rank: RankEvidence, judged: float) -> float:
     return rank.raised.at if rank.raised is not None else rank.exited_at if rank.exited_at is not None else judged
 
 
-def _alike(ranks: Sequence[RankEvidence], blamed: dict[int, tuple[str, ...]]) -> list[list[RankEvidence]]:
+def _alike(ranks: Sequence[RankEvidence], blamed: Blamed) -> list[list[RankEvidence]]:
     if len(ranks) <= _EACH:
         return [[rank] for rank in ranks]
     groups = grouped(((_story(rank, whole=True), rank.rank in blamed), rank) for rank in ranks)
@@ -157,29 +133,11 @@ def _story(rank: RankEvidence, *, whole: bool) -> Hashable:
     return (tuple(steps), ended, rank.state, rank.stack[-1:]) if whole else (tuple(steps[-1:]), ended)
 
 
-def _row(
-    recording: Recording,
-    ranks: Sequence[RankEvidence],
-    blamed: dict[int, tuple[str, ...]],
-    start: float,
-    end: float,
-    *,
-    several: bool,
-) -> Row:
-    numbers = [rank.rank for rank in ranks]
-    count = f" ({len(numbers)} ranks)" if len(numbers) > 2 else ""
-    codes = dict.fromkeys(code for number in numbers for code in blamed.get(number, ()))
-    return Row(
-        f"{rank_list(numbers)}{count}",
-        hosts(recording, [rank.node for rank in ranks]) if several else "",
-        tuple(codes),
-        tuple(_bars(ranks, start, end)),
-        tuple(_sentences(ranks[0], end)),
-    )
+def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[Part]:
+    """The steps of the first of them, each from when one of them entered it until the last had left it.
 
-
-def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[Bar]:
-    """The steps of the first of them, each from when one of them entered it until the last had left it."""
+    In percent of the width; with a label where it fits.
+    """
     first = ranks[0].steps[-_MOST_STEPS:]
     same = {(step.check, step.seq, step.name): [step] for step in first}
     for rank in ranks[1:]:
@@ -188,14 +146,19 @@ def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[B
     over = max(_ended_at(rank, end) for rank in ranks)
     for step in first:
         steps = same[step.check, step.seq, step.name]
-        entered = min(one.entered_at for one in steps)
-        left = None if step.left_at is None else max(one.left_at or end for one in steps)
+        entered = min(same_step.entered_at for same_step in steps)
+        left = None if step.left_at is None else max(same_step.left_at or end for same_step in steps)
         width = max(100 * ((over if left is None else left) - entered) / (end - start), _THINNEST)
         at = min(100 * (entered - start) / (end - start), 100 - _THINNEST)
         until = "not left" if left is None else f"left at {_seconds(left)}"
         words = f"{_step(step)}: entered at {_seconds(entered)}, {until}"
-        label = step.name if width > _FITS_A_LETTER * len(step.name) else ""
-        yield Bar(round(at, 2), round(min(width, 100 - at), 2), left is None, label, words)
+        yield {
+            "start": round(at, 2),
+            "width": round(min(width, 100 - at), 2),
+            "is_open": left is None,
+            "label": step.name if width > _FITS_A_LETTER * len(step.name) else "",
+            "words": words,
+        }
 
 
 def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:

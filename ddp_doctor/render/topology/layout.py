@@ -9,7 +9,7 @@
 └──────────────────────────┘          └───────────────────────┘
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -113,9 +113,8 @@ def _sizes(machine: Machine, labels: Mapping[str, str]) -> _Sizes:
         sum(len(group.nics) for bridge in box.bridges for group in bridge.groups if not group.gpus)
         for box in machine.boxes
     ]
-    wanted = min(
-        ceil(max(alone, default=0) / 2) if max(alone, default=0) > 2 else max(alone, default=0), _MOST_NIC_ROWS
-    )
+    most_alone = max(alone, default=0)
+    wanted = min(ceil(most_alone / 2) if most_alone > 2 else most_alone, _MOST_NIC_ROWS)
     depth = max((_frame_depth(group) for group in groups), default=0)
     return _Sizes(nic_width, max(rows, wanted - gpu_rows), gpu_rows, depth)
 
@@ -157,9 +156,13 @@ class _Boxed:
             start = x
             ends = [x]
             for group in bridge.groups:
-                if group.gpus or group.code:
-                    x = self._tile(group, x)
-                    ends.append(x - GAP)
+                if group.gpus or group.code:  # a switch, or a GPU alone, with the wire up to its host bridge
+                    top = self.top + BAR + WIRE
+                    width = self._group(group, x, top, depth=0)
+                    end = top if group.code else top + self.sizes.gpus
+                    self.layout.wires.append((x + width / 2, self.top + BAR, x + width / 2, end))
+                    ends.append(x + width)
+                    x += width + GAP
             loose = [nic for group in bridge.groups if not group.gpus and not group.code for nic in group.nics]
             if loose:
                 x = self._stack(loose, x)
@@ -168,14 +171,6 @@ class _Boxed:
             self.layout.bars.append((bridge, Rect(start, self.top, width, BAR)))
             x = start + width + 2 * GAP
         return x - 2 * GAP - self.x + 2 * PAD
-
-    def _tile(self, group: Group, x: float) -> float:
-        """One switch, or a GPU alone, with the wire up to its host bridge; returns where the next begins."""
-        top = self.top + BAR + WIRE
-        width = self._group(group, x, top, depth=0)
-        end = top if group.code else top + self.sizes.gpus
-        self.layout.wires.append((x + width / 2, self.top + BAR, x + width / 2, end))
-        return x + width + GAP
 
     def _group(self, group: Group, x: float, top: float, depth: int) -> float:
         if not group.code:
@@ -216,9 +211,9 @@ class _Boxed:
         """NICs with no bridge in common, in columns with a wire beside each; returns where the next begins."""
         base = self.top + BAR + WIRE + self.sizes.chips
         rows = max(self.sizes.nic_rows + self.sizes.gpu_rows, 1)
-        for column in _in_columns(nics, rows):
+        for start in range(0, len(nics), rows):
             last = base
-            for row, nic in enumerate(column):
+            for row, nic in enumerate(nics[start : start + rows]):
                 place = Rect(x + _GUTTER, base + row * (NIC_HEIGHT + GAP), self.sizes.nic_width, NIC_HEIGHT)
                 self.layout.devices[nic] = place
                 last = place.y + NIC_HEIGHT / 2
@@ -226,8 +221,3 @@ class _Boxed:
             self.layout.wires.append((x + 4, self.top + BAR, x + 4, last))
             x += _GUTTER + self.sizes.nic_width + GAP
         return x
-
-
-def _in_columns(names: Sequence[str], rows: int) -> Iterator[Sequence[str]]:
-    for start in range(0, len(names), rows):
-        yield names[start : start + rows]

@@ -1,19 +1,25 @@
 """A picture of each host: NUMA nodes as boxes, PCIe switches as frames, GPUs, NICs and NVLink; faults in red.
 
-A function returns the <svg> element as a string, to be a file of its own or part of a page.
+A function returns the <svg> element as a string, to be a file of its own or part of a page: colours are by class, for
+light and dark, and nothing is loaded from elsewhere.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
+from textwrap import wrap
 
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.render.topology.layout import MARGIN, Layout, Rect, lay_out
-from ddp_doctor.render.topology.svg import Canvas, document
-from ddp_doctor.render.topology.tree import Fabric, Machine, machine_of
+from ddp_doctor.render.text import plain
+from ddp_doctor.render.topology.layout import MARGIN, Rect, lay_out
+from ddp_doctor.render.topology.tree import Fabric, machine_of
 
+#: By their number; 0 is not known.
+_BRIDGES = {0: "host bridges, not told which", 1: "host bridge"}
 #: More faulty pairs than this are listed below the picture instead of being drawn.
 _MOST_PAIRS = 6
 _MOST_TITLES = 4
@@ -22,6 +28,33 @@ _MOST_LABELS = 8
 _LEAST_WIDTH = 620.0
 _TITLE, _LEGEND, _BAR = 34.0, 30.0, 28.0
 _PIXELS_A_LETTER = 6.6
+
+#: Class -> (light, dark); text and shapes of no class stay black.
+_COLOURS: Mapping[str, tuple[str, str]] = {
+    "ground": ("fill:#ffffff", "fill:#0d1117"),
+    "text": ("fill:#1f2328", "fill:#e6edf3"),
+    "muted": ("fill:#57606a", "fill:#9198a1"),
+    "box": ("fill:#f6f8fa;stroke:#8c959f", "fill:#161b22;stroke:#656c76"),
+    "bridge": ("fill:#d8dee4;stroke:#8c959f", "fill:#30363d;stroke:#656c76"),
+    "untold": ("fill:none;stroke:#8c959f;stroke-dasharray:5 4", "fill:none;stroke:#656c76;stroke-dasharray:5 4"),
+    "pix": ("fill:#ffffff;stroke:#57606a", "fill:#0d1117;stroke:#9198a1"),
+    "pxb": ("fill:none;stroke:#57606a;stroke-dasharray:2 3", "fill:none;stroke:#9198a1;stroke-dasharray:2 3"),
+    "wire": ("fill:none;stroke:#8c959f;stroke-width:1.5", "fill:none;stroke:#656c76;stroke-width:1.5"),
+    "gpu": ("fill:#c6efce;stroke:#1a7f37", "fill:#14401f;stroke:#3fb950"),
+    "nic": ("fill:#cfe8ff;stroke:#0969da", "fill:#0f2d4f;stroke:#4493f8"),
+    "nvlink": ("fill:none;stroke:#1a7f37;stroke-width:3", "fill:none;stroke:#3fb950;stroke-width:3"),
+    "fabric": ("fill:#1a7f37;stroke:#116329", "fill:#238636;stroke:#3fb950"),
+    "halo": (
+        "paint-order:stroke;stroke:#ffffff;stroke-width:5px",
+        "paint-order:stroke;stroke:#0d1117;stroke-width:5px",
+    ),
+    "on-fabric": ("fill:#ffffff", "fill:#ffffff"),
+    "sys": ("fill:none;stroke:#bc4c00;stroke-width:3", "fill:none;stroke:#f0883e;stroke-width:3"),
+    "sys-text": ("fill:#bc4c00", "fill:#f0883e"),
+    "bad": ("fill:none;stroke:#cf222e;stroke-width:3", "fill:none;stroke:#ff7b72;stroke-width:3"),
+    "bad-text": ("fill:#cf222e", "fill:#ff7b72"),
+}
+_FONT = "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 
 
 @dataclass(frozen=True)
@@ -45,7 +78,70 @@ def topology_svg(pictures: Sequence[Picture]) -> str:
         drawing = _Drawing(canvas, picture, top)
         drawing.draw()
         width, top = max(width, drawing.layout.right), drawing.bottom
-    return document(canvas, width, top + 8, "; ".join(picture.title for picture in pictures))
+    return canvas.document(width, top + 8, "; ".join(picture.title for picture in pictures))
+
+
+class Canvas:
+    """Elements of SVG in the order in which they are drawn, every text escaped."""
+
+    def __init__(self) -> None:
+        self.elements: list[str] = []
+
+    def rect(self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0) -> None:
+        """A rectangle of class ``name``."""
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        self.elements.append(f'<rect class="{name}" {place} rx="{radius:g}"/>')
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        name: str = "text",
+        *,
+        size: float = 12,
+        anchor: str = "middle",
+        bold: bool = False,
+    ) -> None:
+        """One line of text, whatever it holds."""
+        weight = ' font-weight="600"' if bold else ""
+        place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}"{weight}'
+        self.elements.append(f'<text class="{name}" {place}>{escape(plain(text))}</text>')
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, name: str) -> None:
+        """A straight line."""
+        ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        self.elements.append(f'<line class="{name}" {ends}/>')
+
+    def arc(self, x1: float, x2: float, y: float, depth: float, name: str, *, width: float) -> None:
+        """A bow that hangs from two points of one height."""
+        low = y + depth
+        path = f"M{x1:.1f},{y:.1f} C{x1:.1f},{low:.1f} {x2:.1f},{low:.1f} {x2:.1f},{y:.1f}"
+        self.elements.append(f'<path class="{name}" d="{path}" style="stroke-width:{width:g}"/>')
+
+    @contextmanager
+    def group(self, tooltip: str) -> Iterator[None]:
+        """What is drawn in this block shows ``tooltip`` under the pointer."""
+        self.elements.append(f"<g><title>{escape(plain(tooltip))}</title>")
+        yield
+        self.elements.append("</g>")
+
+    def document(self, width: float, height: float, label: str) -> str:
+        """The whole picture as one <svg> element, which is also a complete file."""
+        light = "".join(f".ddp-topology .{name}{{{rules[0]}}}" for name, rules in _COLOURS.items())
+        dark = "".join(f".ddp-topology .{name}{{{rules[1]}}}" for name, rules in _COLOURS.items())
+        opening = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="ddp-topology" role="img" width="{width:.0f}"'
+            f' height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+            f' style="max-width:100%;height:auto;{_FONT}">'
+        )
+        head = (
+            opening,
+            f"<title>{escape(plain(label))}</title>",
+            f"<style>{light}@media (prefers-color-scheme:dark){{{dark}}}</style>",
+            f'<rect class="ground" width="{width:.0f}" height="{height:.0f}"/>',
+        )
+        return "\n".join((*head, *self.elements, "</svg>\n"))
 
 
 class _Drawing:
@@ -53,18 +149,26 @@ class _Drawing:
         self.canvas = canvas
         self.picture = picture
         self.top = top
-        self.machine: Machine = machine_of(picture.matrix)
-        self.layout: Layout = lay_out(self.machine, picture.matrix.nics, top + _TITLE)
+        self.machine = machine_of(picture.matrix)
+        self.layout = lay_out(self.machine, picture.matrix.nics, top + _TITLE)
         self.bottom = self.layout.bottom
-        self.faulty = {name for finding in picture.faults() for name in _blamed_devices(finding)}
-        self.faulty_pairs = {pair: finding.code for finding in picture.faults() for pair in _pairs(finding)}
+        blamed = [(culprit, finding.code) for finding in picture.faults() for culprit in finding.culprits]
+        self.faulty = {culprit.name for culprit, _ in blamed if culprit.kind in {"gpu", "nic"} and culprit.name}
+        self.faulty_pairs: dict[tuple[str, str], str] = {}
+        for culprit, code in blamed:
+            ends = (culprit.name or "").split("-")
+            if culprit.kind == "pair" and len(ends) == 2 and all(end.startswith("GPU") for end in ends):
+                self.faulty_pairs[ends[0], ends[1]] = code
         self.labels: list[tuple[float, float, str, str]] = []  # of bows: drawn over all of them
         self.drawn_pairs = self.faulty_pairs if len(self.faulty_pairs) <= _MOST_PAIRS else {}
 
     def draw(self) -> None:
         """Everything, from back to front."""
         self.canvas.text(MARGIN, self.top + 22, self.picture.title, size=16, anchor="start", bold=True)
-        self._boxes()
+        for box, place in self.layout.boxes:
+            self.canvas.rect(place.x, place.y, place.width, place.height, "box", radius=10)
+            self.canvas.text(place.x + 16, place.y + 22, box.title, size=14, anchor="start", bold=True)
+            self.canvas.text(place.x + 16, place.y + 39, box.cpus, "muted", size=11, anchor="start")
         self._between()
         self._inside()
         self._nvlinks()
@@ -72,12 +176,6 @@ class _Drawing:
         self._legend()
 
     # --- NUMA nodes and PCIe ----------------------------------------------------------------------
-
-    def _boxes(self) -> None:
-        for box, place in self.layout.boxes:
-            self.canvas.rect(place.x, place.y, place.width, place.height, "box", radius=10)
-            self.canvas.text(place.x + 16, place.y + 22, box.title, size=14, anchor="start", bold=True)
-            self.canvas.text(place.x + 16, place.y + 39, box.cpus, "muted", size=11, anchor="start")
 
     def _between(self) -> None:
         crossed = bool(self.faulty_pairs) and not self.drawn_pairs
@@ -97,7 +195,9 @@ class _Drawing:
         for bridge, place in self.layout.bars:
             name = "bridge" if bridge.count else "untold"
             self.canvas.rect(place.x, place.y, place.width, place.height, name, radius=4)
-            self.canvas.text(place.middle, place.y + 15, _bar_words(bridge.count, place.width), "muted", size=11)
+            words = _BRIDGES.get(bridge.count, f"{bridge.count} host bridges")
+            fits = _PIXELS_A_LETTER * len(words) < place.width
+            self.canvas.text(place.middle, place.y + 15, words if fits else words.partition(",")[0], "muted", size=11)
         for code, place in sorted(self.layout.frames, key=lambda frame: frame[0], reverse=True):  # PXB first
             self.canvas.rect(place.x, place.y, place.width, place.height, code.lower())
             self.canvas.text(place.x + 7, place.y + 12, code, "muted", size=10, anchor="start")
@@ -107,18 +207,21 @@ class _Drawing:
     def _device(self, name: str, place: Rect) -> None:
         matrix = self.picture.matrix
         is_gpu = name in matrix.gpus
-        label = "" if is_gpu else matrix.nics[name]
-        label = "" if label == name else label
-        self.canvas.open_group(_tooltip(matrix, name))
-        self.canvas.rect(place.x, place.y, place.width, place.height, "gpu" if is_gpu else "nic")
-        if name in self.faulty:
-            self.canvas.rect(place.x - 2, place.y - 2, place.width + 4, place.height + 4, "bad", radius=8)
-        middle = place.y + place.height / 2
-        shown = _fitting(name, place.width)
-        self.canvas.text(place.middle, middle + (-2 if label else 4), shown, size=13 if is_gpu else 12, bold=is_gpu)
-        if label:
-            self.canvas.text(place.middle, middle + 12, _fitting(label, place.width), "muted", size=10.5)
-        self.canvas.close_group()
+        if is_gpu:
+            label, (code, near) = "", matrix.nearest_hcas(name)
+            tooltip = f"{name}, nearest NIC {', '.join(near)} ({code})" if near else name
+        else:
+            label, tooltip = matrix.nics[name], f"{name} {matrix.nics[name]}"
+            label = "" if label == name else label
+        with self.canvas.group(tooltip):
+            self.canvas.rect(place.x, place.y, place.width, place.height, "gpu" if is_gpu else "nic")
+            if name in self.faulty:
+                self.canvas.rect(place.x - 2, place.y - 2, place.width + 4, place.height + 4, "bad", radius=8)
+            middle = place.y + place.height / 2
+            shown = _fitting(name, place.width)
+            self.canvas.text(place.middle, middle + (-2 if label else 4), shown, size=13 if is_gpu else 12, bold=is_gpu)
+            if label:
+                self.canvas.text(place.middle, middle + 12, _fitting(label, place.width), "muted", size=10.5)
 
     # --- NVLink and faults ------------------------------------------------------------------------
 
@@ -181,12 +284,10 @@ class _Drawing:
 
     def _titles(self) -> None:
         width = max(self.layout.right, _LEAST_WIDTH) - 2 * MARGIN
+        letters = max(int(width / _PIXELS_A_LETTER), 40)
         faults = self.picture.faults()
-        lines = [
-            line
-            for finding in faults[:_MOST_TITLES]
-            for line in _wrapped(f"{finding.code} {finding.title}", int(width / _PIXELS_A_LETTER))
-        ]
+        titles = [f"{finding.code} {finding.title}" for finding in faults[:_MOST_TITLES]]
+        lines = [line for title in titles for line in wrap(title, letters)]
         if len(faults) > _MOST_TITLES:
             lines.append(f"and {len(faults) - _MOST_TITLES} more findings")
         for line in lines:
@@ -201,7 +302,10 @@ class _Drawing:
             width = 26 + _PIXELS_A_LETTER * 0.93 * len(words) + 14
             if x + width > limit and x > MARGIN:
                 x, y = MARGIN, y + 20
-            self._sample(name, x, y)
+            if name in {"sys", "nvlink", "bad"}:
+                self.canvas.line(x, y + 5, x + 20, y + 5, name)
+            else:
+                self.canvas.rect(x, y - 1, 20, 12, name, radius=3)
             self.canvas.text(x + 26, y + 9, words, "muted", size=11, anchor="start")
             x += width
         self.bottom = y + _LEGEND
@@ -226,44 +330,7 @@ class _Drawing:
         if self.picture.faults():
             yield "bad", "finding"
 
-    def _sample(self, name: str, x: float, y: float) -> None:
-        if name in {"sys", "nvlink", "bad"}:
-            self.canvas.line(x, y + 5, x + 20, y + 5, name)
-        else:
-            self.canvas.rect(x, y - 1, 20, 12, name, radius=3)
-
-
-def _blamed_devices(finding: Finding) -> Iterator[str]:
-    for culprit in finding.culprits:
-        if culprit.kind in {"gpu", "nic"} and culprit.name:
-            yield culprit.name
-
-
-def _pairs(finding: Finding) -> Iterator[tuple[str, str]]:
-    for culprit in finding.culprits:
-        ends = (culprit.name or "").split("-")
-        if culprit.kind == "pair" and len(ends) == 2 and all(end.startswith("GPU") for end in ends):
-            yield ends[0], ends[1]
-
-
-def _bar_words(count: int, width: float) -> str:
-    words = {0: "host bridges, not told which", 1: "host bridge"}.get(count, f"{count} host bridges")
-    return words if _PIXELS_A_LETTER * len(words) < width else words.partition(",")[0]
-
-
-def _tooltip(matrix: TopologyMatrix, name: str) -> str:
-    if name not in matrix.gpus:
-        return f"{name} {matrix.nics[name]}"
-    code, near = matrix.nearest_hcas(name)
-    return f"{name}, nearest NIC {', '.join(near)} ({code})" if near else name
-
 
 def _fitting(text: str, width: float) -> str:
     most = int((width - 6) / 6.2)
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _wrapped(text: str, letters: int) -> list[str]:
-    from textwrap import wrap
-
-    return wrap(text, max(letters, 40))

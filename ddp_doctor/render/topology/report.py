@@ -8,25 +8,42 @@ NIC0  NODE  SYS   X
 NIC0 is mlx5_bond_0
 SYS   across the link between CPU sockets or NUMA nodes: GPU0-GPU1
 GPU0  nearest NIC: mlx5_bond_0 (NODE)
+
+P2P reads (r): CNS between GPU0-GPU2, GPU1-GPU2; OK between 1 other pair
+GPU0  NVIDIA RTX A6000: 4 of 4 NVLinks active, 14.1 GB/s each
+
+What NCCL will use between GPUs (? = depends on something that is not known here):
+ path  GPUs                  by    rate      because
+ NV18  28 pairs of GPUs      P2P   371 GB/s  NVLink
+ PIX   GPU0-GPU1, GPU2-GPU3  P2P    24 GB/s  P2P goes up to PXB (NCCL's own limit)
+ SYS   4 pairs of GPUs       SHM?            P2P goes up to PXB (NCCL's own limit)
+
+A second table says whether the NIC next to each GPU reaches its memory by itself.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyMatrix
-from ddp_doctor.knowledge.topology.link_codes import link_code, meaning_of
+from ddp_doctor.facts.node.topology import (
+    GpuNvlinks,
+    NvlinksFact,
+    P2pStatusFact,
+    RocmTopologyFact,
+    TopologyFact,
+    TopologyMatrix,
+)
+from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, link_code, meaning_of, p2p_status
 from ddp_doctor.model.base import Json, grouped
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
-from ddp_doctor.render.layout import folded, matrix_lines, width_of
+from ddp_doctor.render.layout import Table, folded, matrix_lines, width_of
 from ddp_doctor.render.text import plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
-from ddp_doctor.render.topology.tables import network_table, nvlinks_text, p2p_text, rocm_text, transport_table
 from ddp_doctor.views.network import to_network
-from ddp_doctor.views.transports import places
+from ddp_doctor.views.transports import Place, ToNetwork, places
 from ddp_doctor.wording.nodes import F
 
 if TYPE_CHECKING:
@@ -50,6 +67,10 @@ _CODE = re.compile(r"(?<!\S)(?:X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC)(?![^\s)])")
 _TITLES = ("CPUs", "NUMA", "GPU NUMA ID")
 #: More pairs of one kind than this are counted, not listed.
 _MOST_PAIRS = 12
+#: … and of what NCCL will use, more than this.
+_MOST_NAMES = 3
+#: The code of a path, how NCCL goes, the rate in GB/s, why.
+_Way = tuple[str, str, float | None, str]
 
 
 def topology_json(matrices: Sequence[TopologyMatrix]) -> dict[str, Json]:
@@ -98,21 +119,15 @@ def _notes(matrix: TopologyMatrix) -> Iterator[str]:
             yield f"{nic} is {device}"
     by_code = grouped((code, f"{gpu}-{peer}") for gpu, peer, code in matrix.gpu_pairs())
     for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
-        listed = ", ".join(pairs) if len(pairs) <= _MOST_PAIRS else f"{len(pairs)} pairs of GPUs"
-        yield f"{code:5} {meaning_of(code)}: {listed}"
+        yield f"{code:5} {meaning_of(code)}: {_listed(pairs)}"
     yield from matrix.nearest_in_words()
     for warning in matrix.warnings:
         yield f"Unclear: {warning}"
 
 
-def matrices(recording: Recording) -> list[FactAt[TopologyFact]]:
-    """The matrices in the order they were read."""
-    return recording.facts(TopologyFact)
-
-
 def with_topology(report: Report, recording: Recording) -> TopologyReport:
     """The report with the keys that ``topology --json`` adds to it."""
-    keys: dict[str, Json] = topology_json([node.fact for node in matrices(recording)])
+    keys: dict[str, Json] = topology_json([node.fact for node in recording.facts(TopologyFact)])
     keys["p2p"] = _views(recording.facts(P2pStatusFact))
     keys["nvlinks"] = _views(recording.facts(NvlinksFact))
     keys["rocm"] = _views(recording.facts(RocmTopologyFact))
@@ -129,23 +144,20 @@ def picture(report: Report, recording: Recording) -> str:
 
 def pictures(report: Report, recording: Recording) -> list[Picture]:
     """One picture of each host that has a matrix."""
-    drawn = matrices(recording)
-    return [
-        Picture(_host_name(recording, matrix.node, len(drawn)), matrix.fact, _findings_of_node(report, matrix.node))
-        for matrix in drawn
-    ]
-
-
-def _host_name(recording: Recording, node: int, hosts: int) -> str:
-    if recording.world is not None and recording.world.nodes:
-        return recording.world.hostname(node)
-    return f"Host {node + 1} of the text" if hosts > 1 else "GPUs, NICs and the paths between them"
-
-
-def _findings_of_node(report: Report, node: int) -> tuple[Finding, ...]:
-    return tuple(
-        finding for finding in report.findings if any((culprit.node_rank or 0) == node for culprit in finding.culprits)
-    )
+    matrices, drawn = recording.facts(TopologyFact), []
+    for matrix in matrices:
+        title = "GPUs, NICs and the paths between them"
+        if recording.world is not None and recording.world.nodes:
+            title = recording.world.hostname(matrix.node)
+        elif len(matrices) > 1:
+            title = f"Host {matrix.node + 1} of the text"
+        findings = [
+            finding
+            for finding in report.findings
+            if any((culprit.node_rank or 0) == matrix.node for culprit in finding.culprits)
+        ]
+        drawn.append(Picture(title, matrix.fact, tuple(findings)))
+    return drawn
 
 
 def _views(views: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
@@ -159,20 +171,119 @@ def show(recording: Recording, out: "Console") -> None:
     for host in hosts:
         if len(hosts) > 1:
             out.print(f"Host {host + 1} of the text", style="bold")
-        for node, place in zip(matrices(recording), expected, strict=True):
+        for node, place in zip(recording.facts(TopologyFact), expected, strict=True):
             if node.node == host:
                 out.print(styled_matrix(matrix_text(node.fact, width)))
                 for table in (transport_table(place, width), network_table(to_network(recording, place), width)):
                     if table:
                         out.print(table)
-        for text in _tables(recording, host, width):
-            out.print(text)
+        texts = [p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host]
+        texts += [nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host]
+        for text in texts:
+            for line in text.split("\n"):
+                out.print(folded(line, width, hang=6))
+        for rocm in recording.facts(RocmTopologyFact):
+            if rocm.node == host:
+                out.print(rocm_text(rocm.fact, width))
         if len(hosts) > 1:
             out.print()
 
 
-def _tables(recording: Recording, host: int, width: int | None) -> Iterator[str]:
-    texts = [p2p_text(node.fact) for node in recording.facts(P2pStatusFact) if node.node == host]
-    texts += [nvlinks_text(node.fact) for node in recording.facts(NvlinksFact) if node.node == host]
-    yield from (folded(line, width, hang=6) for text in texts for line in text.split("\n"))
-    yield from (rocm_text(node.fact, width) for node in recording.facts(RocmTopologyFact) if node.node == host)
+# --- what there is besides the matrix -------------------------------------------------------------
+
+
+def p2p_text(fact: P2pStatusFact) -> str:
+    """Which pairs have what, the exceptions first."""
+    pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
+    if list(pairs) in ([], ["OK"]):
+        return "\n".join([f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)])
+    parts = [f"{words} between {_listed(names)}" for words, names in pairs.items() if words != "OK"]
+    if "OK" in pairs:
+        parts.append(f"OK between {_listed(pairs['OK'])}")
+    meanings = [
+        f"{word:5} {p2p_status(word).meaning}"
+        for word in dict.fromkeys(word for _, _, words in fact.pairs() for word in words)
+        if word != "OK"
+    ]
+    return "\n".join([f"{_asked(fact)}: {'; '.join(parts)}", *meanings, *_doubts(fact)])
+
+
+def _asked(fact: P2pStatusFact) -> str:
+    if fact.capability is None:
+        return "P2P (of what, the text does not say)"
+    names = [CAPABILITIES[letter] for letter in dict.fromkeys(fact.capability)]
+    return f"P2P {' and '.join(names)} ({fact.capability})"
+
+
+def _doubts(fact: P2pStatusFact | NvlinksFact | RocmTopologyFact) -> Iterator[str]:
+    for warning in fact.warnings:
+        yield f"Unclear: {warning}"
+
+
+def _listed(names: Sequence[str], most: int = _MOST_PAIRS, noun: str = "pairs of GPUs") -> str:
+    return ", ".join(names) if len(names) <= most else f"{len(names)} {noun}"
+
+
+def nvlinks_text(fact: NvlinksFact) -> str:
+    """One line a GPU."""
+    return "\n".join([*(f"{gpu.gpu:5} {gpu.name or 'GPU'}: {_links(gpu)}" for gpu in fact.gpus), *_doubts(fact)])
+
+
+def _links(gpu: GpuNvlinks) -> str:
+    if not gpu.links:
+        return "no active NVLink"
+    rates = sorted({link.gb_per_s for link in gpu.links if link.gb_per_s is not None})
+    speeds = " and ".join(f"{rate:.1f}" for rate in rates)
+    down = ", ".join(str(link.index) for link in gpu.links if link.active is False)
+    return (
+        f"{gpu.active()} of {len(gpu.links)} NVLinks active"
+        + (f", {speeds} GB/s each" if speeds else "")
+        + (f"; inactive: {down}" if down else "")
+    )
+
+
+def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:
+    """The types of links as a table, else what there is in a line."""
+    lines = [f"{len(fact.gpus)} AMD GPUs (not supported yet)"]
+    if fact.link_type:
+        rows = [[gpu, *(fact.link_type[gpu].get(peer, "X") for peer in fact.gpus)] for gpu in fact.gpus]
+        lines += matrix_lines([["", *fact.gpus], *rows], width)
+    nodes = Counter(fact.numa_node.values())
+    lines += [
+        f"NUMA node {node}: {number} {'GPU' if number == 1 else 'GPUs'}" for node, number in sorted(nodes.items())
+    ]
+    return "\n".join([*lines, *_doubts(fact)])
+
+
+def transport_table(place: Place, width: int | None = None) -> str:
+    """What NCCL should use between the GPUs of a host, in plain text; nothing where there is one GPU."""
+    rows = [
+        (pair.code, pair.choice.kind + ("" if pair.choice.sure else "?"), pair.rate_gb_per_s, pair.choice.why)
+        for pair in place.expected()
+    ]
+    names = ["-".join(pair.gpus) for pair in place.expected()]
+    title = "What NCCL will use between GPUs (? = depends on something that is not known here):"
+    return _expected(title, "GPUs", "pairs of GPUs", zip(rows, names, strict=True), width)
+
+
+def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
+    """The ways from GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
+    words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
+    rows = (((way.code, words[way.gpudirect], way.rate_gb_per_s, way.why), way.gpu) for way in ways)
+    title = "What NCCL will use from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
+    return _expected(title, "GPU", "GPUs", rows, width)
+
+
+def _expected(title: str, whom: str, noun: str, ways: Iterable[tuple[_Way, str]], width: int | None) -> str:
+    """Equal ways in one row, below the title; without rates where none is known."""
+    groups = grouped(
+        ((code, by, "" if rate is None else f"{rate:.0f} GB/s", why), name) for (code, by, rate, why), name in ways
+    )
+    if not groups:
+        return ""
+    rows = [(code, _listed(names, _MOST_NAMES, noun), *cells) for (code, *cells), names in groups.items()]
+    titles: tuple[str, ...] = ("path", whom, "by", "rate", "because")
+    if not any(row[3] for row in rows):
+        titles, rows = (*titles[:3], titles[4]), [(*row[:3], row[4]) for row in rows]
+    table = Table(titles, rows, right={3} if len(titles) == 5 else ())
+    return "\n".join((folded(title, width), *table.lines(width)))

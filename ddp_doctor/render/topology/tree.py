@@ -30,6 +30,11 @@ class Group:
     nics: tuple[str, ...]
     parts: tuple["Group", ...] = ()
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its GPUs and NICs."""
+        return (*self.gpus, *self.nics)
+
 
 @dataclass(frozen=True)
 class Bridge:
@@ -51,7 +56,7 @@ class Box:
         """All GPUs and NICs in it."""
         for bridge in self.bridges:
             for group in bridge.groups:
-                yield from (*group.gpus, *group.nics)
+                yield from group.devices
 
 
 @dataclass(frozen=True)
@@ -170,23 +175,25 @@ def _order(matrix: TopologyMatrix, members: Sequence[str]) -> tuple[int, int, in
 def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
     """The code between each box and the next; the farthest, where pairs differ."""
     for box, neighbour in pairwise(boxes):
-        found = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
-        known = [code for code in found if code]
-        yield max(known, key=lambda code: link_codes.link_code(code).distance) if known else ""
+        codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
+        yield max(filter(None, codes), key=lambda code: link_codes.link_code(code).distance, default="")
 
 
 # --- host bridges and switches ---------------------------------------------------------------------
 
 
 def _box(matrix: TopologyMatrix, title: str, cpus: str, devices: Sequence[str]) -> Box:
-    groups = _groups_with_gpus_first(matrix, devices)
-    first = {name: group for group in groups for name in (*group.gpus, *group.nics)}
-    if not _has_paths_between_all(matrix, groups):
+    groups = [_group(matrix, members) for members in _joined(matrix, devices, "PXB")]
+    groups.sort(key=lambda group: not group.gpus)
+
+    def is_known(left: Group, peer: Group) -> bool:
+        return any(pcie_code(matrix, a, b) for a in left.devices for b in peer.devices)
+
+    if not all(is_known(left, peer) for left, peer in combinations(groups, 2)):
         return Box(title, cpus, (Bridge(_merged(groups), 0),))
-    lead = {index: str(index) for index, _ in enumerate(groups)}
-    number = {id(group): lead[index] for index, group in enumerate(groups)}
-    links = [(number[id(first[left])], number[id(first[peer])]) for left, peer in _pairs_within(matrix, devices, "PHB")]
-    root = connected(list(lead.values()), links)
+    number = {name: str(index) for index, group in enumerate(groups) for name in group.devices}
+    links = [(number[left], number[peer]) for left, peer in _pairs_within(matrix, devices, "PHB")]
+    root = connected([str(index) for index, _ in enumerate(groups)], links)
     bridges = grouped((root[str(index)], group) for index, group in enumerate(groups))
     return Box(title, cpus, tuple(_bridges(list(bridges.values()))))
 
@@ -203,42 +210,28 @@ def _bridges(found: Sequence[Sequence[Group]]) -> Iterator[Bridge]:
         yield Bridge(tuple(group for groups in nics_only for group in groups), len(nics_only))
 
 
-def _has_paths_between_all(matrix: TopologyMatrix, groups: Sequence[Group]) -> bool:
-    def is_known(left: Group, peer: Group) -> bool:
-        members = [(a, b) for a in (*left.gpus, *left.nics) for b in (*peer.gpus, *peer.nics)]
-        return any(pcie_code(matrix, a, b) for a, b in members)
-
-    return all(is_known(left, peer) for left, peer in combinations(groups, 2))
-
-
-def _groups_with_gpus_first(matrix: TopologyMatrix, devices: Sequence[str]) -> list[Group]:
-    found = [_group(matrix, members) for members in _joined(matrix, devices, "PXB")]
-    return sorted(found, key=lambda group: not group.gpus)
-
-
 def _joined(matrix: TopologyMatrix, devices: Sequence[str], limit: str) -> Iterable[list[str]]:
     joined = connected(devices, _pairs_within(matrix, devices, limit))
     return grouped((joined[name], name) for name in devices).values()
 
 
 def _group(matrix: TopologyMatrix, members: Sequence[str]) -> Group:
-    gpus = tuple(name for name in members if name in matrix.gpus)
-    nics = tuple(name for name in members if name not in matrix.gpus)
     if len(members) == 1:
-        return Group("", gpus, nics)
+        return _group_of(matrix, "", members)
     parts = list(_joined(matrix, members, "PIX"))
     if len(parts) == 1:
-        return Group("PIX", gpus, nics)
+        return _group_of(matrix, "PIX", members)
     alone = [part[0] for part in parts if len(part) == 1]
-    single = Group(
-        "",
-        tuple(name for name in alone if name in matrix.gpus),
-        tuple(name for name in alone if name not in matrix.gpus),
-    )
-    framed = [_group(matrix, part) for part in parts if len(part) > 1]
+    inside = [_group_of(matrix, "", alone)] if alone else []
+    inside += [_group(matrix, part) for part in parts if len(part) > 1]
     order = {name: index for index, name in enumerate(matrix.links)}
-    inside = sorted([*([single] if alone else []), *framed], key=lambda part: order[(*part.gpus, *part.nics)[0]])
-    return Group("PXB", gpus, nics, tuple(inside))
+    inside.sort(key=lambda part: order[part.devices[0]])
+    return _group_of(matrix, "PXB", members, tuple(inside))
+
+
+def _group_of(matrix: TopologyMatrix, code: str, members: Sequence[str], parts: tuple[Group, ...] = ()) -> Group:
+    gpus = tuple(name for name in members if name in matrix.gpus)
+    return Group(code, gpus, tuple(name for name in members if name not in matrix.gpus), parts)
 
 
 def _merged(groups: Sequence[Group]) -> tuple[Group, ...]:
