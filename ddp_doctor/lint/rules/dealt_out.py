@@ -14,7 +14,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Loop, Value, written
+from ddp_doctor.lint.values import NOTHING, Call, Loop, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: What keeps the number of its elements, or has as many as the indices that it is given.
@@ -48,8 +48,13 @@ def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
     if script.uses("Join") or any(script.is_ddp(call.receiver) for call in script.methods("join")):
         return
     shares = [*_training_loops_over_shares(script), *_dealt_steps(script)]
-    dealt = {id(node) for _, share in shares for node in ast.walk(share.node)}
-    divisors = _divisors(script, dealt) if shares else []
+    dealt = {node for _, share in shares for node in ast.walk(share.node)}
+    divisors = [
+        written(node.right if isinstance(node, ast.BinOp) else node.value)
+        for node in (script.nodes if shares else ())
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Mod | ast.FloorDiv)
+        if node not in dealt
+    ]
     for loop, share in shares:
         if not _may_be_even(script, share, loop, divisors):
             yield Spot(
@@ -63,7 +68,7 @@ def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
 def _training_loops_over_shares(script: Script) -> Iterator[tuple[Loop, Value]]:
     for loop in dict.fromkeys(loop for backward in training.passes(script) for loop in backward.loops):
         share = _share(_data_of_loop(loop), _DEEPEST)
-        if share is not None:
+        if share:
             yield loop, share
 
 
@@ -76,46 +81,33 @@ def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
                 yield backward.loops[-1], condition.test
 
 
-def _divisors(script: Script, dealt: set[int]) -> list[str]:
-    """The divisors in the script, but for those that deal the data out."""
-    return [
-        written(node.right if isinstance(node, ast.BinOp) else node.value)
-        for node in script.nodes
-        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Mod | ast.FloorDiv)
-        if id(node) not in dealt
-    ]
-
-
-def _data_of_loop(loop: Loop) -> Value | None:
+def _data_of_loop(loop: Loop) -> Value:
     """What a loop goes through: the data set of a loader without a sampler, or the data themselves."""
-    over = loop.over
-    while isinstance(over, Call) and over.name in training.PASSES_ON and over.args:
-        over = over.args[0]
-    for made in over.objects() if over is not None else ():
-        if isinstance(made, Call) and made.name == names.LOADER:
+    over = training.passed_on(loop.over)
+    for made in over.makers():
+        if made.name == names.LOADER:
             is_plain = made.lacks(training.SAMPLER, "sampler") and made.lacks(training.BATCH_SAMPLER, "batch_sampler")
-            return made.argument(0, "dataset") if is_plain else None
+            return made.argument(0, "dataset") if is_plain else NOTHING
     return over
 
 
-def _share(value: Value | None, depth: int) -> Value | None:
+def _share(value: Value, depth: int) -> Value:
     """The share of a rank that a value is, or has as many elements as."""
-    for option in value.alternatives() if value is not None and depth else ():
+    for option in value.alternatives() if depth else ():
         if _is_dealt(option):
             return option
         parts: tuple[Value, ...] = ()
         if isinstance(option, Call):
             is_data_set = isinstance(option.local, ast.ClassDef) and _has_a_length(option.local)
             parts = option.arguments if option.name in _KEEPS or is_data_set else ()
-            if option.method in ("tolist", "copy", "numpy") and option.receiver is not None:
+            if option.method in ("tolist", "copy", "numpy"):
                 parts = (option.receiver,)
         elif isinstance(option.node, ast.ListComp) and option.kind == "other":
             parts = option.parts[:1] if len(option.parts) == 2 else ()
         for part in parts:
-            found = _share(part, depth - 1)
-            if found is not None:
+            if found := _share(part, depth - 1):
                 return found
-    return None
+    return NOTHING
 
 
 def _has_a_length(definition: ast.ClassDef) -> bool:
@@ -128,11 +120,11 @@ def _is_dealt(value: Value) -> bool:
     if value.kind == "element" and isinstance(node, ast.Subscript):
         whole, index = value.parts
         if isinstance(node.slice, ast.Slice):
-            return _is_by_rank(*_begin_and_step(node.slice, index))
+            lower, step = node.slice.lower, node.slice.step
+            return bool(lower and step) and _is_by_rank(index.parts[0], index.parts[-1])
         if isinstance(index, Call) and index.name == "slice" and len(index.args) == 3:
             return _is_by_rank(index.args[0], index.args[2])
-        deals = [call for call in whole.objects() if isinstance(call, Call) and call.name in _DEALS]
-        return any(_is_by_rank(index, call.argument(1, "chunks")) for call in deals)
+        return any(_is_by_rank(index, made.argument(1, "chunks")) for made in whole.makers() if made.name in _DEALS)
     if isinstance(value, Call):
         if value.method == "shard":
             return _is_by_rank(value.argument(1, "index"), value.argument(0, "num_shards"))
@@ -142,14 +134,8 @@ def _is_dealt(value: Value) -> bool:
     return is_chosen and any(map(_is_every_nth, value.parts))
 
 
-def _begin_and_step(node: ast.Slice, index: Value) -> tuple[Value | None, Value | None]:
-    there = [part for part in (node.lower, node.upper, node.step) if part is not None]
-    values = dict(zip(map(id, there), index.parts, strict=False))
-    return values.get(id(node.lower)), values.get(id(node.step))
-
-
-def _is_by_rank(begin: Value | None, step: Value | None) -> bool:
-    return begin is not None and step is not None and bool(rank_kind(begin)) and training.is_world_size(step)
+def _is_by_rank(begin: Value, step: Value) -> bool:
+    return bool(rank_kind(begin)) and training.is_world_size(step)
 
 
 def _is_every_nth(test: Value) -> bool:
@@ -157,24 +143,21 @@ def _is_every_nth(test: Value) -> bool:
     if not isinstance(test.node, ast.Compare) or len(test.parts) != 2:
         return False
     for left, right in (test.parts, test.parts[::-1]):
-        sides = training.operation(left)
-        if sides is not None and isinstance(sides[0], ast.Mod) and _is_by_rank(right, sides[2]):
+        operator, _, divisor = training.operation(left)
+        if isinstance(operator, ast.Mod) and _is_by_rank(right, divisor):
             return True
     return False
 
 
 def _may_be_even(script: Script, share: Value, loop: Loop, divisors: list[str]) -> bool:
-    if any(text in _texts_in(share) or _NUMBER_OF_RANKS.search(text) for text in divisors):
+    own = {written(node) for node in ast.walk(share.node) if isinstance(node, ast.expr)}
+    if any(text in own or _NUMBER_OF_RANKS.search(text) for text in divisors):
         return True
     if any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(loop.node)):
         return True
-    if any(call.receiver is not None and share in call.receiver.objects() for call in script.methods(*_GROWS)):
+    if any(share in call.receiver.objects() for call in script.methods(*_GROWS)):
         return True
     return any(
         call.name.startswith("torch.distributed.") and any(share in given.sources() for given in call.arguments)
         for call in script.calls
     ) or any(isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments)
-
-
-def _texts_in(share: Value) -> frozenset[str]:
-    return frozenset(written(node) for node in ast.walk(share.node) if isinstance(node, ast.expr))

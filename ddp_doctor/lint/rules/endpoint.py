@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.devices import is_device_count
-from ddp_doctor.lint.ranks import GLOBAL_RANKS, behind, environment
+from ddp_doctor.lint.ranks import GLOBAL_RANKS, environment
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
@@ -41,9 +41,8 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
     if _sets(script, "RANK"):
         return
     for call, size, rank in _worlds_and_ranks(script):
-        if size is None or rank is None or not is_device_count(size):
-            continue
-        if _is_global_rank(rank):
+        asks_the_group = any(source.name == "torch.distributed.get_rank" for source in rank.calls())
+        if is_device_count(size) and (asks_the_group or GLOBAL_RANKS & environment(rank)):
             yield Spot(
                 call,
                 "The world size is the number of this node's GPUs, but the rank counts over the whole job",
@@ -66,9 +65,9 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/elastic/run.html#environment-variables
     """
     for call, size, rank in _worlds_and_ranks(script):
-        if rank is None or "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
+        if "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
             continue
-        if size is not None and (is_device_count(size) or _OF_ONE_NODE & environment(size)):
+        if is_device_count(size) or _OF_ONE_NODE & environment(size):
             continue  # shares within each node, on purpose
         what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
         yield Spot(
@@ -100,13 +99,17 @@ def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
         assignment
         for assignment in script.assignments
         if assignment.name in _ENDPOINT
-        and assignment.owner is not None
         and assignment.owner.name == "os.environ"
         and assignment.value.kind == "constant"
         and not assignment.place.conditions
         and not assignment.place.in_handler
     ]
-    groups = [group for group in script.named(names.INIT) if _reads_endpoint_from_environment(group)]
+    groups = [
+        group
+        for group in script.named(names.INIT)
+        if group.lacks(5, "store")
+        and (group.lacks(1, "init_method") or group.argument(1, "init_method").constant == "env://")
+    ]
     if not overwritten or not groups or not _is_started_by_torchrun(script):
         return
     for assignment in overwritten:
@@ -118,35 +121,21 @@ def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
             )
 
 
-def _worlds_and_ranks(script: Script) -> Iterator[tuple[Call, Value | None, Value | None]]:
+def _worlds_and_ranks(script: Script) -> Iterator[tuple[Call, Value, Value]]:
     for call in script.named(names.INIT):
         yield call, call.argument(3, "world_size"), call.argument(4, "rank")
     for call in script.named(names.SAMPLER):
         yield call, call.argument(1, "num_replicas"), call.argument(2, "rank")
 
 
-def _is_global_rank(value: Value) -> bool:
-    if GLOBAL_RANKS & environment(value):
-        return True
-    return any(isinstance(source, Call) and source.name == "torch.distributed.get_rank" for source in behind(value))
-
-
-def _sets(script: Script, variable: str) -> bool:
+def _sets(script: Script, *variables: str) -> bool:
     return any(
-        assignment.name == variable and assignment.owner is not None and assignment.owner.name == "os.environ"
-        for assignment in script.assignments
+        assignment.name in variables and assignment.owner.name == "os.environ" for assignment in script.assignments
     )
 
 
-def _reads_endpoint_from_environment(call: Call) -> bool:
-    method = call.argument(1, "init_method")
-    if call.has_stars or call.argument(5, "store") is not None:
-        return False
-    return method is None or method.constant == "env://"
-
-
 def _is_started_by_torchrun(script: Script) -> bool:
-    if any(_sets(script, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
+    if _sets(script, "RANK", "LOCAL_RANK", "WORLD_SIZE"):
         return False
     if any((call.name or call.method).rpartition(".")[2] in _STARTERS for call in script.calls):
         return False

@@ -103,7 +103,8 @@ def wrapped_twice(script: Script) -> Iterator[Spot]:
     """
     for outer in script.named(*_WRAPPERS, names.FSDP[1]):
         model = outer.argument(_MODEL_AT.get(outer.name, 0), "module", "model")
-        inner = _wrapper_of(script, model, outer) if model is not None else ""
+        wrappers = {_wrapper(script, option, outer) for option in model.objects()}
+        inner = wrappers.pop() if len(wrappers) == 1 else ""  # not surely, if the script may go several ways
         name = _WRAPPERS.get(outer.name, "FSDP")
         if inner and "DistributedDataParallel" in (inner, name):
             yield Spot(
@@ -113,30 +114,16 @@ def wrapped_twice(script: Script) -> Iterator[Spot]:
             )
 
 
-def _wrapper_of(script: Script, model: Value, outer: Call) -> str:
-    """What surely wraps a model already; empty if nothing does, or not whichever way the script went."""
-    found = {_wrapper(script, option, outer) for option in model.objects()}
-    return found.pop() if len(found) == 1 else ""
-
-
 def _wrapper(script: Script, value: Value, outer: Call) -> str:
-    if value.kind == "element" and value.attribute == "0" and value.owner is not None:
-        made = {option.name for option in value.owner.objects() if isinstance(option, Call)}
+    """What wraps a model already; empty if nothing does."""
+    if value.kind == "element" and value.attribute == "0":
+        made = {maker.name for maker in value.owner.makers()}
         return "DeepSpeed" if made == {"deepspeed.initialize"} else ""
-    if any(shard.precedes(outer) and _shards_model(shard, value) for shard in script.named(names.FSDP[1])):
+    shards = (shard.args[0] for shard in script.named(names.FSDP[1]) if shard.args and shard.precedes(outer))
+    if any(given.kind != "loop" and list(given.objects()) == [value] for given in shards):
         return "FSDP"
     if not isinstance(value, Call):
         return ""
-    if any(isinstance(each, Call) and each.name in _ZERO_INIT and _is_on(each) for each in value.place.withs):
+    if any(isinstance(each, Call) and each.name in _ZERO_INIT and each.is_enabled for each in value.place.withs):
         return "deepspeed.zero.Init"
     return "" if value.name == "deepspeed.initialize" else _WRAPPERS.get(value.name, "")
-
-
-def _shards_model(shard: Call, value: Value) -> bool:
-    given = shard.args[0] if shard.args else None
-    return given is not None and shard.args[0].kind != "loop" and list(given.objects()) == [value]
-
-
-def _is_on(context: Call) -> bool:
-    enabled = context.argument(None, "enabled")
-    return enabled is None or enabled.constant is True

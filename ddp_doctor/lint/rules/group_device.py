@@ -29,14 +29,13 @@ from ddp_doctor.lint.ranks import environment, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.start_up import settings
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value, written
+from ddp_doctor.lint.values import NOTHING, Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: Variables of SLURM and MPI for the rank on the node; torch reads none of them.
 _LOCAL_RANKS = frozenset(
     ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 )
-_SPAWNS = (names.SPAWN, "torch.multiprocessing.start_processes")
 #: An offset that is no product: ``node * 8 + local_rank`` is a rank, and DDL105's matter.
 _OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
 #: The operand that leaves a rank unchanged.
@@ -100,8 +99,7 @@ def _choices(script: Script) -> Iterator[_Choice]:
     """The calls that choose the GPU: those of set_device; if there are none, those of DDP."""
     calls = list(script.named(names.SET_DEVICE))
     for call in calls:
-        device = call.argument(0, "device")
-        if device is not None:
+        if device := call.argument(0, "device"):
             node = _argument(call, 0, "device")
             yield _Choice(call, device, written(node) if node else device.text)
     for wrap in script.wraps if not calls else ():
@@ -139,51 +137,42 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
 
 def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
     """How the GPU of a process differs from the one that torch 2.15 takes; None where both are the same, or may be."""
-    rank = _rank_of_job(script, group)
-    if (gpu := fixed_gpu(choice.device)) is not None:
+    exported = (
+        assignment.value
+        for assignment in script.assignments
+        if assignment.name == "RANK" and assignment.owner.reference == "os.environ"
+    )
+    rank = group.argument(4, "rank") or next(exported, NOTHING)
+    if gpu := fixed_gpu(choice.device):
         return _of_one_rank(script, gpu, rank)
     index = index_in(choice.device)
-    if index is None or (rank is not None and _bare(rank).text == _bare(index).text):
+    if rank and _bare(rank).text == _bare(index).text:
         return None
     ways = [_way(script, option, rank) for option in index.alternatives() if option.kind != "constant"]
     return ways[0] if ways and all(ways) else None
 
 
-def _rank_of_job(script: Script, group: Call) -> Value | None:
-    exported = (
-        assignment.value
-        for assignment in script.assignments
-        if assignment.name == "RANK" and assignment.owner is not None and assignment.owner.reference == "os.environ"
-    )
-    return group.argument(4, "rank") or next(exported, None)
-
-
-def _of_one_rank(script: Script, gpu: str, rank: Value | None) -> Way | None:
+def _of_one_rank(script: Script, gpu: str, rank: Value) -> Way | None:
     """One GPU by number; if there are more ranks, DDL104 reports it."""
     if not has_one_rank(script) or "LOCAL_RANK" in script.texts:
         return None
     if gpu != "cuda:0":
         return "surely"
-    is_first = rank is None or rank.constant == 0
-    return None if is_first else "by the processes of a node"
+    return None if not rank or rank.constant == 0 else "by the processes of a node"
 
 
-def _way(script: Script, value: Value, rank: Value | None) -> Way | None:
+def _way(script: Script, value: Value, rank: Value) -> Way | None:
     index = _bare(value)
     way = _computed(index) or _looked_up(index)
     if way is not None:
         return way
     if environment(index) & _LOCAL_RANKS and "LOCAL_RANK" not in script.texts:
         return "by the launcher"
-    is_of_several_nodes = rank is not None and index.name == SPAWN_INDEX and index in set(rank.sources())
-    if not is_of_several_nodes or all(map(_is_for_each_gpu, script.named(*_SPAWNS))):
+    is_of_several_nodes = index.name == SPAWN_INDEX and index in rank.sources()
+    spawns = script.named(names.SPAWN, "torch.multiprocessing.start_processes")
+    if not is_of_several_nodes or all(is_device_count(spawn.argument(2, "nprocs")) for spawn in spawns):
         return None
     return "by the processes of a node"
-
-
-def _is_for_each_gpu(spawn: Call) -> bool:
-    number = spawn.argument(2, "nprocs")
-    return number is not None and is_device_count(number)
 
 
 def _bare(value: Value) -> Value:
@@ -193,22 +182,19 @@ def _bare(value: Value) -> Value:
             break
         if value.name in ("int", "str") and value.args:
             value = value.args[0]
-        elif value.returned is not None:
+        elif value.returned:
             value = value.returned
     return value
 
 
 def _computed(index: Value) -> Way | None:
     """``local_rank + 4``, ``n - 1 - local_rank``, ``(rank + 1) % n``; of ``rank % n`` nothing is known."""
-    found = training.operation(index)
-    if found is None:
-        return None
-    operator, left, right = found
+    operator, left, right = training.operation(index)
     if isinstance(operator, ast.Mod):
         return _computed(_bare(left))
     kinds = rank_kind(left), rank_kind(right)
     kind, other = (kinds[0], right) if kinds[0] else (kinds[1], left)
-    if kind is None or all(kinds) or type(operator) not in _NEUTRAL:
+    if operator is None or kind is None or all(kinds) or type(operator) not in _NEUTRAL:
         return None
     if isinstance(operator, ast.Sub) and not kinds[0]:
         return "surely"  # counted from the last GPU
@@ -234,7 +220,5 @@ def _looked_up(index: Value) -> Way | None:
         numbers = [fixed_gpu(gpu) for gpu in gpus.parts]
         if None not in numbers:
             return None if numbers == [f"cuda:{number}" for number in range(len(numbers))] else "surely"
-    is_counted = any(
-        isinstance(source, Call) and (source.name == "range" or is_device_count(source)) for source in gpus.sources()
-    )
+    is_counted = any(source.name == "range" or is_device_count(source) for source in gpus.calls())
     return None if is_counted else "by what is not known"

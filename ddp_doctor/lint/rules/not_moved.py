@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from ddp_doctor.lint import modules, training
 from ddp_doctor.lint.devices import moved, moves_before, moves_to_device
@@ -73,64 +73,49 @@ def part_left_on_the_cpu(script: Script) -> Iterator[Spot]:
 
 def _weights(script: Script) -> Iterator[Spot]:
     for call in script.calls:
-        output = call.argument(0, "input") if is_loss(call) else None
-        if output is None or not training.forwards_in(script, output):
+        output = call.argument(0, "input")
+        if not is_loss(call) or not training.forwards_in(script, output):
             continue
-        if any(made.method == "cpu" for made in training.calls_in(output)):
+        if any(made.method == "cpu" for made in output.calls()):
             continue
-        losses = [call] if call.name in _WEIGHT_AT else list(call.callee.objects()) if call.callee else []
-        for loss in losses:
-            if isinstance(loss, Call) and _has_weight_on_cpu(loss) and not _may_be_moved(script, loss):
+        for loss in [call] if call.name in _WEIGHT_AT else call.callee.makers():
+            weights = (loss.argument(_WEIGHT_AT.get(loss.name), "weight"), loss.argument(None, "pos_weight"))
+            if any(map(_is_on_cpu, weights)) and not _may_be_moved(script, loss):
                 yield _spot(loss, "The weights of this loss are in host memory, but the output is on the GPU")
 
 
-def _has_weight_on_cpu(loss: Call) -> bool:
-    given = (loss.argument(_WEIGHT_AT.get(loss.name), "weight"), loss.argument(None, "pos_weight"))
-    return any(weight is not None and _is_on_cpu(weight) for weight in given)
-
-
 def _may_be_moved(script: Script, loss: Call) -> bool:
-    if any(True for _ in moved(script, loss)) or (loss.place.cls is not None and loss.place.cls.bases):
+    if any(moved(script, loss)) or (loss.place.cls is not None and loss.place.cls.bases):
         return True
-    return any(assignment.owner is not None and loss in assignment.owner.objects() for assignment in script.assignments)
+    return any(loss in assignment.owner.objects() for assignment in script.assignments)
 
 
 def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
     """``model.head = nn.Linear(512, 10)`` between ``.to(device)`` and DDP."""
-    model, moves = wrap.argument(0, "module"), moves_before(script, wrap)
-    if model is None or not moves:
-        return
-    made = {id(option) for option in model.objects()}
-    for assignment in script.assignments:
-        if assignment.owner is None or assignment.root != wrap.root or assignment.order > wrap.order:
+    moves, made = moves_before(script, wrap), set(wrap.argument(0, "module").objects())
+    for assignment in script.assignments if moves else ():
+        if not assignment.owner or assignment.root != wrap.root or assignment.order > wrap.order:
             continue
         is_late = all(move.root == wrap.root and move.order < assignment.order for move in moves)
-        if not is_late or not _is_new_module(assignment.value) or any(True for _ in moved(script, assignment.value)):
+        if not is_late or not _is_new_module(assignment.value) or any(moved(script, assignment.value)):
             continue
-        owners = (option for source in assignment.owner.sources() for option in source.objects())
-        if any(id(option) in made for option in owners):
-            yield _spot(
-                assignment.value,
-                f"This layer is put into the model after line {moves[0].call.lineno} moved it to the GPU",
-            )
+        if not made.isdisjoint(option for source in assignment.owner.sources() for option in source.objects()):
+            line = moves[0].call.lineno
+            yield _spot(assignment.value, f"This layer is put into the model after line {line} moved it to the GPU")
 
 
 def _moved_one_by_one(script: Script, wrap: Call) -> Iterator[Spot]:
     """``nn.Sequential(encoder.to(device), head)``, ``model.encoder = model.encoder.to(device)``."""
-    model = wrap.argument(0, "module")
-    if model is None or moves_before(script, wrap):
+    if moves_before(script, wrap):
         return
-    for whole in model.objects():
-        if not isinstance(whole, Call) or not _is_new_module(whole) or _may_be_moved_elsewhere(script, whole):
+    for whole in wrap.argument(0, "module").makers():
+        if not _is_new_module(whole) or _may_be_moved_elsewhere(script, whole):
             continue
         parts = _trained_parts(script, whole)
-        if any(
-            _is_among(
-                part, _receivers(script, (move for move in script.methods("to", "cuda") if moves_to_device(move)))
-            )
-            for part in parts
-        ):
-            for part in (each for each in parts if not _is_among(each, _receivers(script))):
+        moves = [move for move in script.methods("to", "cuda") if moves_to_device(move)]
+        if any(_is_among(part, _receivers(moves)) for part in parts):
+            moves = [*script.methods("to", "cuda", "to_empty")]
+            for part in (each for each in parts if not _is_among(each, _receivers(moves))):
                 yield _spot(part, "This part of the model stays in host memory, but others are moved to the GPU")
         if not parts:
             yield from _moved_alone(script, whole)
@@ -147,19 +132,15 @@ def _trained_parts(script: Script, whole: Call) -> list[Value]:
 
 def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:
     """``model.fc = model.fc.to(device)`` of a model whose other layers were just made too."""
-    inner = [move for move in script.methods("to", "cuda") if _owner_of(move.receiver) is whole]
-    names_of_parts = {move.receiver.attribute for move in inner if move.receiver is not None}
-    if len(names_of_parts) == 1 and moves_to_device(inner[0]):
+    moves = script.methods("to", "cuda")
+    inner = [move for move in moves if move.receiver.kind == "attribute" and move.receiver.owner is whole]
+    if len({move.receiver.attribute for move in inner}) == 1 and moves_to_device(inner[0]):
         yield _spot(inner[0], "Only this part of the model is moved to the GPU: the rest stays in host memory")
 
 
-def _owner_of(value: Value | None) -> Value | None:
-    return value.owner if value is not None and value.kind == "attribute" else None
-
-
 def _has_parameters(script: Script, value: Value) -> bool:
-    made = {id(value), *(id(source) for source in value.sources())}
-    layers = [*value.sources(), *(each.value for each in script.assignments if id(each.owner) in made)]
+    made = set(value.sources())
+    layers = [*made, *(assignment.value for assignment in script.assignments if assignment.owner in made)]
     return any(isinstance(layer, Call) and modules.LAYERS.match(layer.name) for layer in layers)
 
 
@@ -167,24 +148,19 @@ def _is_among(part: Value, moved_things: Iterable[Value]) -> bool:
     return any(part in (source, source.owner) for source in moved_things)
 
 
-def _sequential_part(value: Value) -> Value | None:
-    """The part of a Sequential at a position: ``layers[0]``."""
-    owner, number = value.owner, value.attribute
-    is_element = value.kind == "element" and number.isdecimal()
-    if not isinstance(owner, Call) or not is_element or owner.name != "torch.nn.Sequential":
-        return None
-    return owner.args[int(number)] if int(number) < len(owner.args) else None
-
-
-def _receivers(script: Script, moves: Iterable[Call] | None = None) -> Iterator[Value]:
-    """What is moved, and what that is made of; of a Sequential the one part that is meant."""
-    for move in script.methods("to", "cuda", "to_empty") if moves is None else moves:
-        receiver = move.receiver and (_sequential_part(move.receiver) or move.receiver)
-        yield from receiver.sources() if receiver is not None else ()
+def _receivers(moves: Iterable[Call]) -> Iterator[Value]:
+    """What is moved, and what that is made of; of ``layers[0]`` of a Sequential the one part that is meant."""
+    for move in moves:
+        receiver, owner, number = move.receiver, move.receiver.owner, move.receiver.attribute
+        is_element = receiver.kind == "element" and number.isdecimal()
+        if is_element and isinstance(owner, Call) and owner.name == "torch.nn.Sequential":
+            receiver = owner.args[int(number)] if int(number) < len(owner.args) else receiver
+        yield from receiver.sources()
 
 
 def _may_be_moved_elsewhere(script: Script, whole: Call) -> bool:
-    loops = (source for source in _receivers(script) if source.kind in ("loop", "element"))
+    moves = script.methods("to", "cuda", "to_empty")
+    loops = (source for source in _receivers(moves) if source.kind in ("loop", "element"))
     if any(whole in source.sources() for source in loops):
         return True
     return any(
@@ -203,23 +179,14 @@ def _plain_attributes(script: Script, module: modules.Module) -> Iterator[Spot]:
         value, name = assignment.value, assignment.name
         uses = list(modules.uses(module.definition, name))
         if isinstance(value.node, ast.List | ast.Tuple | ast.ListComp | ast.Dict | ast.DictComp):
-            is_built_from = any(use.is_in_init for use in uses)
-            layers = [
-                *value.sources(),
-                *(
-                    given
-                    for call in (call for call in script.methods("append") if call.receiver is value)
-                    for given in call.args
-                ),
-            ]
-            if uses and not is_built_from and any(map(_is_layer, layers)):
+            appended = [call.args for call in script.methods("append") if call.receiver is value]
+            layers = [*value.sources(), *(given for args in appended for given in args)]
+            if uses and not any(use.is_in_init for use in uses) and any(map(_is_layer, layers)):
                 yield _spot(value, "These layers stand in a plain list: neither .to() nor DDP knows them")
-        elif _is_on_cpu(value) and not _is_number(value) and _is_used_unmoved(uses):
-            yield _spot(value, f"self.{name} is a plain tensor: .to() does not move it with the model")
-
-
-def _is_used_unmoved(uses: Sequence[modules.Use]) -> bool:
-    return any(use.is_operand for use in uses) and not any(use.is_rebound or use.is_moved for use in uses)
+        elif _is_on_cpu(value) and not _is_number(value):
+            is_moved = any(use.is_rebound or use.is_moved for use in uses)
+            if not is_moved and any(use.is_operand for use in uses):
+                yield _spot(value, f"self.{name} is a plain tensor: .to() does not move it with the model")
 
 
 def _spot(at: Value, title: str) -> Spot:
@@ -246,14 +213,10 @@ def _made_on_cpu(value: Value, depth: int) -> bool:
     if isinstance(value, Call):
         if value.name in _MAKERS:
             return value.lacks(None, "device") and not any("device" in each.text for each in value.place.withs)
-        return (
-            value.receiver is not None
-            and not moves_to_device(value)
-            and value.method not in _NO_TENSOR
-            and _is_on_cpu(value.receiver, depth)
-        )
-    sides = training.operation(value)
-    return sides is not None and any(_is_on_cpu(side, depth) for side in sides[1:])
+        keeps_its_place = not moves_to_device(value) and value.method not in _NO_TENSOR
+        return keeps_its_place and _is_on_cpu(value.receiver, depth)
+    _, left, right = training.operation(value)
+    return _is_on_cpu(left, depth) or _is_on_cpu(right, depth)
 
 
 def _is_number(value: Value) -> bool:

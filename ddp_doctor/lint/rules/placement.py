@@ -43,9 +43,7 @@ def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
     yield from _inputs_left_behind(script)
     for call in script.calls:
         output, target = call.argument(0, "input"), call.argument(1, "target")
-        if output is None or target is None or not is_loss(call):
-            continue
-        if training.forwards_in(script, output) and _is_untouched_batch(target):
+        if target and is_loss(call) and training.forwards_in(script, output) and _is_untouched_batch(target):
             yield Spot(
                 call,
                 f"The target of this loss, {target.text}, is still in host memory, but the output is on the GPU",
@@ -70,33 +68,28 @@ def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
     if not script.wraps or not training.uses_gpu(script):
         return
     for call in training.loaders(script):
-        if call.has_stars or _is_in_memory(call):
+        made = call.argument(0, "dataset").calls()
+        if call.has_stars or any(dataset.name.endswith(("TensorDataset", "FakeData")) for dataset in made):
             continue
         workers = call.argument(training.WORKERS, "num_workers")
         pinned = call.argument(training.PIN_MEMORY, "pin_memory")
-        if workers is None or (workers.kind == "constant" and workers.constant == 0):
-            yield _loader(call, "This loader reads its batches in the training process: the GPU waits", "num_workers")
-        elif pinned is None or (pinned.kind == "constant" and pinned.constant is False):
-            yield _loader(
-                call,
-                "The batches of this loader are not pinned: the CPU waits while they are copied to the GPU",
-                "pin_memory=True",
-            )
-
-
-def _loader(call: Call, title: str, option: str) -> Spot:
-    return Spot(call, title, remedy=f"Give the loader {option}", cost="Host memory and cores for the workers")
+        title, option = "", ""
+        if not workers or workers.constant == 0:
+            title, option = "This loader reads its batches in the training process: the GPU waits", "num_workers"
+        elif not pinned or pinned.constant is False:
+            title = "The batches of this loader are not pinned: the CPU waits while they are copied to the GPU"
+            option = "pin_memory=True"
+        if option:
+            yield Spot(call, title, remedy=f"Give the loader {option}", cost="Host memory and cores for the workers")
 
 
 def _inputs_left_behind(script: Script) -> Iterator[Spot]:
     for call in script.calls:
-        model = call.callee
-        if model is None or call.method or not training.surely_ddp(model):
+        if call.method or not training.surely_ddp(call.callee):
             continue
-        wraps = [option for option in model.objects() if isinstance(option, Call)]
-        if any(_is_given(wrap, "device_ids") or not _model_moves_no_input(wrap) for wrap in wraps):
+        if any(_has_device_ids(wrap) or not _model_moves_no_input(wrap) for wrap in call.callee.makers()):
             continue
-        if any(_is_untouched_batch(value) for value in call.arguments):
+        if any(map(_is_untouched_batch, call.arguments)):
             yield Spot(
                 call,
                 "This batch is still in host memory, but the model is on the GPU",
@@ -106,8 +99,8 @@ def _inputs_left_behind(script: Script) -> Iterator[Spot]:
             )
 
 
-def _is_given(wrap: Call, name: str) -> bool:
-    return wrap.has_stars or wrap.given(1, name) is not None
+def _has_device_ids(wrap: Call) -> bool:
+    return wrap.has_stars or bool(wrap.given(1, "device_ids"))
 
 
 def _model_moves_no_input(wrap: Call) -> bool:
@@ -135,7 +128,7 @@ def has_default_device(script: Script) -> bool:
 def wraps_on_gpu(script: Script) -> bool:
     """Whether every wrapped model is surely on a GPU."""
     return bool(script.wraps) and all(
-        (_is_given(wrap, "device_ids") and not wrap.has_stars)
+        (_has_device_ids(wrap) and not wrap.has_stars)
         or any(goes_to_gpu(move) and not move.conditions for move in moves_before(script, wrap))
         for wrap in script.wraps
     )
@@ -149,22 +142,14 @@ def is_loss(call: Call) -> bool:
 
 
 def _is_untouched_batch(value: Value) -> bool:
-    found = list(value.alternatives())
-    return bool(found) and all(_is_yielded(loop) for loop in found)
+    def is_plain_loader(call: Call) -> bool:
+        if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
+            return False
+        made = call.argument(0, "dataset").calls()
+        return not any(dataset.local is not None and _may_move_tensors(dataset.local) for dataset in made)
 
-
-def _is_yielded(value: Value) -> bool:
-    source = training.looped_over(value) if value.kind in ("element", "loop") else None
-    return is_result(source, _is_plain_loader)
-
-
-def _is_plain_loader(call: Call) -> bool:
-    if call.name != names.LOADER or not call.lacks(training.COLLATE, "collate_fn"):
-        return False
-    dataset = call.argument(0, "dataset")
-    return not any(made.local is not None and _may_move_tensors(made.local) for made in training.calls_in(dataset))
-
-
-def _is_in_memory(call: Call) -> bool:
-    made = training.calls_in(call.argument(0, "dataset"))
-    return any(dataset.name.endswith(("TensorDataset", "FakeData")) for dataset in made)
+    options = list(value.alternatives())
+    return bool(options) and all(
+        option.kind in ("element", "loop") and is_result(training.looped_over(option), is_plain_loader)
+        for option in options
+    )

@@ -41,7 +41,7 @@ def data_parallel_used(script: Script) -> Iterator[Spot]:
     """
     if script.libraries:
         return
-    trains = any(True for _ in script.methods("backward"))
+    trains = any(script.methods("backward"))
     for call in script.named(names.DATA_PARALLEL):
         if script.is_distributed and not _is_in_a_group(script, call):
             continue
@@ -85,10 +85,10 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods(*_MOVES):
-        if call.receiver is None or not moves_to_device(call):
-            continue
-        for wrap in _wraps_of(call.receiver):
-            if wrap.precedes(call) and not _may_have_been_moved(wrap):
+        for wrap in _wraps_of(call.receiver) if moves_to_device(call) else ():
+            model = wrap.argument(0, "module")
+            may_have_been_moved = not model or any(source.method in _MOVES for source in model.calls())
+            if wrap.precedes(call) and not may_have_been_moved:
                 yield Spot(
                     call,
                     f"The model is moved by .{call.method}() after line {wrap.call.lineno} wrapped it in DDP",
@@ -107,8 +107,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
     for call in script.named(names.CONVERT_SYNC_BN):
-        model = call.argument(0, "module")
-        wrap = next(_wraps_of(model), None) if model is not None else None
+        wrap = next(_wraps_of(call.argument(0, "module")), None)
         if wrap is not None and wrap.precedes(call):
             yield Spot(
                 call,
@@ -118,16 +117,8 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
 
 def _wraps_of(value: Value) -> Iterator[Call]:
-    for option in value.objects():
-        inner = option.owner if option.kind == "attribute" and option.attribute == "module" else option
-        for found in inner.objects() if inner is not None else ():
-            if isinstance(found, Call) and found.name == names.DDP:
-                yield found
-
-
-def _may_have_been_moved(wrap: Call) -> bool:
-    model = wrap.argument(0, "module")
-    return model is None or any(isinstance(source, Call) and source.method in _MOVES for source in model.sources())
+    makers = (maker for option in value.objects() for maker in option.wrapper.makers())
+    return (maker for maker in makers if maker.name == names.DDP)
 
 
 @lint_rule("DDL127", "unused-parameters-searched-in-vain", Severity.WARNING)
@@ -143,10 +134,9 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        behind = wrap.argument(names.SHARED_BY_DDP)
-        has_init_sync = behind is not None and isinstance(behind.constant, bool)
+        has_init_sync = isinstance(wrap.argument(names.SHARED_BY_DDP).constant, bool)
         flag = wrap.argument(8 if has_init_sync else 7, "find_unused_parameters")
-        if flag is None or flag.constant is not True:
+        if flag.constant is not True:
             continue
         classes = modules.wrapped_modules(script, wrap)
         visible = bool(classes) and all(module.is_whole for module in classes)
@@ -179,7 +169,9 @@ def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        if len(wrap.args) > names.SHARED_BY_DDP or _allows_for_unused(wrap):
+        options = (wrap.argument(None, name) for name in ("find_unused_parameters", "static_graph"))
+        allows_for_unused = wrap.has_stars or any(option and option.constant is not False for option in options)
+        if allows_for_unused or len(wrap.args) > names.SHARED_BY_DDP:
             continue
         for module in modules.wrapped_modules(script, wrap):
             if modules.reads_indirectly(script, module):
@@ -195,11 +187,6 @@ def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
     remedy = "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
     cost = "DDP walks the autograd graph after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
-
-
-def _allows_for_unused(wrap: Call) -> bool:
-    flags = (wrap.argument(None, name) for name in ("find_unused_parameters", "static_graph"))
-    return wrap.has_stars or any(flag is not None and flag.constant is not False for flag in flags)
 
 
 def _may_need_it(script: Script, module: modules.Module) -> bool:
@@ -238,7 +225,7 @@ def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
     if len({id(call.node) for call in calls}) != 1 or script.calls_any(*_UNITS):
         return
     call = calls[0]
-    if not call.has_stars and call.given(4, "auto_wrap_policy") is None and _offloads(call):
+    if not call.has_stars and not call.given(4, "auto_wrap_policy") and _offloads(call):
         yield _one_unit(call, "Give an auto_wrap_policy that makes a unit of each layer")
 
 
@@ -249,7 +236,7 @@ def _one_unit(call: Call, remedy: str) -> Spot:
 
 def _offloads(call: Call) -> bool:
     def offloads_parameters(made: Call) -> bool:
-        offloads = made.argument(0, "offload_params")
-        return made.name == "torch.distributed.fsdp.CPUOffload" and offloads is not None and offloads.constant is True
+        offloads = made.argument(0, "offload_params").constant is True
+        return offloads and made.name == "torch.distributed.fsdp.CPUOffload"
 
     return is_result(call.argument(3, "cpu_offload"), offloads_parameters)
