@@ -1,15 +1,17 @@
-"""``ddp-doctor lint``: files in, report out. It does not import launchers and checks, which takes longer than linting a
-hundred files."""
+"""``ddp-doctor lint``: files in, report out. Files are taken as they are, folders walked, ``-`` is what comes on stdin.
+
+It does not import launchers and checks, which takes longer than linting a hundred files.
+"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import require_kind, rule_codes
 from ddp_doctor.cli.outputs import LintResults, Outputs
 from ddp_doctor.engine.memory import no_garbage_collection
-from ddp_doctor.lint.files import read_script, script_paths, shown_path
 from ddp_doctor.lint.linting import MOST_BYTES, chosen, lint_bytes
 from ddp_doctor.lint.render import text
 from ddp_doctor.lint.report import Linted, Unread, lint_report
@@ -17,8 +19,15 @@ from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, UsageError
 from ddp_doctor.parse.file_kinds import PYTHON
+from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.render import finding_lines
 from ddp_doctor.render.screen import console
+from ddp_doctor.sources.given import CannotRead, is_folder, read_given
+
+#: Folders that hold no code of the user's.
+_NOT_WALKED = ("__pycache__", "node_modules", "build", "dist", "site-packages", "venv", "env")
+#: What ``python -m venv`` and virtualenv leave in a folder.
+_ENVIRONMENT = "pyvenv.cfg"
 
 
 def lint(
@@ -33,13 +42,13 @@ def lint(
     """Judge the files; the exit code. Raises UsageError."""
     started_at = datetime.now(timezone.utc)
     rules = _rules(select, ignore)
-    paths = list(script_paths(given))
+    paths = list(_script_paths(given))
     if not paths:
         raise UsageError(f"there is no Python file in {', '.join(given)}")
     with no_garbage_collection():  # of a hundred trees
         linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
-    problems = outputs.write(LintResults(report, rules, [shown_path(path) for path in paths], fail_on))
+    problems = outputs.write(LintResults(report, rules, [_shown_path(path) for path in paths], fail_on))
     if outputs.form is OutputFormat.FULL:
         text.show(report, console(outputs.words_to), quiet=quiet)
     else:
@@ -62,12 +71,60 @@ def _rules(select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
 
 
 def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
-    file = read_script(path, MOST_BYTES)
-    if file.reason:
+    shown = _shown_path(path)
+    try:
+        data = _read(path)
+    except (OSError, CannotRead, ValueError) as error:
+        reason = as_utf8(str(error))
+        if isinstance(error, OSError):
+            reason = f"cannot read {shown}: {error.strerror}"
         if not os.access(path, os.F_OK):
-            raise UsageError(file.reason)
-        return Linted(unread=Unread(path=file.path, line=1, reason=file.reason))
+            raise UsageError(reason) from error
+        return Linted(unread=Unread(path=shown, line=1, reason=reason))
     if not path.endswith(".py"):
-        text = file.data.decode("utf-8", errors="replace")
-        require_kind(file.path, text, "a Python script", PYTHON)
-    return lint_bytes(file.path, file.data, rules)
+        require_kind(shown, data.decode("utf-8", errors="replace"), "a Python script", PYTHON)
+    return lint_bytes(shown, data, rules)
+
+
+def _read(path: str) -> bytes:
+    """The bytes of a file; of one that is too large one byte more than is taken, which shows it."""
+    if path != "-" and Path(path).is_file() and Path(path).stat().st_size > MOST_BYTES:
+        with Path(path).open("rb") as file:
+            return file.read(MOST_BYTES + 1)
+    return read_given(path)
+
+
+def _script_paths(given: Sequence[str]) -> Iterator[str]:
+    """Each path once, in the order given; of a folder all ``*.py`` below it, by name."""
+    seen = set[str]()
+    for name in given:
+        path = name if name == "-" else str(Path(name))  # ./train.py is train.py
+        below = _walk(path, set()) if path != "-" and is_folder(path) else [path]
+        for script in (path.removeprefix("./") for path in below):
+            if script not in seen:
+                seen.add(script)
+                yield script
+
+
+def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
+    """The scripts of a folder; a link that leads back to a parent folder is not followed again."""
+    try:
+        status = Path(folder).stat()
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:
+        yield folder  # reading it will say why
+        return
+    here = (status.st_dev, status.st_ino)
+    if here in above or (above and any(entry.name == _ENVIRONMENT for entry in entries)):
+        return
+    for entry in entries:
+        if entry.is_dir():
+            if not entry.name.startswith(".") and entry.name not in _NOT_WALKED:
+                yield from _walk(entry.path, above | {here})
+        elif entry.name.endswith(".py") and entry.is_file():  # an editor's lock is a link that leads nowhere
+            yield entry.path
+
+
+def _shown_path(path: str) -> str:
+    """A path as reports have it: stdin by its name, and nothing that JSON cannot hold."""
+    return "<stdin>" if path == "-" else as_utf8(path)

@@ -38,49 +38,36 @@ _RANDOM = re.compile(
 def flags(script: Script, module: ast.ClassDef, parameters: ast.arguments) -> Iterator[tuple[str, bool]]:
     """Parameters of a forward that the training loop gives another value from step to step, and whether that may be
     None: ``model(x, random.random() < 0.5)``."""
-    calls = {
-        id(call): call
-        for backward in training.backwards(script)
-        for call in training.forwards_in(script, backward.receiver)
-    }
-    forwards = [call for call in calls.values() if not call.has_stars and _is_forward_of(call, module)]
+    calls = dict.fromkeys(
+        call for backward in training.backwards(script) for call in training.forwards_in(script, backward.receiver)
+    )
+    forwards = [call for call in calls if not call.has_stars and _is_forward_of(call, module)]
     by_position = [argument.arg for argument in (*parameters.posonlyargs, *parameters.args)][1:]
-    names = [*by_position, *(argument.arg for argument in parameters.kwonlyargs)]
-    for position, name in enumerate(names) if forwards else ():
+    parameter_names = [*by_position, *(argument.arg for argument in parameters.kwonlyargs)]
+    for position, name in enumerate(parameter_names) if forwards else ():
         at = position if name in by_position else None
         given = [(call, call.argument(at, name)) for call in forwards]
-        if any(_differ_by_branch(script, one, other) for one, other in combinations(given, 2)):
+        if any(_differ_by_branch(script, first, second) for first, second in combinations(given, 2)):
             yield name, True
-        elif any(value is not None and varies(script, value) for _, value in given):
-            yield name, any(_may_be_none(value) for _, value in given)
+        elif any(varies(script, value) for _, value in given):
+            yield name, any(option.is_none for _, value in given for option in value.alternatives())
 
 
-def _differ_by_branch(script: Script, one: tuple[Call, Value | None], other: tuple[Call, Value | None]) -> bool:
-    (first, left), (second, right) = one, other
-    is_written = left is None or right is None or left.kind == right.kind == "constant"
-    if not is_written or (left and left.text) == (right and right.text):
+def _differ_by_branch(script: Script, first: tuple[Call, Value], second: tuple[Call, Value]) -> bool:
+    (first_call, left), (second_call, right) = first, second
+    is_written = not (left and right) or left.kind == right.kind == "constant"
+    if not is_written or left.text == right.text:
         return False
-    sides = {id(condition.test): condition.holds for condition in first.conditions}
+    sides = {id(condition.test): condition.holds for condition in first_call.conditions}
     return any(
         sides.get(id(condition.test), condition.holds) != condition.holds and varies(script, condition.test)
-        for condition in second.conditions
+        for condition in second_call.conditions
     )
-
-
-def _may_be_none(value: Value | None) -> bool:
-    options = value.alternatives() if value is not None else ()
-    return any(option.kind == "constant" and option.constant is None for option in options)
 
 
 def _is_forward_of(call: Call, module: ast.ClassDef) -> bool:
-    wraps = [option for option in call.callee.objects() if isinstance(option, Call)] if call.callee else []
-    models = (wrap.argument(0, "module") for wrap in wraps)
-    return any(
-        isinstance(made, Call) and made.local is module
-        for model in models
-        if model is not None
-        for made in model.objects()
-    )
+    models = (wrap.argument(0, "module") for wrap in call.callee.makers())
+    return any(made.local is module for model in models for made in model.makers())
 
 
 def varies(script: Script, value: Value, depth: int = 4) -> bool:
@@ -114,14 +101,13 @@ def is_drawn(value: Value) -> bool:
     """Whether a call gives another number each time: ``random.random()``, ``rng.integers(2)``."""
     if not isinstance(value, Call):
         return False
-    if value.receiver is not None and _generator_of(value) is not None:
+    if _generator_of(value):
         return "seed" not in value.method
     return bool(_RANDOM.search(value.name or written(value.call.func))) and value.name not in _GENERATORS
 
 
 def _generator_of(value: Call) -> Call | None:
-    made = value.receiver.objects() if value.receiver is not None else ()
-    return next((call for call in made if isinstance(call, Call) and call.name in _GENERATORS), None)
+    return next((made for made in value.receiver.makers() if made.name in _GENERATORS), None)
 
 
 #: What a test of one rank alone depends on, as titles say it.
@@ -145,11 +131,11 @@ def _operands(value: Value, depth: int = 8) -> Iterator[Value]:
     for option in value.alternatives() if depth else ():
         yield option
         parts: tuple[Value, ...] = option.parts if option.kind == "other" else ()
-        if isinstance(option, Call) and option.returned is not None:
+        if isinstance(option, Call) and option.returned:
             parts = (option.returned,)
         elif isinstance(option, Call) and option.name in _SAME_NUMBER:
             parts = option.args
-        elif isinstance(option, Call) and option.method in _READS and option.receiver is not None:
+        elif isinstance(option, Call) and option.method in _READS:
             parts = (option.receiver,)
         for part in parts:
             yield from _operands(part, depth - 1)
@@ -164,33 +150,32 @@ def _asks_for_a_batch(value: Value) -> bool:
         return False
     left, right = value.parts
     if isinstance(node.ops[0], ast.Is | ast.IsNot):
-        return right.kind == "constant" and right.constant is None and _is_batch(left)
-    is_empty = isinstance(left, Call) and left.name == "len" and right.constant == 0
-    return is_empty and isinstance(left, Call) and bool(left.args) and _is_batch(left.args[0])
+        return right.is_none and _is_batch(left)
+    is_length = isinstance(left, Call) and left.name == "len" and bool(left.args)
+    return is_length and right.constant == 0 and _is_batch(left.parts[0])
 
 
 def _is_batch(value: Value) -> bool:
     """Whether a loop, or ``next``, takes a value from a loader, or from something of which nothing is known."""
     source = training.looped_over(value)
-    if source is None or source is value or training.is_from_a_loader(value):
-        return source is not None and source is not value
-    return source.kind in ("parameter", "attribute", "free")
+    if source is value:
+        return False
+    return source.kind in ("parameter", "attribute", "free") or training.is_from_a_loader(value)
 
 
 def _is_seeded_alike(script: Script, drawn: Call) -> bool:
     """Whether all ranks may draw the same: somewhere a seed is set, and no rank is in it."""
     generator = _generator_of(drawn)
-    if generator is not None and generator.arguments:
+    if generator and generator.arguments:
         return not any(map(rank_kind, generator.sources()))
-    seeds = (
-        call
+    return any(
+        call.arguments and not any(rank_kind(part) for given in call.arguments for part in given.sources())
         for call in script.calls
-        if "seed" in (call.method or call.name.rpartition(".")[2]).lower() and call.arguments
+        if "seed" in (call.method or call.name.rpartition(".")[2]).lower()
     )
-    return any(not any(rank_kind(part) for given in call.arguments for part in given.sources()) for call in seeds)
 
 
 def _is_loop_counter(value: Value) -> bool:
     owner = value.owner if value.kind == "element" and value.attribute == "0" else value
-    over = owner.owner if owner is not None and owner.kind == "loop" else None
+    over = owner.owner if owner.kind == "loop" else None
     return isinstance(over, Call) and over.name == ("range" if owner is value else "enumerate")

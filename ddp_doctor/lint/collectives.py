@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value, is_result
+from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
 
 _PRIVATE = ("_all_gather_base", "_reduce_scatter_base")
 #: The position of the argument ``group``; it is the third in all others. Source: the signatures in
@@ -78,19 +78,13 @@ def operation(call: Call) -> str:
         at = _GROUP_AT_WITH_GRADIENT if ".nn." in call.name else _GROUP_AT
         position = None if name == "new_group" or is_checkpoint else at.get(name, 2)
         group = call.argument(position, "group", "process_group")
-        if (
-            call.has_stars
-            or not call.lacks(None, "no_dist")
-            or (group is not None and group.text not in _DEFAULT_GROUPS)
-        ):
+        if not call.lacks(None, "no_dist") or (group and group.text not in _DEFAULT_GROUPS):
             return ""
         return f"checkpoint.{name}" if is_checkpoint else name
     if call.name == names.DDP:
         is_of_all = call.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh") and call.lacks(None, "init_sync")
         return "DDP constructor" if is_of_all else ""
-    is_of_all = call.receiver is not None and any(
-        _is_collective_of_library(call, made) for made in call.receiver.objects()
-    )
+    is_of_all = any(_is_collective_of_library(call, made) for made in call.receiver.objects())
     return call.method if is_of_all else ""
 
 
@@ -115,29 +109,28 @@ def described(call: Call) -> str:
 def _gathers_parameters(script: Script, call: Call) -> bool:
     if script.uses("LOCAL_STATE_DICT"):
         return False
-    model = call.argument(0, "model", "module") if call.name in _FSDP_GATHERS else None
+    model = call.argument(0, "model", "module") if call.name in _FSDP_GATHERS else NOTHING
     if call.method in _OF_FSDP:
         model = call.receiver
-    if model is None:
+    if not model:
         return False
     states = (
         state.argument(0, "module")
         for state in (*call.place.withs, *script.named(_FSDP_STATES[1]))
         if isinstance(state, Call) and state.name in _FSDP_STATES
     )
-    return is_result(model, _is_sharded_over_all) or any(
-        whole is not None and list(model.objects()) == list(whole.objects()) for whole in states
+
+    def is_sharded_over_all(made: Call) -> bool:
+        return made.name in _FSDP and made.lacks(1, "process_group") and made.lacks(None, "device_mesh")
+
+    return is_result(model, is_sharded_over_all) or any(
+        list(model.objects()) == list(whole.objects()) for whole in states
     )
-
-
-def _is_sharded_over_all(call: Call) -> bool:
-    return call.name in _FSDP and call.lacks(1, "process_group") and call.lacks(None, "device_mesh")
 
 
 def _is_synchronised_backward(script: Script, call: Call) -> bool:
     if call.method != "backward" or not training.forwards_in(script, call.receiver):
         return False
-    contexts = (context.text for context in call.place.withs)
-    if any("no_sync" in context for context in contexts):
+    if any("no_sync" in context.text for context in call.place.withs):
         return False
     return all(wrap.lacks(names.SHARED_BY_DDP, "process_group") for wrap in script.wraps)

@@ -15,12 +15,11 @@ from functools import lru_cache
 from ddp_doctor.lint import names
 from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import SAME_OBJECT, Call, Value
+from ddp_doctor.lint.values import NOTHING, SAME_OBJECT, Call, Value
 
 _MOVES = ("to", "cuda")
 _INDEXED = re.compile(r"cuda:(\d+)")
 _NCCL = re.compile(r"(^|:)nccl2?($|,)")
-_TYPES = ("torch.device",)
 _DEVICE_COUNTS = ("torch.cuda.device_count", "torch.accelerator.device_count")
 #: Wrapped models of one script.
 _MOST_KEPT = 50
@@ -31,14 +30,14 @@ def moves_to_device(call: Call) -> bool:
     if call.method not in _MOVES:
         return False
     target = target_of(call)
-    if target is None:
+    if not target:
         return call.method == "cuda"
     if target.reference.startswith("torch.") and target.reference != "torch.device":
         return False  # torch.bfloat16 and the like
     return device_text(target) != "cpu"
 
 
-def target_of(move: Call) -> Value | None:
+def target_of(move: Call) -> Value:
     """The device of a move, as the script gives it."""
     return move.argument(0, "device")
 
@@ -46,12 +45,12 @@ def target_of(move: Call) -> Value | None:
 def goes_to_gpu(move: Call) -> bool:
     """Whether a move surely goes to a GPU: by its name, or by a rank's number."""
     target = target_of(move)
-    if target is None or (device_text(target) or "").startswith("cuda"):
+    if not target or (device_text(target) or "").startswith("cuda"):
         return True
     options = list(target.alternatives())
-    index = index_in(target) if len(options) == 1 else None
+    index = index_in(target) if len(options) == 1 else NOTHING
     is_named = isinstance(options[0].node, ast.JoinedStr) and not options[0].text.startswith(("f'cuda:", 'f"cuda:'))
-    return index is not None and not is_named and rank_kind(index) is not None
+    return not is_named and rank_kind(index) is not None
 
 
 def device_text(value: Value) -> str | None:
@@ -67,54 +66,45 @@ def device_text(value: Value) -> str | None:
 
 def _text(value: Value) -> str | None:
     if isinstance(value, Call):
-        if value.name not in _TYPES or not value.args:
+        if value.name != "torch.device" or not value.args:
             return None
         first, index = device_text(value.args[0]), value.argument(1, "index")
-        if index is None or first != "cuda":
-            return first if index is None else None
+        if not index or first != "cuda":
+            return None if index else first
         return f"cuda:{index.constant}" if isinstance(index.constant, int) else None
-    if isinstance(value.node, ast.JoinedStr) and value.kind == "other":
-        return _joined(value)
+    if isinstance(value.node, ast.JoinedStr) and value.kind == "other":  # f"cuda:{GPU}"
+        holes = (part.parts[0] if isinstance(part.node, ast.FormattedValue) else part for part in value.parts)
+        constants = [hole.constant for hole in holes]
+        return "".join(map(str, constants)) if all(isinstance(constant, str | int) for constant in constants) else None
     constant = value.constant
     if isinstance(constant, int) and not isinstance(constant, bool):
         return f"cuda:{constant}"
     return constant if isinstance(constant, str) else None
 
 
-def _joined(value: Value) -> str | None:
-    """The text of ``f"cuda:{GPU}"`` where all that it is made of is constant."""
-    parts = [
-        part.parts[0] if isinstance(part.node, ast.FormattedValue) and part.parts else part for part in value.parts
-    ]
-    constants = [part.constant for part in parts]
-    return "".join(map(str, constants)) if all(isinstance(constant, str | int) for constant in constants) else None
-
-
-def fixed_gpu(value: Value | None) -> str | None:
+def fixed_gpu(value: Value) -> str | None:
     """``cuda:0`` if a value names one GPU by a number that is written in the script."""
-    text = device_text(value) if value is not None else None
+    text = device_text(value)
     return text if text is not None and _INDEXED.fullmatch(text) else None
 
 
-def index_in(value: Value) -> Value | None:
+def index_in(value: Value) -> Value:
     """What chooses the GPU: ``rank`` in ``f"cuda:{rank}"``, ``torch.device("cuda", rank)`` and ``rank``."""
     for option in value.alternatives():
         if isinstance(option, Call) and option.name == "torch.device":
-            index = option.argument(1, "index")
-            return index if index is not None else index_in(option.args[0]) if option.args else None
+            return option.argument(1, "index") or (index_in(option.args[0]) if option.args else NOTHING)
         if isinstance(option.node, ast.JoinedStr) and option.kind == "other":
             holes = [part for part in option.parts if isinstance(part.node, ast.FormattedValue)]
-            return holes[0].parts[0] if len(holes) == 1 and holes[0].parts else None
+            return holes[0].parts[0] if len(holes) == 1 else NOTHING
         if isinstance(option.node, ast.BinOp) and option.parts and isinstance(prefix := option.parts[0].constant, str):
-            return option.parts[1] if prefix == "cuda:" else None  # "cuda:" + str(rank)
+            return option.parts[1] if prefix == "cuda:" else NOTHING  # "cuda:" + str(rank)
     return value
 
 
 def device_ids(wrap: Call) -> tuple[Value, ...]:
     """The devices in ``device_ids=[...]``; empty where it is not written so."""
-    given = wrap.argument(1, "device_ids")
-    lists = [option for option in given.alternatives() if option.kind == "tuple"] if given is not None else []
-    return lists[0].parts if lists else ()
+    lists = (option.parts for option in wrap.argument(1, "device_ids").alternatives() if option.kind == "tuple")
+    return next(lists, ())
 
 
 def moves_of(value: Value) -> Iterator[Call]:
@@ -129,9 +119,9 @@ def moves_of(value: Value) -> Iterator[Call]:
         elif isinstance(current, Call):
             if moves_to_device(current):
                 yield current
-            if current.returned is not None:
+            if current.returned:
                 waiting.append(current.returned)
-            elif current.method in SAME_OBJECT and current.receiver is not None:
+            elif current.method in SAME_OBJECT:
                 waiting.append(current.receiver)
             elif current.name in (names.CONVERT_SYNC_BN, "torch.compile", names.DDP) and current.args:
                 waiting.append(current.args[0])
@@ -140,8 +130,7 @@ def moves_of(value: Value) -> Iterator[Call]:
 @lru_cache(maxsize=_MOST_KEPT)  # several rules ask
 def moves_before(script: Script, wrap: Call) -> tuple[Call, ...]:
     """The moves of the model before it is wrapped, in the same expression or in earlier statements."""
-    model = wrap.argument(0, "module")
-    return tuple(moved(script, model, wrap)) if model is not None else ()
+    return tuple(moved(script, wrap.argument(0, "module"), wrap))
 
 
 def moved(script: Script, value: Value, before: Call | None = None) -> Iterator[Call]:
@@ -150,7 +139,7 @@ def moved(script: Script, value: Value, before: Call | None = None) -> Iterator[
     yield from found
     objects = {id(option) for option in value.objects()}
     for call in _moves(script):
-        if call in found or call.receiver is None or not (before is None or call.precedes(before)):
+        if call in found or not (before is None or call.precedes(before)):
             continue
         if any(id(option) in objects for option in call.receiver.objects()):
             yield call
@@ -175,7 +164,7 @@ def starts_nccl(script: Script, group: Call) -> bool:
     backend = group.argument(0, "backend")
     if script.uses("TORCH_DIST_USE_NCCL2") or group.has_stars:
         return False
-    return backend is None or any(
+    return not backend or any(
         _NCCL.search(str(option.constant)) or option.name.endswith("Backend.NCCL") for option in backend.alternatives()
     )
 
@@ -189,7 +178,4 @@ def has_one_rank(script: Script) -> bool:
     """Whether the job has one rank, or one on each node, as the script says: GPU 0 is right for it."""
     sizes = [group.argument(3, "world_size") for group in script.named(names.INIT)]
     started = [spawn.argument(2, "nprocs") for spawn in script.named(names.SPAWN)]
-    return any(
-        bool(given) and all(number is not None and number.constant == 1 for number in given)
-        for given in (sizes, started)
-    )
+    return any(bool(given) and all(number.constant == 1 for number in given) for given in (sizes, started))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.lint.names import canonical
 from ddp_doctor.lint.scopes import Class, Function, Scope, Store
-from ddp_doctor.lint.values import FIELDS, Call, Condition, Loop, Place, Value
+from ddp_doctor.lint.values import FIELDS, NOTHING, Call, Condition, Loop, Place, Value
 
 #: Functions that run a function of the script, in this process or in new ones.
 _LAUNCHERS = frozenset(("spawn", "start_processes", "Process", "Fire", "launch", "notebook_launcher", "run"))
@@ -28,7 +28,7 @@ class Assignment:
     node: ast.AST
     target: ast.expr
     name: str
-    owner: Value | None
+    owner: Value
     value: Value
     place: Place
     order: int
@@ -50,8 +50,8 @@ class Expressions:
         self._instances: dict[Value, Class] = {}
 
     def follow(
-        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
-    ) -> Value | None:
+        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
+    ) -> Value:
         """Follow a local function where it is called. Returns what it returns."""
         raise NotImplementedError
 
@@ -122,12 +122,12 @@ class Expressions:
         return value
 
     def _if(self, node: ast.IfExp) -> Value:
-        test = self.value(node.test)
-        options = tuple(
-            self._under(Condition(test, holds=holds), branch)
-            for branch, holds in ((node.body, True), (node.orelse, False))
-        )
-        return Value(node, "choice", parts=options)
+        test, before, options = self.value(node.test), self.place, []
+        for branch, holds in ((node.body, True), (node.orelse, False)):
+            self.place = before.under(Condition(test, holds=holds))
+            options.append(self.value(branch))
+        self.place = before
+        return Value(node, "choice", parts=tuple(options))
 
     def _bool(self, node: ast.BoolOp) -> Value:
         """``rank == 0 and save()``: the right side runs under a condition."""
@@ -150,33 +150,24 @@ class Expressions:
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
         outer, before = self._scope, self.place
         self._scope = Scope(outer)
-        parts = [part for generator in node.generators for part in self._generator(generator)]
+        parts: list[Value] = []
+        for generator in node.generators:
+            over = self.value(generator.iter)
+            parts.append(over)
+            self.place = self.place.inside(Loop(generator, over))
+            self.assign(generator.target, Value(generator.target, "loop", parts=(over,)), generator)
+            for test in generator.ifs:
+                parts.append(self.value(test))
+                self.place = self.place.under(Condition(parts[-1], holds=True))
         elements = (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,)
         parts += [self.value(element) for element in elements]
         self._scope, self.place = outer, before
         return Value(node, "other", parts=tuple(parts))
 
-    def _generator(self, node: ast.comprehension) -> list[Value]:
-        parts = [over := self.value(node.iter)]
-        self.place = self.place.inside(Loop(node, over))
-        self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
-        for test in node.ifs:
-            parts.append(self.value(test))
-            self.place = self.place.under(Condition(parts[-1], holds=True))
-        return parts
-
-    def _under(self, condition: Condition, node: ast.expr) -> Value:
-        before = self.place
-        self.place = before.under(condition)
-        value = self.value(node)
-        self.place = before
-        return value
-
     # --- calls ------------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Call:
-        function, given = node.func, node.args
-        owner = None
+        function, given, owner = node.func, node.args, NOTHING
         if isinstance(function, ast.Attribute):
             owner = self.value(function.value)
             callee = self._attribute_of(owner, function.attr, function, keep=False)
@@ -197,12 +188,12 @@ class Expressions:
                         stars.append(options)
                     else:
                         keywords |= entries
-        receiver = callee.owner if callee.kind == "attribute" else None
-        name, method = (callee.name if callee.kind == "free" else callee.reference), ""
+        receiver, method = NOTHING, ""
+        name = callee.name if callee.kind == "free" else callee.reference
         parts = (*args, *keywords.values(), *stars) if keywords or stars else args
-        if receiver is not None:
-            made_of = owner if owner is not None and owner.kind == "choice" else receiver  # of all alternatives
-            method, parts = callee.attribute, (made_of, *parts)
+        if callee.kind == "attribute":
+            receiver, method = callee.owner, callee.attribute
+            parts = (owner if owner.kind == "choice" else receiver, *parts)  # a choice: of all alternatives
         self._order += 1
         place, order, root = self.place, self._order, self.root
         call = Call(  # names of arguments would take as long again
@@ -210,7 +201,7 @@ class Expressions:
         )
         self.calls.append(call)
         self._follow_into_script(call, callee)
-        if call.returned is not None:
+        if call.returned:
             call.parts = (*call.parts, call.returned)
         return call
 
@@ -229,46 +220,40 @@ class Expressions:
         for option in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
             if isinstance(option, Function):
                 call.local = option.definition
-                call.returned = self.follow(option, call.args, call.keywords, None)
+                call.returned = self.follow(option, call.args, call.keywords)
                 return
             if isinstance(option, Class):
-                self._construct(call, option)
+                call.local = option.definition
+                self._instances[call] = option
+                if maker := option.find("__init__"):
+                    self.follow(maker, call.args, call.keywords, call)
                 return
-        if call.receiver is not None:
-            cls = self._instances.get(_object(call.receiver))
-            method = cls.find(call.method) if cls else None
-            if method is not None:
+        if call.method:
+            made = _object(call.receiver)
+            cls = self._instances.get(made)
+            if cls and (method := cls.find(call.method)):
                 call.local = method.definition
-                call.returned = self.follow(method, call.args, call.keywords, _object(call.receiver))
+                call.returned = self.follow(method, call.args, call.keywords, made)
         elif is_launch(call):
             self._launch(call)
 
-    def _construct(self, call: Call, cls: Class) -> None:
-        call.local = cls.definition
-        self._instances[call] = cls
-        maker = cls.find("__init__")
-        if maker is not None:
-            self.follow(maker, call.args, call.keywords, call)
-
     def _launch(self, call: Call) -> None:
         target = call.argument(0, "fn", "target", "function")
-        function = next(
-            (option for option in target.alternatives() if isinstance(option, Function)) if target else iter(()), None
-        )
+        function = next((option for option in target.alternatives() if isinstance(option, Function)), None)
         if function is None:
             return
         given = call.argument(1, "args")
-        args = list(given.parts) if given is not None and given.kind == "tuple" else []
+        args = list(given.parts) if given.kind == "tuple" else []
         if call.name.endswith(("spawn", "start_processes")):
             args.insert(0, Value(call.node, "parameter", name=SPAWN_INDEX))
-        call.returned = self.follow(function, args, {}, None)
+        call.returned = self.follow(function, args, {})
 
     # --- bindings ---------------------------------------------------------------------------------
 
     def assign(self, target: ast.expr, value: Value, node: ast.AST) -> None:
         """Bind a target to a value."""
         if isinstance(target, ast.Name):
-            self._note(node, target, target.id, None, value)
+            self._note(node, target, target.id, NOTHING, value)
             self.bind(target.id, value)
         elif isinstance(target, ast.Attribute):
             owner = self.value(target.value)
@@ -286,7 +271,7 @@ class Expressions:
             self._unpack(target.elts, value, node)
 
     def _unpack(self, targets: Sequence[ast.expr], value: Value, node: ast.AST) -> None:
-        whole = value.returned if isinstance(value, Call) and value.returned is not None else value
+        whole = value.returned or value if isinstance(value, Call) else value
         fits = (
             whole.kind == "tuple"
             and len(whole.parts) == len(targets)
@@ -296,7 +281,7 @@ class Expressions:
             part = whole.parts[number] if fits else Value(target, "element", parts=(value,), attribute=str(number))
             self.assign(target, part, node)
 
-    def _note(self, node: ast.AST, target: ast.expr, name: str, owner: Value | None, value: Value) -> None:
+    def _note(self, node: ast.AST, target: ast.expr, name: str, owner: Value, value: Value) -> None:
         self._order += 1
         self.assignments.append(Assignment(node, target, name, owner, value, self.place, self._order, self.root))
 

@@ -63,8 +63,9 @@ class Suppressions:
         while waiting:
             node = waiting.pop()
             if isinstance(node, ast.stmt):
-                body = getattr(node, "body", None)
-                first, end = _first_line(node), node.end_lineno or node.lineno
+                body, decorators = getattr(node, "body", None), getattr(node, "decorator_list", [])
+                first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+                end = node.end_lineno or node.lineno
                 last = max(body[0].lineno - 1, node.lineno) if body else end
                 found.update(dict.fromkeys(range(first, end + 1), (first, last)))  # inner ones come later
             waiting += [
@@ -88,11 +89,6 @@ def _noqa_comments(lines: Sequence[str]) -> dict[int, str]:
     except (tokenize.TokenError, SyntaxError):  # what the parser takes and the tokenizer does not
         pass
     return found
-
-
-def _first_line(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _codes(found: re.Match[str]) -> frozenset[str]:
@@ -133,15 +129,12 @@ def lint_text(path: str, text: str, rules: Sequence[LintRule] = RULES) -> Linted
     try:
         with _deep_nesting():
             tree = parsed(text)
-            return _judged(Script(path, text, tree), rules) if _is_of_interest(text) else Linted()
+            is_of_interest = all(any(word in text for word in words) for words in (_WORDS, _SUBJECTS))
+            return _judged(Script(path, text, tree), rules) if is_of_interest else Linted()
     except NotPython as why:
         return Linted(unread=Unread(path=path, line=why.line, reason=str(why)))
     except RecursionError:
         return Linted(unread=Unread(path=path, line=1, reason="is nested too deeply to be followed"))
-
-
-def _is_of_interest(text: str) -> bool:
-    return all(any(word in text for word in words) for words in (_WORDS, _SUBJECTS))
 
 
 @contextmanager
@@ -171,8 +164,6 @@ def decoded(data: bytes) -> str:
 
 def parsed(text: str) -> ast.Module:
     """The syntax tree. Raises NotPython."""
-    if len(text) > MOST_BYTES:
-        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, which no training script is")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes in strings, which are no business of ours
@@ -207,9 +198,19 @@ def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:
 
 
 def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
-    node = spot.node
+    node, lines = spot.node, script.lines
     line = getattr(node, "lineno", 1)
-    source = _shown(script.lines, line)
+    end_line = getattr(node, "end_lineno", None) or line
+    source = lines[line - 1].strip() if line <= len(lines) else ""
+    if is_withheld("", source):
+        source = KEPT_BACK
+    elif len(source) > _LONGEST_LINE:
+        source = f"{source[:_LONGEST_LINE]}..."
+    remedies = []
+    if spot.remedy:
+        commands = tuple(map(as_utf8, spot.write))
+        summary, undo = as_utf8(spot.remedy), NOTHING_TO_UNDO
+        remedies.append(Remedy(summary=summary, commands=commands, scope="code", cost=spot.cost, undo=undo))
     return LintFinding(
         code=rule.code,
         name=rule.name,
@@ -219,15 +220,13 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
         confidence=spot.confidence,
         culprits=(Culprit(kind="file", name=f"{script.path}:{line}"),),
         evidence=(Evidence(check="lint", text=source),) if source else (),
-        remedies=tuple(_remedies(spot)),
+        remedies=tuple(remedies),
         page=rule.page,
         path=script.path,
         line=line,
-        column=_column(script.lines, line, getattr(node, "col_offset", 0)),
-        end_line=getattr(node, "end_lineno", None) or line,
-        end_column=_column(
-            script.lines, getattr(node, "end_lineno", None) or line, getattr(node, "end_col_offset", None) or 0
-        ),
+        column=_column(lines, line, getattr(node, "col_offset", 0)),
+        end_line=end_line,
+        end_column=_column(lines, end_line, getattr(node, "end_col_offset", None) or 0),
     )
 
 
@@ -235,25 +234,6 @@ def _column(lines: Sequence[str], line: int, offset: int) -> int:
     """The column counted in characters from one; the parser counts bytes of UTF-8 from zero."""
     text = lines[line - 1] if line <= len(lines) else ""
     return len(text.encode("utf-8", "replace")[:offset].decode("utf-8", "replace")) + 1
-
-
-def _shown(lines: Sequence[str], line: int) -> str:
-    """The source line, kept back where it may hold a secret."""
-    text = lines[line - 1].strip() if line <= len(lines) else ""
-    if is_withheld("", text):
-        return KEPT_BACK
-    return text if len(text) <= _LONGEST_LINE else f"{text[:_LONGEST_LINE]}..."
-
-
-def _remedies(spot: Spot) -> Iterator[Remedy]:
-    if spot.remedy:
-        yield Remedy(
-            summary=as_utf8(spot.remedy),
-            commands=tuple(map(as_utf8, spot.write)),
-            scope="code",
-            cost=spot.cost,
-            undo=NOTHING_TO_UNDO,
-        )
 
 
 def chosen(rules: Iterable[LintRule], select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:

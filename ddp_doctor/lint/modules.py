@@ -14,11 +14,11 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ddp_doctor.lint.chance import flags, is_drawn
 from ddp_doctor.lint.script import Script, words
-from ddp_doctor.lint.values import Call, Value, written
+from ddp_doctor.lint.values import Call, Place, Value, written
 
 #: Layers of torch.nn that have parameters.
 LAYERS = re.compile(
@@ -41,11 +41,20 @@ class Module:
 
     definition: ast.ClassDef
     forward: ast.FunctionDef
+    made: tuple[Call, ...]  # by its constructor
     layers: dict[str, Value] = field(default_factory=dict)  # submodules with parameters, by attribute
     lists: dict[str, Value] = field(default_factory=dict)  # ModuleLists and ModuleDicts
-    is_whole: bool = True  # all its submodules are torch's own layers
     chances: frozenset[int | str] = frozenset()  # random calls of the forward, and names of what they return
     flags: Mapping[str, bool] = field(default_factory=dict)  # what chance.flags found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its submodules are torch's own layers, or classes of the script."""
+        known = ("super", "range", "len", "int")
+        return all(
+            call.name.startswith("torch.") or call.local is not None or call.method or call.name in known
+            for call in self.made
+        )
 
     @property
     def optional(self) -> frozenset[str]:
@@ -64,11 +73,10 @@ class Module:
 
 def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
     """The classes that a wrapped model is made of, if the script defines all of them; else nothing."""
-    model = wrap.argument(0, "module")
-    made = list(model.objects()) if model is not None else []
+    objects = list(wrap.argument(0, "module").objects())
     found: dict[int, Module] = {}
-    waiting = [call.local for call in made if isinstance(call, Call) and isinstance(call.local, ast.ClassDef)]
-    if len(waiting) != len(made):
+    waiting = [made.local for made in objects if isinstance(made, Call) and isinstance(made.local, ast.ClassDef)]
+    if len(waiting) != len(objects):
         return []
     while waiting:
         definition = waiting.pop()
@@ -78,47 +86,45 @@ def wrapped_modules(script: Script, wrap: Call) -> list[Module]:
         if module is None:
             return []
         found[id(definition)] = module
-        waiting += [call.local for call in _made_in(script, definition) if isinstance(call.local, ast.ClassDef)]
+        waiting += [call.local for call in module.made if isinstance(call.local, ast.ClassDef)]
     return list(found.values())
 
 
 def _module(script: Script, definition: ast.ClassDef) -> Module | None:
     cls = next((cls for cls in script.classes if cls.node is definition), None)
-    forward = next(
-        (
-            function
-            for function in definition.body
-            if isinstance(function, ast.FunctionDef) and function.name == "forward"
-        ),
-        None,
-    )
+    forward = next((method for method in _methods(definition) if method.name == "forward"), None)
     if cls is None or forward is None or not cls.parts or any(base.name != "torch.nn.Module" for base in cls.parts):
         return None
     if any(cls in base.parts for base in script.classes):
         return None  # another class goes on where this one ends
-    module = Module(definition, forward)
+    made = tuple(call for call in script.calls if _is_built_by(definition, call.place))
+    module = Module(definition, forward, made)
     for assignment in script.assignments:
-        is_built = assignment.place.cls is definition and _function(assignment.place.function) == "__init__"
-        if not is_built or not is_own_attribute(assignment.target):
+        if not _is_built_by(definition, assignment.place) or not is_own_attribute(assignment.target):
             continue
-        if _is_layer(assignment.value) or _is_object_with_layers(script, assignment.value):
-            module.layers.setdefault(assignment.name, assignment.value)
-        elif assignment.value.name in _LISTS and _has_parameters(assignment.value):
-            module.lists.setdefault(assignment.name, assignment.value)
-    module.is_whole = all(
-        call.name.startswith("torch.")
-        or call.local is not None
-        or call.method
-        or call.name in ("super", "range", "len", "int")
-        for call in _made_in(script, definition)
-    )
+        value = assignment.value
+        part = value.local if isinstance(value, Call) else None
+        has_layers = isinstance(part, ast.ClassDef) and any(
+            _is_layer(inner.value) and is_own_attribute(inner.target)
+            for inner in script.assignments
+            if inner.place.cls is part
+        )
+        if has_layers or _is_layer(value):
+            module.layers.setdefault(assignment.name, value)
+        elif value.name in _LISTS and any(
+            _is_layer(call) or isinstance(call.local, ast.ClassDef) for call in value.calls()
+        ):
+            module.lists.setdefault(assignment.name, value)
     return module
 
 
-def _made_in(script: Script, definition: ast.ClassDef) -> Iterator[Call]:
-    return (
-        call for call in script.calls if call.place.cls is definition and _function(call.place.function) == "__init__"
-    )
+def _methods(definition: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [method for method in definition.body if isinstance(method, ast.FunctionDef)]
+
+
+def _is_built_by(definition: ast.ClassDef, place: Place) -> bool:
+    """Whether something happens in the constructor of a class."""
+    return place.cls is definition and getattr(place.function, "name", "") == "__init__"
 
 
 def _is_layer(value: Value) -> bool:
@@ -130,29 +136,9 @@ def _is_layer(value: Value) -> bool:
     )
 
 
-def _is_object_with_layers(script: Script, value: Value) -> bool:
-    definition = value.local if isinstance(value, Call) else None
-    return isinstance(definition, ast.ClassDef) and any(
-        _is_layer(each.value) and is_own_attribute(each.target)
-        for each in script.assignments
-        if each.place.cls is definition
-    )
-
-
-def _has_parameters(value: Value) -> bool:
-    return any(
-        isinstance(source, Call) and (_is_layer(source) or isinstance(source.local, ast.ClassDef))
-        for source in value.sources()
-    )
-
-
-def _function(node: ast.AST | None) -> str:
-    return getattr(node, "name", "")
-
-
-def is_own_attribute(target: ast.expr) -> bool:
+def is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
     """``self.layer``."""
-    return isinstance(target, ast.Attribute) and _is_self(target.value)
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
 
 
 class Use(NamedTuple):
@@ -166,13 +152,11 @@ class Use(NamedTuple):
 
 def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
     """The places where a class uses ``self.name``, but for what ``__init__`` binds it to and appends to it."""
-    for method in definition.body:
-        if not isinstance(method, ast.FunctionDef):
-            continue
+    for method in _methods(definition):
         is_init = method.name == "__init__"
         for node in ast.walk(method):
             for child in ast.iter_child_nodes(node):
-                if not isinstance(child, ast.Attribute) or child.attr != name or not _is_self(child.value):
+                if not is_own_attribute(child) or child.attr != name:
                     continue
                 if is_init and (isinstance(child.ctx, ast.Store) or getattr(node, "attr", "") == "append"):
                     continue
@@ -185,10 +169,6 @@ def uses(definition: ast.ClassDef, name: str) -> Iterator[Use]:
                 )
 
 
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
 def reads_indirectly(script: Script, module: Module) -> bool:
     """Whether submodules may be used or frozen without being named."""
     definition = module.definition
@@ -197,11 +177,7 @@ def reads_indirectly(script: Script, module: Module) -> bool:
 
 def has_branches(module: Module) -> bool:
     """Whether any method decides anything, apart from how the model is built."""
-    methods = [
-        function
-        for function in module.definition.body
-        if isinstance(function, ast.FunctionDef) and function.name != "__init__"
-    ]
+    methods = [method for method in _methods(module.definition) if method.name != "__init__"]
     decisions = (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp)
     return any(isinstance(node, decisions) for method in methods for node in ast.walk(method))
 
@@ -215,10 +191,15 @@ def never_used(script: Script, module: Module) -> Iterator[Value]:
 def sometimes_used(script: Script, module: Module) -> Iterator[Value]:
     """Layers that the forward uses under a condition on its input, or on chance, only."""
     module.chances = frozenset(_by_chance(script, module))
-    module.flags = _with_derived(module, dict(flags(script, module.definition, module.forward.args)))
+    known = dict(flags(script, module.definition, module.forward.args))
+    decided = (ast.BoolOp, ast.Compare, ast.UnaryOp)
+    for node in ast.walk(module.forward) if known else ():  # ``deep = flag and self.training``
+        if isinstance(node, ast.Assign) and isinstance(node.value, decided) and _asks(known, node.value):
+            known |= {target.id: False for target in node.targets if isinstance(target, ast.Name)}
+    module.flags = known
     always = _surely_used(module, module.forward.body)
-    for method in module.definition.body:
-        if method is not module.forward and isinstance(method, ast.FunctionDef) and method.name != "__init__":
+    for method in _methods(module.definition):
+        if method is not module.forward and method.name != "__init__":
             always |= _attributes(method)
     sometimes = (_attributes(module.forward) - always) | _picked(module)
     return (layer for name, layer in (*module.layers.items(), *module.lists.items()) if name in sometimes)
@@ -238,15 +219,6 @@ def _by_chance(script: Script, module: Module) -> Iterator[int | str]:
             held.add(node.targets[0].id)  # and not ``x = x + torch.randn_like(x)``
         own |= {node.targets[0].id}
     yield from held
-
-
-def _with_derived(module: Module, known: dict[str, bool]) -> dict[str, bool]:
-    """The flags, and what the forward decides by them: ``deep = flag and self.training``."""
-    decided = (ast.BoolOp, ast.Compare, ast.UnaryOp)
-    for node in ast.walk(module.forward) if known else ():
-        if isinstance(node, ast.Assign) and isinstance(node.value, decided) and _asks(known, node.value):
-            known |= {target.id: False for target in node.targets if isinstance(target, ast.Name)}
-    return known
 
 
 def _is_chance(module: Module, node: ast.AST) -> bool:
@@ -269,11 +241,7 @@ def _picked(module: Module) -> set[str]:
                 found |= _attributes(node.value)
         elif isinstance(node, ast.Call) and id(node) in module.chances and _PICKS.search(written(node.func)):
             called = {id(part.func) for part in ast.walk(node) if isinstance(part, ast.Call)}
-            found |= {
-                part.attr
-                for part in ast.walk(node)
-                if isinstance(part, ast.Attribute) and _is_self(part.value) and id(part) not in called
-            }
+            found |= {part.attr for part in ast.walk(node) if is_own_attribute(part) and id(part) not in called}
         elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
             tests = (part for part in node.body if isinstance(part, ast.If) and _is_chance(module, part.test))
             if any(_decides_on_layer(test, node.target.id) for test in tests):
@@ -300,9 +268,11 @@ def _surely_used(module: Module, statements: list[ast.stmt]) -> set[str]:
         if not isinstance(statement, ast.If) or not _is_on_the_input(module, statement.test):
             used |= _used_in(module, statement)
             continue
-        behind = statements[number + 1 :]
-        ways = [body if _leaves(body) else [*body, *behind] for body in (statement.body, statement.orelse)]
-        return used | _attributes(statement.test) | (_surely_used(module, ways[0]) & _surely_used(module, ways[1]))
+        ways = []
+        for body in (statement.body, statement.orelse):
+            leaves = bool(body) and isinstance(body[-1], ast.Return | ast.Raise)
+            ways.append(_surely_used(module, body if leaves else [*body, *statements[number + 1 :]]))
+        return used | _attributes(statement.test) | (ways[0] & ways[1])
     return used
 
 
@@ -310,7 +280,7 @@ def _used_in(module: Module, node: ast.AST) -> set[str]:
     """Attributes that an expression or statement always uses: of two branches, those that both use."""
     if isinstance(node, ast.IfExp) and _is_on_the_input(module, node.test):
         return _used_in(module, node.test) | (_used_in(module, node.body) & _used_in(module, node.orelse))
-    used = {node.attr} if isinstance(node, ast.Attribute) and _is_self(node.value) else set()
+    used = {node.attr} if is_own_attribute(node) else set[str]()
     return used.union(*(_used_in(module, child) for child in ast.iter_child_nodes(node)))
 
 
@@ -337,9 +307,5 @@ def _asks(flags: Mapping[str, bool], test: ast.expr) -> bool:
     return isinstance(test, ast.Name) and test.id in flags
 
 
-def _leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise)
-
-
 def _attributes(node: ast.AST) -> set[str]:
-    return {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute) and _is_self(part.value)}
+    return {part.attr for part in ast.walk(node) if is_own_attribute(part)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -37,12 +37,15 @@ _RANK_CALLS: Mapping[str, RankKind] = {
     "torch.distributed.get_node_local_rank": "local_rank",
     "torch.distributed.get_group_rank": "rank",
 }
+#: Words of conditions which ask whether the job is distributed at all.
+_ASKS_FOR_THE_JOB = ("distributed", "ddp", "is_initialized", "world_size", "-1")
 #: Names and conditions that are remembered: several rules ask about the same ones.
 _MOST_KEPT = 500
 #: The rank in the whole job, as torchrun, SLURM and MPI say it.
 GLOBAL_RANKS = frozenset(("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
 #: Calls around a rank that do not change the number.
-_TRANSPARENT = ("int", "str", "os.environ.get", "os.getenv")
+_OF_ENVIRONMENT = ("os.environ.get", "os.getenv")
+_TRANSPARENT = ("int", "str", *_OF_ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,8 @@ class RankTest:
 
 def rank_kind(value: Value, depth: int = 6) -> RankKind | None:
     """Which kind of rank a value is, if any; an expression that computes with a rank is not one."""
-    for option in value.alternatives():
-        found = _rank_kind(option, depth)
-        if found is not None:
-            return found
-    return None
+    kinds = (_rank_kind(option, depth) for option in value.alternatives())
+    return next(filter(None, kinds), None)
 
 
 def _rank_kind(value: Value, depth: int) -> RankKind | None:
@@ -77,14 +77,12 @@ def _rank_kind(value: Value, depth: int) -> RankKind | None:
 
 
 def _of_call(call: Call, depth: int) -> RankKind | None:
-    known = _RANK_CALLS.get(call.name)
-    if known is not None:
-        return known
+    if call.name in _RANK_CALLS:
+        return _RANK_CALLS[call.name]
     if call.name in _TRANSPARENT and call.args:
-        first = call.args[0]
-        text = first.constant
-        return _by_name(text) if isinstance(text, str) else rank_kind(first, depth - 1)
-    if call.returned is not None and (found := rank_kind(call.returned, depth - 1)):
+        text = call.args[0].constant
+        return _by_name(text) if isinstance(text, str) else rank_kind(call.args[0], depth - 1)
+    if found := rank_kind(call.returned, depth - 1):
         return found
     name = call.method or call.name.rpartition(".")[2]
     return _by_name(name.removeprefix("get_")) if name.startswith("get_") else None
@@ -118,71 +116,52 @@ def _is_global(value: Value, depth: int) -> bool:
     if not isinstance(value, Call) or not depth:
         return False
     if value.name == "torch.distributed.get_rank":
-        return not value.args and not value.keywords
-    if value.name in _TRANSPARENT and value.args:
-        first = value.args[0]
-        return (
-            first.constant in GLOBAL_RANKS
-            if "environ" in value.name or "getenv" in value.name
-            else is_surely_global(first, depth - 1)
-        )
-    return value.returned is not None and is_surely_global(value.returned, depth - 1)
+        return not value.arguments
+    if value.name in _OF_ENVIRONMENT and value.args:
+        return value.args[0].constant in GLOBAL_RANKS
+    inner = value.args[0] if value.name in _TRANSPARENT and value.args else value.returned
+    return is_surely_global(inner, depth - 1)
 
 
 def environment(value: Value) -> frozenset[str]:
     """The variables of the environment that a value is made of."""
     found = set[str]()
-    for source in behind(value):
-        if isinstance(source, Call) and source.name in ("os.environ.get", "os.getenv") and source.args:
+    for source in value.sources():
+        if isinstance(source, Call) and source.name in _OF_ENVIRONMENT and source.args:
             found.add(str(source.args[0].constant))
-        elif source.kind == "element" and source.owner is not None and source.owner.name == "os.environ":
+        elif source.kind == "element" and source.owner.name == "os.environ":
             found.add(source.attribute)
     return frozenset(found)
 
 
-def behind(value: Value) -> Iterator[Value]:
-    """What a value is made of, also inside the local functions that returned it."""
-    for source in value.sources():
-        yield source
-        if isinstance(source, Call) and source.returned is not None:
-            yield from source.returned.sources()
-
-
 def rank_test(value: Value, depth: int = 6) -> RankTest | None:
     """The ranks on which a condition holds; None if, as far as can be seen, it has the same result on all of them."""
-    for option in value.alternatives():
-        found = _test(option, depth) if depth else None
-        if found is not None:
-            return found
-    return None
+    tests = (_test(option, depth) for option in value.alternatives() if depth)
+    return next(filter(None, tests), None)
 
 
 def _test(value: Value, depth: int) -> RankTest | None:
-    node = value.node
     if isinstance(value, Call):
         return _called(value, depth)
     if value.kind == "other":
-        if isinstance(node, ast.Compare) and len(value.parts) == 2:
-            return _compared(value.parts, (node.left, node.comparators[0]), node.ops[0])
-        if isinstance(node, ast.BoolOp):
-            return _combined(value, node, depth)
-        return _not(value, node, depth) if isinstance(node, ast.UnaryOp) else None
-    kind = _rank_kind(value, 2)
-    if kind is not None:
-        return RankTest(kind, "others")  # ``if rank:``
-    return _main(value.attribute or value.name.rpartition(".")[2])
-
-
-def _not(value: Value, node: ast.UnaryOp, depth: int) -> RankTest | None:
-    inner = rank_test(value.parts[0], depth - 1) if isinstance(node.op, ast.Not) else None
-    return inner.negated() if inner else None
+        match value.node:
+            case ast.Compare() as node if len(value.parts) == 2:
+                return _compared(value.parts, (node.left, node.comparators[0]), node.ops[0])
+            case ast.BoolOp() as node:
+                return _combined(value, node, depth)
+            case ast.UnaryOp(op=ast.Not()):
+                inner = rank_test(value.parts[0], depth - 1)
+                return inner and inner.negated()
+        return None
+    kind = _rank_kind(value, 2)  # ``if rank:``
+    return RankTest(kind, "others") if kind else _main(value.attribute or value.name.rpartition(".")[2])
 
 
 def _called(call: Call, depth: int) -> RankTest | None:
     """``is_main_process()``, by its name or by what it returns."""
     if call.name == "bool" and call.args:
         return rank_test(call.args[0], depth - 1)
-    if call.returned is not None and (found := rank_test(call.returned, depth - 1)):
+    if found := rank_test(call.returned, depth - 1):
         return found
     kind = _of_call(call, 2)
     return RankTest(kind, "others") if kind else _main(call.method or call.name.rpartition(".")[2])
@@ -190,9 +169,15 @@ def _called(call: Call, depth: int) -> RankTest | None:
 
 @lru_cache(maxsize=_MOST_KEPT)
 def _main(name: str) -> RankTest | None:
-    if not _MAIN.search(name):
-        return None
-    return RankTest("local_rank" if "local" in name.lower() else "rank", "zero")
+    return RankTest("local_rank" if "local" in name.lower() else "rank", "zero") if _MAIN.search(name) else None
+
+
+#: On which ranks a comparison of the rank with a number holds; None for a comparison that says nothing.
+_HOLDS_ON: Mapping[tuple[type[ast.cmpop], float | None], Chosen | None] = {
+    **dict.fromkeys(((ast.Eq, 0), (ast.Is, 0), (ast.LtE, 0), (ast.Lt, 1)), "zero"),
+    **dict.fromkeys(((ast.NotEq, 0), (ast.IsNot, 0), (ast.Gt, 0), (ast.GtE, 1)), "others"),
+    **dict.fromkeys(((ast.GtE, 0), (ast.Lt, 0)), None),
+}
 
 
 def _compared(values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], operator: ast.cmpop) -> RankTest | None:
@@ -210,19 +195,8 @@ def _compared(values: tuple[Value, ...], nodes: tuple[ast.expr, ast.expr], opera
     says_nothing = right.kind == "constant" and number is None  # rank is None
     if says_nothing or (number is not None and number < 0):
         return None  # -1 means "not distributed": all ranks give the same answer
-    return _ordered(kind, number, operator)
-
-
-def _ordered(kind: RankKind, number: float | None, operator: ast.cmpop) -> RankTest | None:
-    zero: set[object] = {(ast.Eq, 0), (ast.Is, 0), (ast.LtE, 0), (ast.Lt, 1)}
-    others: set[object] = {(ast.NotEq, 0), (ast.IsNot, 0), (ast.Gt, 0), (ast.GtE, 1)}
-    compared = (type(operator), number)
-    if compared in zero:
-        return RankTest(kind, "zero")
-    if compared in others:
-        return RankTest(kind, "others")
-    holds_on_all = compared in ((ast.GtE, 0), (ast.Lt, 0))
-    return None if holds_on_all else RankTest(kind, "some")
+    holds_on = _HOLDS_ON.get((type(operator), number), "some")
+    return RankTest(kind, holds_on) if holds_on else None
 
 
 def _modulo(left: Value, right: Value, operator: ast.cmpop) -> RankTest | None:
@@ -243,29 +217,20 @@ def _combined(value: Value, node: ast.BoolOp, depth: int) -> RankTest | None:
         return None
     if isinstance(node.op, ast.Or) and len(tests) < len(value.parts):
         sure = [test for test in tests if test.holds_on != "some"]
-        return sure[0] if sure and _others_are_no_ranks(value) else tests[0]
+        others = (part.text.lower() for part in value.parts if rank_test(part, 2) is None)
+        if sure and all(any(word in text for word in _ASKS_FOR_THE_JOB) for text in others):
+            return sure[0]  # ``not args.distributed or rank == 0``: in a distributed run only the rank decides
     return tests[0]
-
-
-def _others_are_no_ranks(value: Value) -> bool:
-    """``not args.distributed or rank == 0``: in a distributed run only the rank decides."""
-    return all(rank_test(part, 2) is not None or _says_undistributed(part) for part in value.parts)
-
-
-def _says_undistributed(value: Value) -> bool:
-    text = value.text.lower()
-    return "distributed" in text or "ddp" in text or "is_initialized" in text or "world_size" in text or "-1" in text
 
 
 def _number(value: Value) -> float | None:
     constant = value.constant
-    if isinstance(constant, bool) or not isinstance(constant, int | float):
-        node = value.node
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and value.parts:
-            inner = _number(value.parts[0])
-            return None if inner is None else -inner
-        return None
-    return constant
+    if isinstance(constant, int | float) and not isinstance(constant, bool):
+        return constant
+    if isinstance(value.node, ast.UnaryOp) and isinstance(value.node.op, ast.USub) and value.parts:
+        inner = _number(value.parts[0])
+        return None if inner is None else -inner
+    return None
 
 
 @lru_cache(maxsize=_MOST_KEPT)
@@ -277,8 +242,4 @@ def rank_condition(condition: Condition) -> RankTest | None:
 
 def chosen_ranks(conditions: tuple[Condition, ...]) -> RankTest | None:
     """The innermost condition of these that differs by rank; None where all ranks get there."""
-    for condition in reversed(conditions):
-        test = rank_condition(condition)
-        if test is not None:
-            return test
-    return None
+    return next(filter(None, map(rank_condition, reversed(conditions))), None)

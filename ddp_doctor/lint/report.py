@@ -59,35 +59,26 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
     findings = tuple(finding for file in linted for finding in file.findings)
     unread = tuple(file.unread for file in linted if file.unread is not None)
     failed = sorted({code for file in linted for code, _ in file.failures})
-    verdict = _verdict(findings, fail_on, is_whole=bool(linted) and not unread and not failed)
-    suppressed = sum(file.suppressed for file in linted)
+    verdict = Verdict.HEALTHY if linted and not unread and not failed else Verdict.UNSURE
+    if any(finding.severity.at_least(Severity(fail_on.value)) for finding in findings):
+        verdict = Verdict.SICK
+    begun = started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     duration_s = (datetime.now(timezone.utc) - started_at).total_seconds()
     return LintReport(
         tool=Tool(version=__version__),
         run_id=f"{started_at:%Y%m%dT%H%M%SZ}-lint",
-        started_at=_text_of(started_at),
-        finished_at=finished_at(_text_of(started_at), duration_s),
+        started_at=begun,
+        finished_at=finished_at(begun, duration_s),
         duration_s=round(duration_s, 3),
         verdict=verdict,
         exit_code=_EXIT[verdict].value,
-        summary=_summary(verdict, findings, unread, failed, len(linted) - len(unread), suppressed),
+        summary=_summary(verdict, findings, failed, linted),
         checks=(_check(findings, unread, failed, duration_s),),
         findings=findings,
         files=len(linted) - len(unread),
-        suppressed=suppressed,
+        suppressed=sum(file.suppressed for file in linted),
         unread=unread,
     )
-
-
-def _text_of(time: datetime) -> str:
-    return time.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _verdict(findings: Sequence[LintFinding], fail_on: FailOn, *, is_whole: bool) -> Verdict:
-    bar = Severity(fail_on.value)
-    if any(finding.severity.at_least(bar) for finding in findings):
-        return Verdict.SICK
-    return Verdict.HEALTHY if is_whole else Verdict.UNSURE
 
 
 def _check(
@@ -105,25 +96,18 @@ def _check(
     )
 
 
-def _summary(
-    verdict: Verdict,
-    findings: Sequence[LintFinding],
-    unread: Sequence[Unread],
-    failed: Sequence[str],
-    files: int,
-    suppressed: int,
-) -> str:
+def _summary(verdict: Verdict, findings: Sequence[LintFinding], failed: Sequence[str], linted: Sequence[Linted]) -> str:
     by_severity = [
-        _counted(count, word)
-        for severity, word in ((Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.INFO, "info"))
+        _counted(count, severity.value)
+        for severity in (Severity.ERROR, Severity.WARNING, Severity.INFO)
         if (count := sum(finding.severity is severity for finding in findings))
     ]
-    found = ", ".join(by_severity) or "nothing found"
-    parts = [f"{found} in {_counted(files, 'file')}"]
-    if suppressed:
+    unread = sum(file.unread is not None for file in linted)
+    parts = [f"{', '.join(by_severity) or 'nothing found'} in {_counted(len(linted) - unread, 'file')}"]
+    if suppressed := sum(file.suppressed for file in linted):
         parts.append(f"{suppressed} suppressed")
     if unread:
-        parts.append(f"{_counted(len(unread), 'file')} could not be looked at")
+        parts.append(f"{_counted(unread, 'file')} could not be looked at")
     if failed:
         parts.append(f"the doctor's own rule {failed[0]} failed")
     return f"{verdict.value.capitalize()}: {'; '.join(parts)}."

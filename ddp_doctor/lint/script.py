@@ -11,10 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from ddp_doctor.lint import names
-from ddp_doctor.lint.expressions import Assignment
-from ddp_doctor.lint.scopes import Class, Function
 from ddp_doctor.lint.trace import Trace
-from ddp_doctor.lint.values import FIELDS, Call, Leave, Value
+from ddp_doctor.lint.values import FIELDS, Call, Value
 
 #: The beginning of the module's name, and the library's usual name.
 _LIBRARIES = {
@@ -55,18 +53,6 @@ _LIBRARIES = {
 _PARTS = ("fairscale.optim", "deepspeed.ops")
 
 
-def libraries(modules: Iterable[str]) -> frozenset[str]:
-    """The libraries among imported modules and names."""
-    begins = set[str]()
-    for module in modules:
-        if module.startswith(_PARTS):
-            continue
-        while module and module not in begins:
-            begins.add(module)
-            module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
-    return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)
-
-
 @lru_cache(maxsize=4)  # of all scripts in it
 def _names_in(folder: Path, _changed_ns: int) -> frozenset[str]:
     return frozenset(entry.name for entry in os.scandir(folder))
@@ -90,19 +76,8 @@ _NAMED: dict[type[ast.AST], str] = {
 }
 
 
-def _strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    documents = set[int]()
-    for node in nodes:
-        if isinstance(node, ast.Expr):
-            documents.add(id(node.value))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
-            yield node.value
-
-
 #: Rules compare a wrapped model with all calls before it.
 _MOST_WRAPS = 50
-#: A script that calls one of these belongs to a distributed job.
-_DISTRIBUTED = (names.DDP, names.INIT, *names.FSDP)
 
 
 class Script:
@@ -112,15 +87,14 @@ class Script:
         self.path = path
         self.source = source
         self.tree = tree
-        self._trace = Trace(tree)
-        self.calls: tuple[Call, ...] = tuple(self._trace.calls)
-        self.assignments: tuple[Assignment, ...] = tuple(self._trace.assignments)
-        self.delegated = tuple(self._trace.delegated)
-        self.functions: tuple[Function, ...] = tuple(self._trace.functions)
-        self.classes: tuple[Class, ...] = tuple(self._trace.classes)
-        self.leaves: tuple[Leave, ...] = tuple(self._trace.leaves)
-        self.modules = frozenset(self._trace.modules)  # and the names that are imported from them
-        self.has_unknown_star = self._trace.has_unknown_star
+        trace = Trace(tree)
+        self.calls = tuple(trace.calls)
+        self.assignments = tuple(trace.assignments)
+        self.delegated = tuple(trace.delegated)
+        self.classes = tuple(trace.classes)
+        self.leaves = tuple(trace.leaves)
+        self.modules = frozenset(trace.modules)  # and the names that are imported from them
+        self.has_unknown_star = trace.has_unknown_star
         self.forwards: dict[Value, list[Call]] = {}  # what training.forwards_in found
         self._ddp: dict[Value, bool] = {}  # what is_ddp found
 
@@ -154,7 +128,13 @@ class Script:
     @cached_property
     def texts(self) -> frozenset[str]:
         """The strings in it, without those that stand alone: they document."""
-        return frozenset(_strings(self.nodes))
+        documents, found = set[int](), set[str]()
+        for node in self.nodes:
+            if isinstance(node, ast.Expr):
+                documents.add(id(node.value))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+                found.add(node.value)
+        return frozenset(found)
 
     def uses(self, *parts: str) -> bool:
         """Whether one of these is part of a name that it uses, or of a string without a space.
@@ -179,17 +159,24 @@ class Script:
     def assigned_in(self) -> dict[int, ast.Assign]:
         """The assignment in a line; of several, the first that ran."""
         found: dict[int, ast.Assign] = {}
-        for node in dict.fromkeys(
-            assignment.node for assignment in self.assignments if isinstance(assignment.node, ast.Assign)
-        ):
-            for line in range(node.lineno, (node.end_lineno or 0) + 1):
-                found.setdefault(line, node)
+        nodes = dict.fromkeys(assignment.node for assignment in self.assignments)
+        for node in nodes:
+            if isinstance(node, ast.Assign):
+                for line in range(node.lineno, (node.end_lineno or 0) + 1):
+                    found.setdefault(line, node)
         return found
 
     @cached_property
     def libraries(self) -> frozenset[str]:
         """Libraries between the script and DDP: Accelerate, Lightning, DeepSpeed and others."""
-        return libraries(self.modules)
+        begins = set[str]()
+        for module in self.modules:
+            if module.startswith(_PARTS):
+                continue
+            while module and module not in begins:
+                begins.add(module)
+                module = module.rpartition(".")[0]  # noqa: PLW2901 - the module around it
+        return frozenset(name for prefix, name in _LIBRARIES.items() if prefix in begins)
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[Call]]:
@@ -220,19 +207,17 @@ class Script:
     @cached_property
     def is_distributed(self) -> bool:
         """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
-        return self.calls_any(*_DISTRIBUTED)
+        return self.calls_any(names.DDP, names.INIT, *names.FSDP)
 
     @cached_property
     def is_hand_written(self) -> bool:
         """Whether it is distributed and does itself what the rules expect, not through a library."""
         return self.is_distributed and not self.libraries
 
-    def is_ddp(self, value: Value | None) -> bool:
+    def is_ddp(self, value: Value) -> bool:
         """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
-        if value is None or value.kind not in ("choice", "call"):
+        if value.kind not in ("choice", "call"):
             return False
-        known = self._ddp.get(value)
-        if known is None:
-            known = any(isinstance(option, Call) and option.name == names.DDP for option in value.objects())
-            self._ddp[value] = known
-        return known
+        if value not in self._ddp:
+            self._ddp[value] = any(made.name == names.DDP for made in value.makers())
+        return self._ddp[value]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ddp_doctor.lint.expressions import Expressions
 from ddp_doctor.lint.names import STARS, canonical
 from ddp_doctor.lint.scopes import Class, Function, Key, Scope
-from ddp_doctor.lint.values import Call, Condition, Guard, Leave, Loop, Place, Value
+from ddp_doctor.lint.values import NOTHING, Call, Condition, Guard, Leave, Loop, Place, Value
 
 #: From how many places a function is followed: enough to see it with and without a condition.
 _MOST_VISITS = 3
@@ -40,9 +40,6 @@ class Trace(Expressions):
         self._returns: list[list[Value]] = []
         self._lasting: list[Condition] = []
         self.block(tree.body)
-        self._walk_the_rest()
-
-    def _walk_the_rest(self) -> None:
         for function in self.functions:  # grows meanwhile, by what is defined within
             if function.cls is None:
                 self._walk_alone(function)
@@ -53,8 +50,7 @@ class Trace(Expressions):
         if id(function.node) not in self._visits:
             self.root += 1
             self.place = Place()
-            cls = function.cls
-            self.follow(function, (), {}, self._instance_of(cls) if cls else None)
+            self.follow(function, (), {}, self._instance_of(function.cls) if function.cls else NOTHING)
 
     def _instance_of(self, cls: Class) -> Value:
         for call in self.calls:
@@ -70,12 +66,12 @@ class Trace(Expressions):
     # --- functions --------------------------------------------------------------------------------
 
     def follow(
-        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value | None
-    ) -> Value | None:
-        """Follow a local function where it is called. Returns what it returns, or None if that is not known."""
+        self, function: Function, given: Sequence[Value], named: dict[str, Value], bound: Value = NOTHING
+    ) -> Value:
+        """Follow a local function where it is called. Returns what it returns, or NOTHING if that is not known."""
         visits = self._visits.get(id(function.node), 0)
         if visits >= _MOST_VISITS or self.place.depth >= _DEEPEST:
-            return None
+            return NOTHING
         self._visits[id(function.node)] = visits + 1
         outer, before, lasting = self._scope, self.place, self._lasting
         self._scope, self._lasting = Scope(function.scope), []
@@ -87,7 +83,7 @@ class Trace(Expressions):
         found = self._returns.pop()
         self._scope, self.place, self._lasting = outer, before, lasting
         if not found:
-            return None
+            return NOTHING
         return found[0] if len(found) == 1 else Value(found[0].node, "choice", parts=tuple(found))
 
     def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
@@ -150,8 +146,8 @@ class Trace(Expressions):
         return True
 
     def _return(self, node: ast.Return) -> bool:
-        value = self.value(node.value) if node.value is not None else None
-        if value is not None and self._returns:
+        value = self.value(node.value) if node.value is not None else NOTHING
+        if value and self._returns:
             self._returns[-1].append(value)
         self._note_leave(node, value)
         return True
@@ -162,7 +158,7 @@ class Trace(Expressions):
             self._note_leave(node)
         return True
 
-    def _note_leave(self, node: ast.stmt, value: Value | None = None) -> None:
+    def _note_leave(self, node: ast.stmt, value: Value = NOTHING) -> None:
         self._order += 1
         self.leaves.append(Leave(node, self.place, self._order, self.root, value))
 
@@ -181,9 +177,10 @@ class Trace(Expressions):
 
     def _branches(self, node: ast.If) -> bool:
         test = self.value(node.test)
-        if _is_main_guard(node.test):
-            self.block(node.body)
-            return False
+        match node.test:
+            case ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()]):
+                self.block(node.body)  # a script that is linted is one that is run
+                return False
         body_ends, body = self._branch(node.body, Condition(test, holds=True))
         else_ends, orelse = self._branch(node.orelse, Condition(test, holds=False))
         alive = [bound for bound, ends in ((body, body_ends), (orelse, else_ends)) if not ends]
@@ -200,21 +197,16 @@ class Trace(Expressions):
         self.place = before
         return ends, self._store.end()
 
-    def _for(self, node: ast.For | ast.AsyncFor) -> None:
-        over = self.value(node.iter)
-        self._loop(Loop(node, over), node.body, node)
-        self._inner(node.orelse)
-
-    def _loop(self, loop: Loop, body: Sequence[ast.stmt], node: ast.stmt) -> None:
+    def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
         before = self.place
-        self.place = before.inside(loop)
-        if isinstance(node, ast.For | ast.AsyncFor) and loop.over is not None:
-            self.assign(node.target, Value(node.target, "loop", parts=(loop.over,)), node)
-        self._inner(body)
+        if isinstance(node, ast.While):
+            self.place = before.inside(Loop(node, test=self.value(node.test)))
+        else:
+            over = self.value(node.iter)
+            self.place = before.inside(Loop(node, over))
+            self.assign(node.target, Value(node.target, "loop", parts=(over,)), node)
+        self._inner(node.body)
         self.place = before
-
-    def _while(self, node: ast.While) -> None:
-        self._loop(Loop(node, test=self.value(node.test)), node.body, node)
         self._inner(node.orelse)
 
     def _with(self, node: ast.With | ast.AsyncWith) -> bool:
@@ -230,7 +222,7 @@ class Trace(Expressions):
 
     def _try(self, node: ast.Try) -> bool:
         before = self.place
-        caught = tuple(self.value(each.type) if each.type is not None else None for each in node.handlers)
+        caught = tuple(self.value(each.type) if each.type is not None else NOTHING for each in node.handlers)
         self._store.begin()
         self.place = before._replace(guards=(*before.guards, Guard(node, before.loops, caught)))
         ends = self.block(node.body)
@@ -294,30 +286,16 @@ class Trace(Expressions):
         self.modules.add(module)
         for alias in node.names:
             if alias.name == "*":
-                self._star(module, node)
+                self.has_unknown_star |= module not in STARS
+                for name in STARS.get(module, ()):
+                    self.bind(name, Value(node, "name", name=canonical(f"{module}.{name}")))
                 continue
             full = f"{module}.{alias.name}"
             self.modules.add(full)
             self.bind(alias.asname or alias.name, Value(node, "name", name=canonical(full)))
 
-    def _star(self, module: str, node: ast.ImportFrom) -> None:
-        self.has_unknown_star |= module not in STARS
-        for name in STARS.get(module, ()):
-            self.bind(name, Value(node, "name", name=canonical(f"{module}.{name}")))
-
     def _global(self, node: ast.Global) -> None:
         self._scope.outer_names.update(node.names)
-
-
-def _is_main_guard(test: ast.expr) -> bool:
-    """``__name__ == "__main__"``: a script that is linted is one that is run."""
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Name)
-        and test.left.id == "__name__"
-        and len(test.ops) == 1
-        and isinstance(test.ops[0], ast.Eq)
-    )
 
 
 _WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {
@@ -330,9 +308,9 @@ _WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {
     ast.AnnAssign: Trace._annotated,
     ast.AugAssign: Trace._augmented,
     ast.If: Trace._branches,
-    ast.For: Trace._for,
-    ast.AsyncFor: Trace._for,
-    ast.While: Trace._while,
+    ast.For: Trace._loop,
+    ast.AsyncFor: Trace._loop,
+    ast.While: Trace._loop,
     ast.With: Trace._with,
     ast.AsyncWith: Trace._with,
     ast.Try: Trace._try,

@@ -14,14 +14,13 @@ from functools import lru_cache
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Loop, Value, is_result, written
+from ddp_doctor.lint.values import NOTHING, Call, Condition, Loop, Value, is_result, written
 
 SCALERS = ("torch.amp.GradScaler", "torch.cuda.amp.GradScaler")
 #: Positions of DataLoader's parameters.
 BATCH_SIZE, SHUFFLE, SAMPLER, BATCH_SAMPLER, WORKERS, COLLATE, PIN_MEMORY = 1, 2, 3, 4, 5, 6, 7
 #: Functions that pass the batches of a loader on.
-PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter", "next")
-_MOST_STEPS = 800
+_PASSES_ON = ("enumerate", "tqdm", "tqdm.tqdm", "tqdm.auto.tqdm", "iter", "next")
 #: Functions that reduce something, and those that by their names reduce gradients.
 _REDUCED = re.compile(r"^(all_reduce|reduce$|reduce_scatter|all_gather)")
 _GRADIENTS_REDUCED = re.compile(r"(reduce|average|sync)\w*_grad|sync_grad")
@@ -45,27 +44,7 @@ _WORLD_SIZE = re.compile(
 _NOT_AN_OPTIMIZER = re.compile(r"sched|profil|prof$|scaler|^env|sampler|meter$|timer$|bar$|^ema|warmup", re.IGNORECASE)
 
 
-def made_of(value: Value | None) -> Iterator[Value]:
-    """All that a value is made of, also what local functions returned for it."""
-    waiting = [value] if value is not None else []
-    seen: set[int] = set()
-    while waiting and len(seen) < _MOST_STEPS:
-        part = waiting.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        yield part
-        waiting += part.parts
-        if isinstance(part, Call):
-            waiting += [each for each in (part.receiver, part.returned) if each is not None]
-
-
-def calls_in(value: Value | None) -> Iterator[Call]:
-    """The calls among all that a value is made of."""
-    return (part for part in made_of(value) if isinstance(part, Call))
-
-
-def surely_ddp(value: Value | None) -> bool:
+def surely_ddp(value: Value) -> bool:
     """Whether a value is a model wrapped in DistributedDataParallel on every path through the script."""
     return is_result(value, lambda call: call.name == names.DDP)
 
@@ -75,23 +54,11 @@ def is_forward(script: Script, call: Value) -> bool:
     return isinstance(call, Call) and not call.method and script.is_ddp(call.callee)
 
 
-def forwards_in(script: Script, value: Value | None) -> list[Call]:
+def forwards_in(script: Script, value: Value) -> list[Call]:
     """The forwards of the wrapped model that a value is made of."""
-    if value is None:
-        return []
-    found = script.forwards.get(value)
-    if found is None:
-        found = [call for call in calls_in(value) if is_forward(script, call)]
-        script.forwards[value] = found
-    return found
-
-
-def loss_of(backward: Call) -> Value | None:
-    """What ``.backward()`` is called on, without the scaling of a GradScaler."""
-    receiver = backward.receiver
-    if isinstance(receiver, Call) and receiver.method == "scale" and receiver.args:
-        return receiver.args[0]
-    return receiver
+    if value not in script.forwards:
+        script.forwards[value] = [call for call in value.calls() if is_forward(script, call)]
+    return script.forwards[value]
 
 
 @lru_cache(maxsize=1)  # several rules ask
@@ -103,26 +70,22 @@ def passes(script: Script) -> tuple[Call, ...]:
         if forwards_in(script, call.receiver)
         or any(
             script.is_ddp(part) or (isinstance(part, Call) and goes_around(script, part))
-            for part in made_of(call.receiver)
+            for part in call.receiver.sources()
         )
     )
 
 
 def goes_around(script: Script, call: Call) -> bool:
     """``model.module(...)``, ``model.module.loss(...)``, or ``net(...)`` of a ``net`` that surely is wrapped."""
-    callee = call.receiver if call.method and call.method not in _NO_FORWARD else None
-    for inner in (call.callee, callee):
-        if inner is not None and inner.kind == "attribute" and inner.attribute == "module":
-            options = list(inner.owner.objects()) if inner.owner is not None else []
-            if options and all(script.is_ddp(option) for option in options):
-                return True
-    made = list(call.callee.objects()) if call.callee is not None and not call.method else []
-    return bool(made) and all(any(_wrapped_before(wrap, option, call) for wrap in script.wraps) for option in made)
-
-
-def _wrapped_before(wrap: Call, model: Value, call: Call) -> bool:
-    given = wrap.argument(0, "module")
-    return given is not None and wrap.precedes(call) and any(option is model for option in given.objects())
+    for inner in (call.callee, call.receiver if call.method not in _NO_FORWARD else NOTHING):
+        options = list(inner.wrapper.objects()) if inner.wrapper is not inner else []
+        if options and all(map(script.is_ddp, options)):
+            return True
+    wraps = [wrap for wrap in script.wraps if wrap.precedes(call)]
+    models = [] if call.method else list(call.callee.objects())
+    return bool(models) and all(
+        any(model in wrap.argument(0, "module").objects() for wrap in wraps) for model in models
+    )
 
 
 def reduces_gradients(call: Call) -> bool:
@@ -132,16 +95,13 @@ def reduces_gradients(call: Call) -> bool:
         return True
     if not _REDUCED.search(name) or not (call.args or call.keywords):
         return False
-    made = [part for given in call.arguments for part in made_of(given)]
-    if any(_is_of_gradients(part) for part in made):
+    made = [part for given in call.arguments for part in given.sources()]
+    calls = [part for part in made if isinstance(part, Call)]
+    if any(part.kind == "attribute" and part.attribute == "grad" for part in made):
         return True
-    return not any(isinstance(part, Call) and (part.method in _READ or part.name in _MADE) for part in made)
-
-
-def _is_of_gradients(value: Value) -> bool:
-    if isinstance(value, Call):
-        return value.method in ("parameters", "named_parameters") or value.name == "torch.autograd.grad"
-    return value.kind == "attribute" and value.attribute == "grad"
+    if any(part.method in ("parameters", "named_parameters") or part.name == "torch.autograd.grad" for part in calls):
+        return True
+    return not any(part.method in _READ or part.name in _MADE for part in calls)
 
 
 def backwards(script: Script) -> Iterator[Call]:
@@ -158,15 +118,15 @@ def optimizer_steps(script: Script) -> Iterator[Call]:
             yield call
 
 
-def is_scaler_of(value: Value | None) -> bool:
+def is_scaler_of(value: Value) -> bool:
     """Whether a value is torch's GradScaler."""
-    return value is not None and any(call.name in SCALERS for call in value.objects() if isinstance(call, Call))
+    return any(call.name in SCALERS for call in value.makers())
 
 
 def uses_gpu(script: Script) -> bool:
     """Whether the script trains on GPUs; one that starts gloo and nothing else does not."""
     backends = [group.argument(0, "backend") for group in script.named(names.INIT)]
-    if backends and all(backend is not None and backend.constant == "gloo" for backend in backends):
+    if backends and all(backend.constant == "gloo" for backend in backends):
         return False
     return script.uses("device_ids", "cuda", "nccl")
 
@@ -187,19 +147,17 @@ def loaders(script: Script) -> Iterator[Call]:
 
 def is_for_evaluation(script: Script, call: Call) -> bool:
     """Whether names around a loader or sampler indicate validation or tests."""
-    dataset = call.argument(0, "dataset")
-    function = call.place.function
-    words = [written_to(script, call), dataset.text if dataset is not None else ""]
-    name = getattr(function, "name", "")
+    words = [written_to(script, call), call.argument(0, "dataset").text]
+    name = getattr(call.place.function, "name", "")
     words.append("" if "train" in name.lower() else name)  # train_and_validate does both
-    return any(_EVALUATION.search(word) for word in words)
+    return any(map(_EVALUATION.search, words))
 
 
 def is_from_a_loader(value: Value) -> bool:
     """Whether a value is a batch of a DataLoader, or a part of one, and not the number that ``enumerate`` adds."""
-    if value.kind == "element" and value.attribute == "0" and value.owner is not None:
-        over = value.owner.owner if value.owner.kind == "loop" else None
-        while isinstance(over, Call) and over.name in PASSES_ON and over.args:
+    if value.kind == "element" and value.attribute == "0" and value.owner.kind == "loop":
+        over = value.owner.owner
+        while isinstance(over, Call) and over.name in _PASSES_ON and over.args:
             if over.name == "enumerate":
                 return False
             over = over.args[0]
@@ -207,14 +165,18 @@ def is_from_a_loader(value: Value) -> bool:
     return source is not value and is_result(source, lambda call: call.name == names.LOADER)
 
 
-def looped_over(value: Value) -> Value | None:
+def looped_over(value: Value) -> Value:
     """What the loop of an element iterates over, without ``enumerate`` and progress bars; else the value itself."""
-    source: Value | None = value
-    while source is not None and source.kind in ("element", "loop"):
-        source = source.owner
-    while isinstance(source, Call) and source.name in PASSES_ON and source.args:
-        source = source.args[0]
-    return source
+    while value.kind in ("element", "loop"):
+        value = value.owner
+    return passed_on(value)
+
+
+def passed_on(value: Value) -> Value:
+    """What ``enumerate``, progress bars and the like hand on."""
+    while isinstance(value, Call) and value.name in _PASSES_ON and value.args:
+        value = value.args[0]
+    return value
 
 
 @lru_cache(maxsize=1)  # for each loader
@@ -224,7 +186,7 @@ def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
     by_loop = ((loops[-1].over, loops[:-1]) for loops in around if loops)
     by_call = ((call.args[0], call.loops) for call in script.named("iter") if call.args)
     by_yield = ((over, place.loops) for over, place in script.delegated)
-    return (*((over, loops) for over, loops in by_loop if over is not None), *by_call, *by_yield)
+    return (*((over, loops) for over, loops in by_loop if over), *by_call, *by_yield)
 
 
 def depends_on(loop: Loop, values: Iterable[Value]) -> bool:
@@ -235,9 +197,7 @@ def depends_on(loop: Loop, values: Iterable[Value]) -> bool:
 def wraps_behind(script: Script, backward: Call) -> Iterator[Call]:
     """The calls that wrapped the models of a backward pass."""
     for forward in forwards_in(script, backward.receiver):
-        for model in forward.callee.objects() if forward.callee is not None else ():
-            if isinstance(model, Call) and model.name == names.DDP:
-                yield model
+        yield from (wrap for wrap in forward.callee.makers() if wrap.name == names.DDP)
 
 
 def written_to(script: Script, value: Value) -> str:
@@ -273,12 +233,12 @@ def _is_world_size(value: Value, depth: int) -> bool:
     return value.kind in ("attribute", "parameter", "element") and bool(_WORLD_SIZE.search(value.attribute))
 
 
-def operation(value: Value) -> tuple[ast.operator, Value, Value] | None:
-    """The operator of ``a / b`` and ``a /= b``, and its two sides."""
+def operation(value: Value) -> tuple[ast.operator | None, Value, Value]:
+    """The operator of ``a / b`` and ``a /= b``, and its two sides; None of what is no such operation."""
     node = value.node
     if value.kind == "other" and isinstance(node, ast.BinOp | ast.AugAssign) and len(value.parts) == 2:
         return node.op, value.parts[0], value.parts[1]
-    return None
+    return None, NOTHING, NOTHING
 
 
 def beyond(call: Call, other: Call) -> tuple[Condition, ...]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Kind = Literal[
-    "name", "free", "constant", "call", "attribute", "element", "choice", "tuple", "parameter", "loop", "other"
+    "name", "free", "constant", "call", "attribute", "element", "choice", "tuple", "parameter", "loop", "other", "none"
 ]
 
 #: Methods of a module that return the module itself.
@@ -23,7 +23,7 @@ SAME_OBJECT = frozenset(
     ("to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_", "apply")
 )
 #: How many values are followed: enough for the rules. In a loop values may form a circle.
-_MOST_STEPS = 500
+_MOST_STEPS = 800
 #: Expressions of one script: several rules ask about the same ones.
 _MOST_KEPT = 500
 
@@ -39,24 +39,45 @@ class Value:
     parts: tuple[Value, ...] = ()  # what it is made of; of a choice the alternatives, the newest first
     attribute: str = ""  # of an attribute or of an element with a constant index
 
+    def __bool__(self) -> bool:
+        """Whether there is a value; only NOTHING is none."""
+        return self.kind != "none"
+
     @property
     def constant(self) -> object:
         """The constant, or None where it is no constant (or is None itself)."""
         return self.node.value if isinstance(self.node, ast.Constant) and self.kind == "constant" else None
 
     @property
-    def owner(self) -> Value | None:
+    def is_none(self) -> bool:
+        """Whether it is the constant None."""
+        return self.kind == "constant" and self.constant is None
+
+    @property
+    def owner(self) -> Value:
         """What it is an attribute, an element or a loop variable of."""
-        return self.parts[0] if self.parts and self.kind in ("attribute", "element", "loop") else None
+        return self.parts[0] if self.parts and self.kind in ("attribute", "element", "loop") else NOTHING
+
+    @property
+    def wrapper(self) -> Value:
+        """What wraps it: ``ddp`` of ``ddp.module``, else itself."""
+        return self.owner if self.kind == "attribute" and self.attribute == "module" else self
 
     @property
     def text(self) -> str:
         """How the script writes it."""
-        return written(self.node)
+        return written(self.node) if self else ""
+
+    @property
+    def reference(self) -> str:
+        """The dotted name of what was imported, also where that is one of several alternatives; else empty."""
+        if self.kind != "choice":
+            return self.name if self.kind == "name" else ""
+        return next((option.name for option in self.alternatives() if option.kind == "name"), "")
 
     def alternatives(self) -> Iterable[Value]:
         """The values that it may be: itself, or the parts of a choice."""
-        return self._chosen() if self.kind == "choice" else (self,)
+        return self._chosen() if self.kind == "choice" else (self,) if self else ()
 
     def _chosen(self) -> Iterator[Value]:
         waiting: list[Value] = [self]
@@ -71,16 +92,31 @@ class Value:
             else:
                 yield value
 
-    @property
-    def reference(self) -> str:
-        """The dotted name of what was imported, also where that is one of several alternatives; else empty."""
-        if self.kind != "choice":
-            return self.name if self.kind == "name" else ""
-        return next((option.name for option in self.alternatives() if option.kind == "name"), "")
+    def objects(self) -> Iterable[Value]:
+        """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
+        behind local functions that return them."""
+        return self._behind() if self.kind == "choice" else (self,) if self else ()
+
+    def _behind(self) -> Iterator[Value]:
+        waiting: list[Value] = [self]
+        seen: set[int] = set()
+        while waiting and len(seen) < _MOST_STEPS:
+            for value in waiting.pop().alternatives():
+                if id(value) in seen:
+                    continue
+                seen.add(id(value))
+                if isinstance(value, Call) and not value.is_itself:
+                    waiting.append(value.returned or value.receiver)
+                else:
+                    yield value
+
+    def makers(self) -> Iterator[Call]:
+        """The calls that made the objects it may be."""
+        return (option for option in self.objects() if isinstance(option, Call))
 
     def sources(self) -> Iterator[Value]:
-        """This value and all that it is made of, however far back: receivers, arguments, alternatives."""
-        waiting: list[Value] = [self]
+        """This value and all that it is made of, however far back: receivers, arguments, alternatives, results."""
+        waiting: list[Value] = [self] if self else []
         seen: set[int] = set()  # set[int]() takes ten times as long
         while waiting and len(seen) < _MOST_STEPS:
             value = waiting.pop()
@@ -91,28 +127,12 @@ class Value:
             waiting += value.parts
 
     def calls(self) -> Iterator[Call]:
-        """The calls that it may be the result of."""
-        return (option for option in self.alternatives() if isinstance(option, Call))
+        """The calls among all that it is made of."""
+        return (source for source in self.sources() if isinstance(source, Call))
 
-    def objects(self) -> Iterable[Value]:
-        """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
-        behind local functions that return them."""
-        return self._behind() if self.kind == "choice" else (self,)
 
-    def _behind(self) -> Iterator[Value]:
-        waiting: list[Value] = [self]
-        seen: set[int] = set()  # set[int]() takes ten times as long
-        while waiting and len(seen) < _MOST_STEPS:
-            for value in waiting.pop().alternatives():
-                if id(value) in seen:
-                    continue
-                seen.add(id(value))
-                if isinstance(value, Call) and value.returned is not None:
-                    waiting.append(value.returned)
-                elif isinstance(value, Call) and value.method in SAME_OBJECT and value.receiver is not None:
-                    waiting.append(value.receiver)
-                else:
-                    yield value
+#: What is not written: an argument that is not given, the receiver of a function, the result of ``return``.
+NOTHING = Value(ast.Pass(), "none")
 
 
 class Condition(NamedTuple):
@@ -125,19 +145,19 @@ class Condition(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Loop:
-    """A loop around something; ``over`` is None for ``while``."""
+    """A loop around something; ``over`` is nothing for ``while``."""
 
     node: ast.AST
-    over: Value | None = None
-    test: Value | None = None
+    over: Value = NOTHING
+    test: Value = NOTHING
 
 
 class Guard(NamedTuple):
-    """A ``try`` around something: the loops outside of it, and what each of its handlers catches, None for all."""
+    """A ``try`` around something: the loops outside of it, and what each of its handlers catches, nothing for all."""
 
     node: ast.Try
     loops: tuple[Loop, ...]
-    caught: tuple[Value | None, ...]
+    caught: tuple[Value, ...]
 
 
 class Place(NamedTuple):  # made for every statement: a frozen dataclass takes five times as long
@@ -174,16 +194,16 @@ class Leave:
     place: Place
     order: int
     root: int
-    value: Value | None = None  # what it returns
+    value: Value = NOTHING  # what it returns
 
 
 @dataclass(eq=False, slots=True)
 class Call(Value):
     """One call at one moment. A line has several if its function is called from several places."""
 
-    callee: Value | None = None
+    callee: Value = NOTHING
     method: str = ""  # where it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
-    receiver: Value | None = None  # the value whose method it is
+    receiver: Value = NOTHING  # the value whose method it is
     args: tuple[Value, ...] = ()  # positional, without those behind a star
     keywords: dict[str, Value] = field(default_factory=dict)
     has_stars: bool = False  # *args or **kwargs may give any argument
@@ -191,7 +211,7 @@ class Call(Value):
     order: int = 0
     root: int = 0  # calls are ordered only within one root
     local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # what of the script it calls
-    returned: Value | None = None  # by a local function that was followed
+    returned: Value = NOTHING  # by a local function that was followed
 
     @property
     def call(self) -> ast.Call:
@@ -202,7 +222,7 @@ class Call(Value):
     @property
     def is_itself(self) -> bool:
         """Whether nothing more is known of its result than that this call made it."""
-        return self.returned is None and (self.receiver is None or self.method not in SAME_OBJECT)
+        return not self.returned and self.method not in SAME_OBJECT
 
     def objects(self) -> Iterable[Value]:
         """The objects that the result may be."""
@@ -218,38 +238,41 @@ class Call(Value):
         """The loops around it, the outermost first; also those around the calls that led here."""
         return self.place.loops
 
-    def argument(self, position: int | None, *names: str) -> Value | None:
-        """An argument by keyword or else by position; None where it is not written."""
+    def argument(self, position: int | None, *names: str) -> Value:
+        """An argument by keyword or else by position; NOTHING where it is not written."""
         for name in names:
             if name in self.keywords:
                 return self.keywords[name]
-        if position is not None and position < len(self.args):
-            return self.args[position]
-        return None
+        return self.args[position] if position is not None and position < len(self.args) else NOTHING
 
     @property
     def arguments(self) -> tuple[Value, ...]:
         """All arguments that are written, but for those behind a star."""
         return (*self.args, *self.keywords.values())
 
-    def given(self, position: int | None, *names: str) -> Value | None:
-        """An argument that is not the constant None; None where it is, or is not written."""
+    def given(self, position: int | None, *names: str) -> Value:
+        """An argument that is not the constant None; NOTHING where it is, or is not written."""
         found = self.argument(position, *names)
-        is_none = found is not None and found.kind == "constant" and found.constant is None
-        return None if is_none else found
+        return NOTHING if found.is_none else found
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether its argument ``enabled`` is True, or is not written."""
+        enabled = self.argument(None, "enabled")
+        return not enabled or enabled.constant is True
 
     def lacks(self, position: int | None, *names: str) -> bool:
         """Whether an argument is surely not given."""
-        return not self.has_stars and self.argument(position, *names) is None
+        return not (self.has_stars or self.argument(position, *names))
 
     def precedes(self, other: Call) -> bool:
         """Whether it surely comes first; False also where the order is not known."""
         return self.root == other.root and self.order < other.order
 
 
-def is_result(value: Value | None, of: Callable[[Call], bool]) -> bool:
+def is_result(value: Value, of: Callable[[Call], bool]) -> bool:
     """Whether a value is the result of calls ``of`` this kind on every path through the script."""
-    objects = list(value.objects()) if value is not None else []
+    objects = list(value.objects())
     return bool(objects) and all(isinstance(option, Call) and of(option) for option in objects)
 
 

@@ -65,13 +65,11 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
         pytorch torch/nn/parallel/distributed.py forward_sync_buffers
     """
-    if script.uses_in_any_case(*_NO_NEED, "distribute_bn"):
-        return
-    if any(script.methods("buffers", "named_buffers")):
-        return  # what goes over them may share them
+    if script.uses_in_any_case(*_NO_NEED, "distribute_bn") or any(script.methods("buffers", "named_buffers")):
+        return  # what goes over buffers may share them
     for wrap in script.wraps if any(map(_keeps_batch_statistics, script.calls)) else ():
         options = (wrap.argument(4, "broadcast_buffers"), wrap.argument(None, "forward_sync_buffers"))
-        if any(option is not None and option.constant is False for option in options):
+        if any(option.constant is False for option in options):
             yield Spot(
                 wrap,
                 "Each rank keeps its own BatchNorm statistics, and so evaluates with other numbers than the rest",
@@ -80,15 +78,13 @@ def statistics_left_apart(script: Script) -> Iterator[Spot]:
 
 
 def _keeps_batch_statistics(call: Call) -> bool:
-    kept = call.argument(4, "track_running_stats")
-    return bool(_MODELS.match(call.name)) or (call.name in _LAYERS and (kept is None or kept.constant is not False))
+    kept = call.argument(4, "track_running_stats").constant is not False
+    return bool(_MODELS.match(call.name)) or (call.name in _LAYERS and kept)
 
 
 def _batch_size(script: Script, loader: Call) -> int | None:
     """The batch size in the script, or the default of the command line option that gives it."""
     size = loader.argument(training.BATCH_SIZE, "batch_size")
-    if size is None:
-        return None
     known = [_number(option) or _default_of_option(script, option) for option in size.alternatives()]
     return max(number for number in known if number) if known and all(known) else None
 
@@ -103,7 +99,6 @@ def _default_of_option(script: Script, value: Value) -> int | None:
         return None
     for call in script.methods("add_argument"):
         options = {str(argument.constant).lstrip("-").replace("-", "_") for argument in call.args}
-        default = call.argument(None, "default")
-        if value.attribute in options and default is not None:
+        if value.attribute in options and (default := call.argument(None, "default")):
             return _number(default)
     return None

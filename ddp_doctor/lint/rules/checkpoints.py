@@ -48,9 +48,9 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
     Remedy: Save `model.module.state_dict()`.
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
-    if not any(script.named(_SAVE)):
+    if not script.calls_any(_SAVE) or script.uses(*_STRIPPED):
         return
-    if script.uses(*_STRIPPED) or _holds_prefix(script):
+    if any(text.endswith("module.") for text in script.texts):  # the prefix of the keys
         return
     if any(script.is_ddp(call.receiver) for call in script.methods("load_state_dict")):
         return
@@ -61,7 +61,7 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
                 "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
                 remedy=_save_the_inner_model(*save.call.args[:1]),
             )
-        for part in training.calls_in(save.argument(0, "obj")):
+        for part in save.argument(0, "obj").calls():
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
@@ -72,15 +72,9 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
 
 def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
     """What to save, with the wrapper's name as the script writes it: of ``ddp`` or of ``ddp.state_dict``."""
-    dotted = isinstance(wrapper, ast.Name | ast.Attribute)
-    name = written(wrapper).removesuffix(".state_dict") if wrapper is not None and dotted else "model"
+    is_dotted = isinstance(wrapper, ast.Name | ast.Attribute)
+    name = written(wrapper).removesuffix(".state_dict") if wrapper and is_dotted else "model"
     return f"Save the model inside of the wrapper: {name}.module.state_dict()"
-
-
-def _holds_prefix(script: Script) -> bool:
-    """Whether a string ends like the prefix of the keys; the text says quickly where there is none."""
-    is_possible = any(f"module.{quote}" in script.source for quote in "'\"")
-    return is_possible and any(text.endswith("module.") for text in script.texts)
 
 
 @lint_rule("DDL130", "checkpoint-saved-on-every-rank", Severity.WARNING)
@@ -96,12 +90,12 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """
     trains = {backward.root for backward in training.passes(script)}
     for call in script.named(_SAVE):
-        path = call.argument(1, "f")
-        if path is None or call.root not in trains or _runs_on_some_ranks(script, call) or _is_per_rank(path):
+        path, saved = call.argument(1, "f"), call.argument(0, "obj")
+        if not path or call.root not in trains or _runs_on_some_ranks(script, call):
             continue
-        saved = call.argument(0, "obj")
-        inner = saved.owner if saved is not None and saved.attribute == "module" else saved
-        if training.surely_ddp(inner) or any(part.method == "state_dict" for part in training.calls_in(saved)):
+        if any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in path.sources()):
+            continue  # each rank has a path of its own, or writes no file at all
+        if training.surely_ddp(saved.wrapper) or any(part.method == "state_dict" for part in saved.calls()):
             yield Spot(
                 call,
                 "Every rank writes this checkpoint to the same path",
@@ -125,7 +119,7 @@ def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
     if not script.wraps or not training.uses_gpu(script):
         return
     states = [call.args[0] for call in script.methods("load_state_dict") if call.args]
-    loaded = {id(part) for state in states for part in training.made_of(state)}
+    loaded = {id(part) for state in states for part in state.sources()}
     for call in script.named(_LOAD):
         placed = any(_PLACED.search(condition.test.text) for condition in call.conditions)
         if call.lacks(1, "map_location") and id(call) in loaded and not placed:
@@ -164,9 +158,9 @@ def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
                 severity=Severity.WARNING,
             )
         path = call.argument(0, "f")
-        if path is None or any(_ASKED.search(condition.test.text) for condition in call.conditions):
+        if any(_ASKED.search(condition.test.text) for condition in call.conditions):
             continue
-        if folders.intersection(_path_ids(path)) or any(".distcp" in _text(source) for source in path.sources()):
+        if folders.intersection(_path_ids(path)) or any(".distcp" in source.text for source in path.sources()):
             yield Spot(
                 call,
                 "torch.load cannot read what torch.distributed.checkpoint wrote",
@@ -182,10 +176,10 @@ def _loaded_into_shards(script: Script) -> set[int]:
     return {
         id(part)
         for call in (script.methods("load_state_dict") if sharded else ())
-        if call.receiver is not None and any(id(option) in sharded for option in call.receiver.objects())
+        if any(id(option) in sharded for option in call.receiver.objects())
         for state in call.args
-        for part in training.calls_in(state)
-        if part.name == _LOAD and part.args and any(map(rank_kind, training.made_of(part.args[0])))
+        for part in state.calls()
+        if part.name == _LOAD and part.args and any(map(rank_kind, part.args[0].sources()))
     }
 
 
@@ -230,9 +224,9 @@ def _makes_all_ranks_wait(call: Call) -> bool:
     return _holds_on(call) is None and not name.startswith("torch.cuda.") and bool(_WAITS.search(name))
 
 
-def _is_same_path(left: Value | None, right: Value | None, depth: int = 6) -> bool:
-    if left is right or left is None or right is None:
-        return left is not None and left is right
+def _is_same_path(left: Value, right: Value, depth: int = 6) -> bool:
+    if left is right or not (left and right):
+        return bool(left) and left is right
     if left.kind == right.kind == "constant":
         return left.constant == right.constant
     return (
@@ -245,20 +239,15 @@ def _is_same_path(left: Value | None, right: Value | None, depth: int = 6) -> bo
 
 def _checkpoint_folders(call: Call) -> Iterator[str | int]:
     given = call.argument(None, "checkpoint_id")
-    if given is None and call.name.endswith(("FileSystemWriter", "FileSystemReader")):
+    if not given and call.name.endswith(("FileSystemWriter", "FileSystemReader")):
         given = call.argument(0, "path")
-    if given is not None:
-        yield from _path_ids(given)
+    return _path_ids(given)
 
 
 def _path_ids(value: Value) -> Iterator[str | int]:
     """What identifies a path: the text of a literal, or else the value itself; equal names are not enough."""
     for option in value.alternatives():
         yield option.constant if isinstance(option.constant, str) else id(option)
-
-
-def _text(value: Value) -> str:
-    return value.constant if isinstance(value.constant, str) else value.text
 
 
 def _runs_on_some_ranks(script: Script, call: Call) -> bool:
@@ -278,8 +267,3 @@ def _runs_on_some_ranks(script: Script, call: Call) -> bool:
         for condition in call.conditions
         for source in condition.test.sources()
     )
-
-
-def _is_per_rank(path: Value) -> bool:
-    """Whether each rank has a path of its own, or writes no file at all."""
-    return any(rank_kind(part) is not None or _PER_RANK.search(part.text) for part in training.made_of(path))

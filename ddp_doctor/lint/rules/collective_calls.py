@@ -17,7 +17,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Guard, Loop, Value, written
+from ddp_doctor.lint.values import Call, Guard, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: What all ranks meet together, or what no step raises.
@@ -47,30 +47,32 @@ def failed_step_skipped(script: Script) -> Iterator[Spot]:
     """
     for call in collectives(script):
         for guard in call.place.guards if call.method == "backward" else ():
-            yield from _swallowed(script, guard, call.loops, f"the {described(call)} in line {call.call.lineno}")
+            yield from _swallowed(script, guard, call)
     for call in script.calls:
         if call.place.guards and training.is_forward(script, call) and not training.no_gradients(call):
             yield from _skipped_backwards(script, call)
 
 
-def _swallowed(script: Script, guard: Guard, loops: tuple[Loop, ...], missed: str) -> Iterator[Spot]:
-    is_in_function = not any(guard.node in ast.walk(loop.node) for loop in guard.loops[-1:])
-    is_tried_again = _is_tried_again(guard, is_in_function=is_in_function)
-    if not guard.loops or is_tried_again or loops[: len(guard.loops)] != guard.loops:
+def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
+    if not guard.loops or backward.loops[: len(guard.loops)] != guard.loops:
         return
-    own = {id(part) for part in ast.walk(guard.node)}
+    is_in_function = guard.node not in ast.walk(guard.loops[-1].node)
+    last = (guard.node.orelse or guard.node.body)[-1]
+    if isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function):
+        return  # ``while True: try: step(); break``: who fails does the same once more
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
-        inside = {id(part) for part in ast.walk(handler)} & own
-        if any(id(call.node) in inside and call.method == "backward" for call in script.methods("backward")):
+        inside = set(ast.walk(handler))
+        if any(call.node in inside for call in script.methods("backward")):
             continue
         if _catches_error_of_one_rank(caught) and _stays_in_loop(handler.body, is_in_function=is_in_function):
-            yield _spot(handler, missed)
+            yield _spot(handler, backward)
 
 
-def _spot(handler: ast.ExceptHandler, missed: str) -> Spot:
+def _spot(handler: ast.ExceptHandler, missed: Call) -> Spot:
     return Spot(
         handler,
-        f"A rank that fails goes on from here, and misses {missed}: the others wait in it",
+        f"A rank that fails goes on from here, and misses the {described(missed)} in line {missed.call.lineno}: the"
+        " others wait in it",
         remedy="Raise again, so that all ranks are started again from the last checkpoint",
         write=("raise",),
     )
@@ -81,34 +83,19 @@ def _skipped_backwards(script: Script, forward: Call) -> Iterator[Spot]:
     for handler, caught in zip(guard.node.handlers, guard.caught, strict=True):
         if not guard.loops or not isinstance(handler.body[-1], ast.Continue) or not _catches_error_of_one_rank(caught):
             continue
-        behind = (
-            call
-            for call in collectives(script)
-            if forward.precedes(call) and guard.loops[-1] in call.loops and guard not in call.place.guards
-            if not call.place.in_handler
-        )
-        for call in behind:
-            yield _spot(handler, f"the {described(call)} in line {call.call.lineno}")
-            break
+        for call in collectives(script):
+            if call.place.in_handler or guard in call.place.guards:
+                continue
+            if forward.precedes(call) and guard.loops[-1] in call.loops:
+                yield _spot(handler, call)
+                break
 
 
-def _is_tried_again(guard: Guard, *, is_in_function: bool) -> bool:
-    """``while True: try: step(); break``: who fails does the same once more."""
-    last = (guard.node.orelse or guard.node.body)[-1]
-    return isinstance(last, ast.Break) or (isinstance(last, ast.Return) and not is_in_function)
-
-
-def _catches_error_of_one_rank(caught: Value | None) -> bool:
-    if caught is None:
-        return True
-    options = (
-        option for part in (caught.parts if caught.kind == "tuple" else (caught,)) for option in part.alternatives()
-    )
-    return any(
-        option.kind == "name"
-        and (option.name.startswith("torch.") or hasattr(builtins, option.name))
-        and option.name not in _OF_ALL_RANKS
-        for option in options
+def _catches_error_of_one_rank(caught: Value) -> bool:
+    parts = caught.parts if caught.kind == "tuple" else (caught,)
+    names_of_errors = [option.name for part in parts for option in part.alternatives() if option.kind == "name"]
+    return not caught or any(
+        (name.startswith("torch.") or hasattr(builtins, name)) and name not in _OF_ALL_RANKS for name in names_of_errors
     )
 
 
@@ -148,13 +135,17 @@ def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
     Remedy: Call the collective on a line of its own, and go on with the tensor that it was given.
     See: https://pytorch.org/docs/stable/distributed.html#collective-functions
     """
-    alone = {id(node.value) for node in script.nodes if isinstance(node, ast.Expr)}
-    returned = {id(call): call for call in _calls_returning_none(script) if id(call.node) not in alone}
+    alone = {node.value for node in script.nodes if isinstance(node, ast.Expr)}
+    returned = {}
+    for call in script.named(*(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")):
+        is_plain = call.lacks(None, "async_op") and len(call.args) <= _BEFORE_ASYNC_OP
+        if is_plain and call.node not in alone and not any(argument.constant is True for argument in call.args):
+            returned[id(call)] = call
     used = _used_values(script, returned.values()) if returned else []
     asked = {id(value) for value, is_asked_for_none in used if is_asked_for_none}
     for value, _ in used:
-        call = returned.pop(id(value), None) if id(value) not in asked else None
-        if call is not None:
+        if id(value) not in asked and id(value) in returned:
+            call = returned.pop(id(value))
             name = call.name.rpartition(".")[2]
             yield Spot(
                 call,
@@ -163,40 +154,32 @@ def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
             )
 
 
-def _calls_returning_none(script: Script) -> Iterator[Call]:
-    for call in script.named(*(f"torch.distributed.{name}" for name in names.COLLECTIVES if name != "new_group")):
-        is_plain = call.lacks(None, "async_op") and len(call.args) <= _BEFORE_ASYNC_OP
-        if is_plain and not any(argument.constant is True for argument in call.args):
-            yield call
-
-
 def _used_values(script: Script, returned: Collection[Call]) -> list[tuple[Value, bool]]:
     """What conditions ask, calculations take, and methods are called on; and whether that only asks for None."""
     places = [*(call.place for call in script.calls), *(leave.place for leave in script.leaves)]
-    tests = {id(each.test): each.test for place in places for each in place.conditions}
-    tests |= {id(each.test): each.test for place in places for each in place.loops if each.test is not None}
+    tests = dict.fromkeys(condition.test for place in places for condition in place.conditions)
+    tests |= dict.fromkeys(loop.test for place in places for loop in place.loops if loop.test)
     numbers = (call.args for call in script.calls if call.name in _NEEDS_A_NUMBER)
-    taken = [
-        *tests.values(),
-        *(call.receiver for call in script.calls if call.receiver is not None),
-        *(value for given in numbers for value in given),
-    ]
-    values = [
+    taken = [*tests, *(call.receiver for call in script.calls), *(value for given in numbers for value in given)]
+    waiting = [
         *taken,
         *(value for call in script.calls for value in call.arguments),
         *(assignment.value for assignment in script.assignments),
-        *(leave.value for leave in script.leaves if leave.value is not None),
+        *(leave.value for leave in script.leaves),
     ]
-    seen: dict[int, Value] = {}
-    for value in values:
-        _collect_operators(value, seen)
-    by_node = {id(call.node): call for call in returned}
+    expressions: dict[Value, None] = {}
+    while waiting:
+        part = waiting.pop()
+        if part not in expressions and part.kind in ("other", "element", "choice"):
+            expressions[part] = None
+            waiting += part.parts
+    by_node = {call.node: call for call in returned}
     tests_of = (node.test for node in script.nodes if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert))
-    named = (by_node[id(node)] for test in tests_of for node in _operands_of_test(test) if id(node) in by_node)
+    named = (by_node[node] for test in tests_of for node in _operands_of_test(test) if node in by_node)
     return [
         *((call, False) for call in named),
         *((option, False) for value in taken for option in value.alternatives()),
-        *(used for value in seen.values() for used in _operands(value)),
+        *(used for expression in expressions for used in _operands(expression)),
     ]
 
 
@@ -206,15 +189,6 @@ def _operands_of_test(test: ast.expr) -> Iterator[ast.expr]:
     inner = test.values if isinstance(test, ast.BoolOp) else [test.operand] if isinstance(test, ast.UnaryOp) else []
     for part in inner:
         yield from _operands_of_test(part)
-
-
-def _collect_operators(value: Value, seen: dict[int, Value]) -> None:
-    waiting = [value]
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen and part.kind in ("other", "element", "choice"):
-            seen[id(part)] = part
-            waiting += part.parts
 
 
 def _operands(value: Value) -> Iterator[tuple[Value, bool]]:

@@ -36,7 +36,10 @@ _OWN_GPU = (
 )
 #: Functions from elsewhere that may choose the GPU or start the group.
 _MAY_SET_UP = re.compile(r"init|setup|set_up|dist|ddp|launch|prepare|device|gpu|cuda|slurm|spawn|runner", re.IGNORECASE)
-_BEFORE_CUDA = "torch.cuda.device"
+_CHOOSE_GPU = (
+    *(names.SET_DEVICE, "torch.cuda.device"),
+    *("torch.accelerator.set_device_index", "torch.set_default_device"),
+)
 
 
 @lint_rule("DDL104", "gpu-hard-coded", Severity.ERROR)
@@ -79,7 +82,7 @@ def _is_of_one_caller(script: Script, wrap: Call, device: Value) -> bool:
     return is_handed_over and bool(wrap.conditions)
 
 
-def _hard_coded(call: Call, device: Value | None, *, sure: bool) -> Iterator[Spot]:
+def _hard_coded(call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
     gpu = fixed_gpu(device)
     if gpu is not None and sure:
         yield Spot(call, f"Every rank takes {gpu}", remedy="Take the GPU whose number is LOCAL_RANK", write=_OWN_GPU)
@@ -102,8 +105,7 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
     if script.calls_any(names.SPAWN) or chooses_visible_gpus(script):
         return
     for call, device in _device_arguments(script):
-        index = index_in(device)
-        if index is not None and is_surely_global(index):
+        if is_surely_global(index_in(device)):
             yield Spot(
                 call,
                 "The GPU is chosen by the global rank: the second node has no GPU of that number",
@@ -114,18 +116,14 @@ def global_rank_as_device(script: Script) -> Iterator[Spot]:
 
 def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
     for call in script.named(names.SET_DEVICE, "torch.device"):
-        device = call.argument(1, "index") or call.argument(0, "device")
-        if device is not None:
-            yield call, device
+        yield call, call.argument(1, "index") or call.argument(0, "device")
     for wrap in script.wraps:
         for device in device_ids(wrap):
             yield wrap, device
-    for call in script.methods("to", "cuda"):
-        device = target_of(call)
-        if device is not None and not any(
-            isinstance(option, Call) and option.name == "torch.device" for option in device.alternatives()
-        ):
-            yield call, device
+    for move in script.methods("to", "cuda"):
+        device = target_of(move)
+        if not any(isinstance(option, Call) and option.name == "torch.device" for option in device.alternatives()):
+            yield move, device
 
 
 @lint_rule("DDL106", "gpu-not-chosen", Severity.ERROR)
@@ -145,14 +143,14 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
     """
     if not script.calls_any(names.INIT):
         return  # the GPU is chosen where the group is started
-    if _chooses_gpu(script) or chooses_visible_gpus(script) or calls_what_may_set_up(script):
+    if script.calls_any(*_CHOOSE_GPU) or any(script.methods("set_device")) or script.has_unknown_star:
         return
-    if has_one_rank(script):
+    if chooses_visible_gpus(script) or calls_what_may_set_up(script) or has_one_rank(script):
         return
     for wrap in script.wraps:
         for move in moves_before(script, wrap):
             target = target_of(move)
-            if target is None or device_text(target) == "cuda":
+            if not target or device_text(target) == "cuda":
                 yield Spot(
                     move,
                     "The model goes to the current GPU, which is GPU 0 in every process: nothing chose another",
@@ -160,13 +158,6 @@ def gpu_not_chosen(script: Script) -> Iterator[Spot]:
                     remedy="Call torch.cuda.set_device with the GPU whose number is LOCAL_RANK",
                     write=_OWN_GPU,
                 )
-
-
-def _chooses_gpu(script: Script) -> bool:
-    wanted = (names.SET_DEVICE, _BEFORE_CUDA, "torch.accelerator.set_device_index", "torch.set_default_device")
-    if script.calls_any(*wanted) or script.has_unknown_star:
-        return True
-    return any(True for _ in script.methods("set_device"))
 
 
 def calls_what_may_set_up(script: Script) -> bool:
@@ -211,9 +202,8 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
 def _uses_current_gpu(call: Call) -> bool:
     if call.method in ("cuda", "to"):
         target = target_of(call)
-        return call.method == "cuda" if target is None else device_text(target) == "cuda"
-    device = call.keywords.get("device")
-    return call.name.startswith("torch.") and device is not None and device_text(device) == "cuda"
+        return device_text(target) == "cuda" if target else call.method == "cuda"
+    return call.name.startswith("torch.") and device_text(call.argument(None, "device")) == "cuda"
 
 
 @lint_rule("DDL111", "device-ids-disagree", Severity.ERROR)
@@ -237,12 +227,22 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
                 write=(_LOCAL_RANK,),
             )
         elif ids:
-            yield from _disagreeing(script, wrap, ids[0])
+            others = [("output_device", wrap.argument(2, "output_device"))]
+            moves = moves_before(script, wrap)[:1]
+            others += [(f".{move.method}() in line {move.call.lineno}", target_of(move)) for move in moves]
+            for what, other in others:
+                if _surely_differ(ids[0], other):
+                    yield Spot(
+                        wrap,
+                        f"device_ids says {ids[0].text}, but {what} says {other.text}",
+                        remedy="Name one GPU everywhere, the one of LOCAL_RANK",
+                        write=(_LOCAL_RANK,),
+                    )
 
 
-def _is_range(value: Value | None) -> bool:
+def _is_range(value: Value) -> bool:
     """``range(n)`` or ``list(range(n))`` of more GPUs than one."""
-    for option in value.alternatives() if value is not None else ():
+    for option in value.alternatives():
         if isinstance(option, Call) and option.name in ("range", "list") and len(option.args) == 1:
             inner = option.args[0]
             if option.name == "list":
@@ -251,27 +251,11 @@ def _is_range(value: Value | None) -> bool:
     return False
 
 
-def _disagreeing(script: Script, wrap: Call, device: Value) -> Iterator[Spot]:
-    output = wrap.argument(2, "output_device")
-    others: list[tuple[str, Value | None]] = [("output_device", output)]
-    moves = moves_before(script, wrap)
-    others += [(f".{move.method}() in line {move.call.lineno}", target_of(move)) for move in moves[:1]]
-    for what, other in others:
-        if other is not None and _surely_differ(device, other):
-            yield Spot(
-                wrap,
-                f"device_ids says {device.text}, but {what} says {other.text}",
-                remedy="Name one GPU everywhere, the one of LOCAL_RANK",
-                write=(_LOCAL_RANK,),
-            )
-
-
 def _surely_differ(index: Value, other: Value) -> bool:
     gpus = fixed_gpu(index), fixed_gpu(other)
     if all(gpus):
         return gpus[0] != gpus[1]
-    chosen = index_in(other if gpus[0] else index)
-    return any(gpus) and chosen is not None and rank_kind(chosen) == "local_rank"
+    return any(gpus) and rank_kind(index_in(other if gpus[0] else index)) == "local_rank"
 
 
 @lint_rule("DDL116", "gloo-for-gpus", Severity.WARNING)
@@ -286,8 +270,8 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/distributed.html#which-backend-to-use
     """
     starts = list(script.named(names.INIT))
-    backends = [call.argument(0, "backend") for call in starts]
-    if not starts or has_one_rank(script) or any(backend is None or backend.constant != "gloo" for backend in backends):
+    backends = {call.argument(0, "backend").constant for call in starts}
+    if has_one_rank(script) or backends != {"gloo"}:
         return
     for wrap in script.wraps:
         gpu = [move for move in moves_before(script, wrap) if not move.conditions and goes_to_gpu(move)]

@@ -13,7 +13,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value, written
+from ddp_doctor.lint.values import Call, written
 from ddp_doctor.model.choices import Severity
 
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
@@ -36,10 +36,9 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         `download=False`.
     See: https://pytorch.org/vision/stable/datasets.html
     """
-    starts = [call for call in script.calls if call.name in (names.SPAWN, "torch.multiprocessing.start_processes")]
+    starts = list(script.named(names.SPAWN, "torch.multiprocessing.start_processes"))
     for call in script.calls:
-        download = call.keywords.get("download")
-        if not call.name.startswith(_DATASETS) or download is None or download.constant is not True:
+        if not call.name.startswith(_DATASETS) or call.argument(None, "download").constant is not True:
             continue
         if any(call.precedes(start) for start in starts) or _one_rank_goes_first(script, call):
             continue
@@ -64,7 +63,7 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
     for call in script.named(*_WRITERS):
         if call.root or call.has_stars or {"group", "mode"} & set(call.keywords):
             continue
-        if chosen_ranks(call.conditions) is not None or any(rank_kind(source) for source in call.sources()):
+        if chosen_ranks(call.conditions) is not None or any(map(rank_kind, call.sources())):
             continue
         yield Spot(
             call,
@@ -87,7 +86,8 @@ def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
     """
     steps = [backward for backward in script.methods("backward") if backward.loops]
     for call in script.named("torch.cuda.empty_cache"):
-        if any(call.loops and call.loops[-1] is step.loops[-1] and _runs_with_every(call, step) for step in steps):
+        beside = (step for step in steps if step.loops[-1] in call.loops[-1:])
+        if any(set(map(id, call.conditions)) <= set(map(id, step.conditions)) for step in beside):
             yield Spot(
                 call,
                 "torch.cuda.empty_cache() in every step: the CPU waits, and the next step asks for the memory again",
@@ -110,14 +110,9 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for backward in script.methods("backward"):
-        if backward.receiver is None or not backward.loops:
-            continue
-        loop = backward.loops[-1]
-        around = [call for call in _made_of(backward.receiver) if training.goes_around(script, call)]
-        if not around:
-            continue
-        inside = (call for call in script.calls if loop in call.loops)
-        if not any(_may_call_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
+        around = [call for call in backward.receiver.calls() if backward.loops and training.goes_around(script, call)]
+        inside = (call for call in script.calls if around and backward.loops[-1] in call.loops)
+        if around and not any(_may_call_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
                 f"The loss comes from {written(around[0].call.func)}(), not from the DDP wrapper: "
@@ -144,23 +139,11 @@ def _one_rank_goes_first(script: Script, call: Call) -> bool:
     return any(barrier.precedes(call) and chosen_ranks(barrier.conditions) is not None for barrier in waits)
 
 
-def _runs_with_every(call: Call, step: Call) -> bool:
-    return set(map(id, call.conditions)) <= set(map(id, step.conditions))
-
-
-def _made_of(value: Value) -> Iterator[Call]:
-    for source in value.sources():
-        if isinstance(source, Call):
-            yield source
-            if source.returned is not None:
-                yield from (inner for inner in source.returned.sources() if isinstance(inner, Call))
-
-
 def _may_call_wrapper(script: Script, call: Call) -> bool:
     if training.no_gradients(call) or call.name in _CALLS_NOTHING:
         return False
-    if call.callee is not None and any(script.is_ddp(option) for option in call.callee.objects()):
+    if any(map(script.is_ddp, call.callee.objects())):
         return True
     if call.local is not None:
         return False  # followed: what it calls is seen
-    return any(script.is_ddp(option) for value in call.arguments for option in value.objects())
+    return any(script.is_ddp(option) for given in call.arguments for option in given.objects())

@@ -47,9 +47,8 @@ def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
     if script.uses_in_any_case(*_SCALES) or "apex" in script.modules:
         return
     for call in script.methods("backward"):
-        for part in training.made_of(call.receiver):
-            contexts = part.place.withs if isinstance(part, Call) else ()
-            for context in contexts:
+        for part in call.receiver.calls():
+            for context in part.place.withs:
                 if _autocast_type(context) == "float16":
                     yield Spot(
                         context,
@@ -57,7 +56,7 @@ def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
                         remedy="Scale the loss with torch.amp.GradScaler, or use bfloat16 where the GPU has it",
                         write=('scaler = torch.amp.GradScaler("cuda")',),
                     )
-            half = _cast_to_half(part) if isinstance(part, Call) and training.is_forward(script, part) else None
+            half = _cast_to_half(part) if training.is_forward(script, part) else None
             if half is not None:
                 yield Spot(
                     half,
@@ -80,8 +79,7 @@ def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
     if types != {"bfloat16"}:
         return
     for call in script.named(*training.SCALERS):
-        enabled = call.argument(None, "enabled")
-        if not call.has_stars and (enabled is None or enabled.constant is True):
+        if call.is_enabled and not call.has_stars:
             yield Spot(
                 call,
                 "A loss scaler for bfloat16, which has the range of float32 and needs none",
@@ -100,12 +98,9 @@ def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/amp.html#torch.cuda.amp.GradScaler.update
     """
     for scaler in _scalers(script):
-        steps = [call for call in script.methods("step") if _is_method_of(call, scaler) and call.args]
-        if (
-            steps
-            and not any(_is_method_of(call, scaler) for call in script.methods("update"))
-            and not _is_passed_to_unknown(script, scaler)
-        ):
+        steps = [call for call in script.methods("step") if call.args and scaler in call.receiver.objects()]
+        is_updated = any(scaler in call.receiver.objects() for call in script.methods("update"))
+        if steps and not is_updated and not _is_passed_to_unknown(script, scaler):
             yield Spot(
                 steps[0],
                 "This scaler steps, and update() is never called: the second step fails",
@@ -126,26 +121,16 @@ def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#gradient-clipping
     """
     for clip in script.named(*_CLIPS):
-        around = [
-            call for call in script.calls if call.root == clip.root and call.place.function is clip.place.function
-        ]
-        behind = [
-            call
-            for call in around
-            if call.method == "step"
-            and clip.precedes(call)
-            and (bool(call.args) and training.is_scaler_of(call.receiver))
-        ]
-        before = [call for call in around if call.precedes(clip) and call.method == "backward" and _is_scaled(call)]
-        if (
-            not behind
-            or not before
-            or training.exclude_each_other(clip, behind[0])
-            or training.exclude_each_other(clip, before[-1])
-        ):
+        beside = [call for call in script.methods("step", "backward") if call.place.function is clip.place.function]
+        steps = [call for call in beside if call.method == "step" and call.args and clip.precedes(call)]
+        behind = next((step for step in steps if training.is_scaler_of(step.receiver)), None)
+        passes = [call for call in beside if call.method == "backward" and call.precedes(clip)]
+        before = next((backward for backward in reversed(passes) if _is_scaled(backward)), None)
+        if not behind or not before:
             continue
-        unscaled = [call for call in script.methods("unscale_") if before[-1].precedes(call) and call.precedes(clip)]
-        if not unscaled:
+        if training.exclude_each_other(clip, behind) or training.exclude_each_other(clip, before):
+            continue
+        if not any(before.precedes(call) and call.precedes(clip) for call in script.methods("unscale_")):
             yield Spot(
                 clip,
                 "These gradients are clipped while they are still multiplied by the loss scale",
@@ -167,7 +152,7 @@ def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
     """
     for scaler in _scalers(script):
         for step in script.methods("step"):
-            if not scaler.loops or scaler.loops[-1] not in step.loops or not _is_method_of(step, scaler):
+            if not scaler.loops or scaler.loops[-1] not in step.loops or scaler not in step.receiver.objects():
                 continue
             is_every_step = scaler.loops[-1] is step.loops[-1]
             if not is_every_step and "epoch" not in written(getattr(scaler.loops[-1].node, "target", step.node)):
@@ -194,11 +179,11 @@ def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/notes/amp_examples.html#working-with-multiple-models-losses-and-optimizers
     """
     for scaler in _scalers(script):
-        updates = [call for call in script.methods("update") if call.loops and _is_method_of(call, scaler)]
+        updates = [call for call in script.methods("update") if call.loops and scaler in call.receiver.objects()]
         stepped = {
-            id(next(iter(call.args[0].objects()), call))
+            next(iter(call.args[0].objects()), call)
             for call in script.methods("step")
-            if call.args and _is_method_of(call, scaler)
+            if call.args and scaler in call.receiver.objects()
         }
         for first, second in pairwise(updates):
             is_same_turn = first.loops == second.loops and first.conditions == second.conditions
@@ -214,14 +199,12 @@ def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
 def _autocast_type(value: Value) -> Precision:
     if not isinstance(value, Call) or value.name not in _AUTOCASTS:
         return "unknown"
-    enabled = value.argument(None, "enabled")
-    is_cuda = value.name == _AUTOCASTS[1]
     dtype = value.argument(1, "dtype")
-    if value.has_stars or (enabled is not None and enabled.constant is not True):
+    if value.has_stars or not value.is_enabled:
         return "unknown"
-    if dtype is None:
-        device = value.argument(0, "device_type")
-        return "float16" if is_cuda or (device is not None and device.constant == "cuda") else "unknown"
+    if not dtype:
+        is_cuda = value.name == _AUTOCASTS[1] or value.argument(0, "device_type").constant == "cuda"
+        return "float16" if is_cuda else "unknown"
     names = {option.name for option in dtype.alternatives()}
     if names <= {"torch.float16", "torch.half"}:
         return "float16"
@@ -229,26 +212,16 @@ def _autocast_type(value: Value) -> Precision:
 
 
 def _cast_to_half(forward: Call) -> Call | None:
-    for source in forward.callee.sources() if forward.callee is not None else ():
-        if (
-            isinstance(source, Call)
-            and not source.conditions
-            and source.method in ("half", "to")
-            and source.receiver is not None
-        ):
-            dtype = source.argument(0, "dtype") if source.method == "to" else None
-            if source.method == "half" or (dtype is not None and dtype.name in ("torch.float16", "torch.half")):
-                return source
+    for call in forward.callee.calls():
+        is_cast = call.method == "to" and call.argument(0, "dtype").name in ("torch.float16", "torch.half")
+        if not call.conditions and (is_cast or call.method == "half"):
+            return call
     return None
 
 
 def _scalers(script: Script) -> Iterator[Call]:
     """The scalers that a script makes; the first ones, if a program wrote the script."""
     return islice(script.named(*training.SCALERS), _MOST_SCALERS)
-
-
-def _is_method_of(call: Call, scaler: Call) -> bool:
-    return call.receiver is not None and any(option is scaler for option in call.receiver.objects())
 
 
 def _is_scaled(call: Call) -> bool:
@@ -258,12 +231,9 @@ def _is_scaled(call: Call) -> bool:
 
 def _is_passed_to_unknown(script: Script, scaler: Call) -> bool:
     for call in script.calls:
-        if call.local is None and any(option is scaler for given in call.arguments for option in given.objects()):
+        if call.local is None and any(scaler in given.objects() for given in call.arguments):
             return True
     return any(
-        assignment.owner is not None
-        and assignment.value is scaler
-        and assignment.owner.attribute != "self"
-        and assignment.owner.kind == "name"
+        assignment.value is scaler and assignment.owner.attribute != "self" and assignment.owner.kind == "name"
         for assignment in script.assignments
     )

@@ -24,7 +24,7 @@ from ddp_doctor.lint.ranks import Chosen, rank_condition, rank_test
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Leave, Place, Value, written
+from ddp_doctor.lint.values import Call, Condition, Leave, Value, written
 from ddp_doctor.model.choices import Severity
 
 #: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
@@ -127,17 +127,14 @@ def _rank_0_conditions(conditions: tuple[Condition, ...]) -> Iterator[tuple[Cond
 
 
 def _first_missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
-    for call in collectives(script):
-        if call.root != leave.root or len(_sides(script)[_site(call)]) > 1:
-            continue
-        if misses(leave, condition, call.place):
-            return call
-    return None
+    candidates = (call for call in collectives(script) if _misses(leave, condition, call))
+    return next((call for call in candidates if len(_sides(script)[_site(call)]) < 2), None)
 
 
-def misses(leave: Leave, condition: Condition, place: Place) -> bool:
-    """Whether what runs at ``place`` is skipped by those who leave under ``condition``."""
-    if any(_rules_out(condition, other) for other in place.conditions if not other.early):
+def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
+    """Whether a call is skipped by those who leave under ``condition``."""
+    place = call.place
+    if call.root != leave.root or any(_rules_out(condition, other) for other in place.conditions if not other.early):
         return False
     mine = [other for other in place.conditions if other.test is condition.test]
     if any(other.early and other.holds != condition.holds for other in mine):
@@ -201,23 +198,16 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
                 title = f"Whether a rank runs this {described(call)} depends on {why}: others may wait for it"
                 yield _spot(call, title)
         for loop in call.loops:
-            why = _why_local(script, loop.test, call.order) if loop.test is not None else None
+            why = _why_local(script, loop.test, call.order) if loop.test else None
             if why is not None:
                 title = f"A rank leaves this loop by {why}, and misses the {described(call)} in line {call.call.lineno}"
-                yield _spot(loop.test or call, title)
+                yield _spot(loop.test, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
             why = None if condition.early else _why_local(script, condition.test, leave.order)
             if why is None or (why == "its own batch" and isinstance(leave.node, ast.Break)):
                 continue
-            missed = next(
-                (
-                    call
-                    for call in collectives(script)
-                    if call.root == leave.root and misses(leave, condition, call.place)
-                ),
-                None,
-            )
+            missed = next((call for call in collectives(script) if _misses(leave, condition, call)), None)
             if missed is not None:
                 title = f"A rank may leave here because of {why}, and miss the {described(missed)} in line"
                 yield _spot(leave.node, f"{title} {missed.call.lineno}")
@@ -246,62 +236,49 @@ def _of_torch(script: Script) -> tuple[Call, ...]:
     return tuple(call for call in script.calls if call.name.startswith("torch.distributed."))
 
 
-def _agreed(script: Script, test: Value, order: int) -> frozenset[int]:
+def _agreed(script: Script, test: Value, order: int) -> set[Value]:
     """The values that an earlier collective made equal on all ranks, not only under this same condition."""
-    given = {
-        id(value)
+    arguments = [
+        argument
         for call in _of_torch(script)
-        if call.order < order
-        if all(earlier.test is not test for earlier in call.conditions)
+        if call.order < order and all(earlier.test is not test for earlier in call.conditions)
         for argument in call.arguments
-        for value in (*argument.alternatives(), *argument.objects(), *_listed_values(argument))
-    }
-    put_in = (assignment for assignment in script.assignments if id(assignment.owner) in given)
-    return frozenset((*given, *(id(assignment.value) for assignment in put_in)))
-
-
-def _listed_values(value: Value) -> Iterator[Value]:
-    return (part for option in value.alternatives() if option.kind == "tuple" for part in option.parts)
+    ]
+    given = {value for argument in arguments for value in (*argument.alternatives(), *argument.objects())}
+    lists = (option for argument in arguments for option in argument.alternatives() if option.kind == "tuple")
+    given |= {part for option in lists for part in option.parts}
+    return given | {assignment.value for assignment in script.assignments if assignment.owner in given}
 
 
 def _why_local(script: Script, test: Value, order: int) -> str | None:
     """What of this rank alone a condition depends on; None where the ranks are known, or may have agreed."""
-    found = _why(script, test)
-    if found is None or found[1] & _agreed(script, test, order):
-        return None
-    return found[0]
+    why = _why(script, test)
+    return None if why is None or _agreed(script, test, order).intersection(test.sources()) else why
 
 
 @lru_cache(maxsize=500)  # several calls and leaves stand under one condition
-def _why(script: Script, test: Value) -> tuple[str, frozenset[int]] | None:
-    """What of this rank alone a condition depends on, and what it is made of."""
+def _why(script: Script, test: Value) -> str | None:
+    """What of this rank alone a condition depends on."""
     if rank_test(test) is not None:
         return None
     made = list(test.sources())
-    everything = frozenset(map(id, made))
-    found = of_one_rank(script, test)
-    if found is not None:
-        is_equal = any(_makes_equal(source) and found[1] in source.sources() for source in made)
-        return None if is_equal else (found[0], everything)
+    equal = [call for call in test.calls() if _makes_equal(call)]
+    if found := of_one_rank(script, test):
+        return None if any(found[1] in call.sources() for call in equal) else found[0]
     is_of_data = _is_numeric(test) and (
         any(training.is_forward(script, source) or _is_read_off_a_batch(source) for source in made)
         or _asks_a_batch(test)
     )
-    is_equal = any(_makes_equal(source) and _holds_output(script, source) for source in made)
-    return ("its own data", everything) if is_of_data and not is_equal else None
-
-
-def _holds_output(script: Script, value: Value) -> bool:
-    """Whether its input is the output of a forward pass; a DistributedSampler of the batch makes no losses equal."""
-    return any(training.is_forward(script, source) for source in value.sources())
+    # a DistributedSampler of the batch makes no losses equal, but what is made of the output of a forward pass does
+    is_equal = any(training.is_forward(script, source) for call in equal for source in call.sources())
+    return "its own data" if is_of_data and not is_equal else None
 
 
 def _is_read_off_a_batch(value: Value) -> bool:
     """``(target > 0).any()`` of a DataLoader's batch; not its shape, which is the same on all ranks."""
-    if not isinstance(value, Call) or value.args:
+    if not isinstance(value, Call) or value.args or value.method not in _READS:
         return False
-    of = value.receiver if value.method in _READS else None
-    return of is not None and any(map(training.is_from_a_loader, of.sources()))
+    return any(map(training.is_from_a_loader, value.receiver.sources()))
 
 
 def _asks_a_batch(value: Value, depth: int = 6) -> bool:
@@ -311,16 +288,14 @@ def _asks_a_batch(value: Value, depth: int = 6) -> bool:
         return any(_asks_a_batch(part, depth - 1) for part in given)
     if value.kind in ("other", "choice"):
         return bool(depth) and any(_asks_a_batch(part, depth - 1) for part in value.parts)
-    if value.kind == "attribute" and value.attribute not in _SHAPES and value.owner is not None:
+    if value.kind == "attribute" and value.attribute not in _SHAPES:
         return training.is_from_a_loader(value.owner)
     return value.kind == "element" and training.is_from_a_loader(value)
 
 
-def _makes_equal(value: Value) -> bool:
-    if not isinstance(value, Call):
-        return False
-    name = written(value.call.func).rpartition(".")[2]
-    is_local = value.method == "mean" or value.name.startswith(("torch.nn", "torch.utils.data"))
+def _makes_equal(call: Call) -> bool:
+    name = written(call.call.func).rpartition(".")[2]
+    is_local = call.method == "mean" or call.name.startswith(("torch.nn", "torch.utils.data"))
     return bool(_AGREES.search(name)) and not is_local
 
 

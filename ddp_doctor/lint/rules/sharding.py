@@ -1,9 +1,11 @@
-"""Rules on how the data set is shared out among the ranks.
+"""Rules on how the data set is shared out among the ranks, by a sampler or by hand.
 
 sampler = DistributedSampler(dataset)
 loader = DataLoader(dataset, batch_size=32, sampler=sampler)      and no shuffle=True beside it
 for epoch in range(epochs):
     sampler.set_epoch(epoch)
+data[rank::world_size]                               of 10 samples two ranks of three have 3, and one has 4
+data[: len(data) // world_size * world_size][rank::world_size]      all have 3
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from ddp_doctor.lint.ranks import rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script, words
-from ddp_doctor.lint.values import Call, Loop, Value, is_result, written
+from ddp_doctor.lint.values import NOTHING, Call, Loop, Value, is_result, written
 from ddp_doctor.model.choices import Severity
 
 _SHARDED = re.compile(
@@ -32,7 +34,6 @@ _PREPARES = re.compile(r"prepare|set_?up|private|shard|distribut", re.IGNORECASE
 #: Conditions that may ask whether the job is distributed at all.
 _ON_THE_JOB = re.compile(r"distrib|ddp|rank|world|gpu|local|initialized|sampler|shard|multi", re.IGNORECASE)
 _OF_ONE_PROCESS = ("torch.utils.data.RandomSampler", "torch.utils.data.SequentialSampler")
-_TRAIN = re.compile(r"train", re.IGNORECASE)
 _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
 _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
 
@@ -53,16 +54,16 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     """
     if not script.wraps:
         return
-    elsewhere = any(_shards_training(script, call) for call in script.calls)
+    sharding = (call for call in script.calls if _SHARDED.search(written(call.call.func)))
+    elsewhere = any(not training.is_for_evaluation(script, call) for call in sharding)
     for call in training.loaders(script):
-        if not _has_no_shard(call) or _is_given_back(script, call):
+        if not _has_no_shard(call) or any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
             continue
-        if any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
-            continue
-        shuffled = call.given(training.SHUFFLE, "shuffle")
-        is_shuffled = shuffled is not None and shuffled.constant is True and not elsewhere
-        named = bool(_TRAIN.search(training.written_to(script, call)))
-        if is_shuffled or named or _is_trained_on(script, call):
+        if any(call in given.alternatives() for preparing in _preparing(script) for given in preparing.arguments):
+            continue  # a library gives another loader back: ``net, loader = engine.prepare(net, loader)``
+        is_shuffled = call.argument(training.SHUFFLE, "shuffle").constant is True and not elsewhere
+        is_named = "train" in training.written_to(script, call).lower()
+        if is_shuffled or is_named or _is_trained_on(script, call):
             yield Spot(
                 call,
                 "This DataLoader gives every rank the whole data set",
@@ -82,10 +83,8 @@ def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
     """
     for call in script.named(names.LOADER):
         sampler = call.argument(training.SAMPLER, "sampler")
-        shuffled = call.argument(training.SHUFFLE, "shuffle")
-        if sampler is None or shuffled is None or shuffled.constant is not True:
-            continue
-        if is_result(sampler, lambda made: made.name.endswith("Sampler")):
+        is_shuffled = call.argument(training.SHUFFLE, "shuffle").constant is True
+        if is_shuffled and is_result(sampler, lambda made: made.name.endswith("Sampler")):
             yield Spot(
                 call,
                 "shuffle=True is given together with a sampler: this DataLoader raises ValueError",
@@ -115,7 +114,7 @@ def set_epoch_missing(script: Script) -> Iterator[Spot]:
         if id(call.node) in has_epoch or not (has_epochs or _is_gone_through_again(script, call)):
             continue
         shuffled = call.argument(3, "shuffle")
-        if call.has_stars or (shuffled is not None and shuffled.constant is not True):
+        if call.has_stars or (shuffled and shuffled.constant is not True):
             continue
         if not training.is_for_evaluation(script, call):
             yield Spot(
@@ -134,34 +133,23 @@ def _samplers_with_epoch(script: Script) -> set[int] | None:
     found = set[int]()
     for call in calls:
         samplers = [sampler for sampler in _samplers(call.receiver) if sampler.kind != "constant"]
-        if not samplers or not all(
-            isinstance(sampler, Call) and (sampler.name == names.SAMPLER) for sampler in samplers
-        ):
+        if not samplers or any(sampler.name != names.SAMPLER or sampler.kind != "call" for sampler in samplers):
             return None
         is_once = not call.loops and any(each.root == call.root for each in training.passes(script))
-        epoch = call.argument(0, "epoch")
-        if not is_once and (epoch is None or epoch.kind != "constant"):
+        if not is_once and call.argument(0, "epoch").kind != "constant":
             found |= {id(sampler.node) for sampler in samplers}
     return found
 
 
-def _samplers(receiver: Value | None) -> Iterator[Value]:
+def _samplers(receiver: Value) -> Iterator[Value]:
     """What ``sampler`` or ``loader.sampler`` may be."""
-    for option in receiver.objects() if receiver is not None else ():
-        loader = option.owner if option.kind == "attribute" and option.attribute == "sampler" else None
-        for made in loader.objects() if loader is not None else ():
-            sampler = (
-                made.argument(training.SAMPLER, "sampler")
-                if isinstance(made, Call) and made.name == names.LOADER
-                else None
-            )
-            yield from sampler.objects() if sampler is not None else (made,)
-        if loader is None:
-            yield option
-
-
-def _shards_training(script: Script, call: Call) -> bool:
-    return bool(_SHARDED.search(written(call.call.func))) and not training.is_for_evaluation(script, call)
+    for option in receiver.objects():
+        is_of_loader = option.kind == "attribute" and option.attribute == "sampler"
+        for made in option.owner.objects() if is_of_loader else (option,):
+            sampler = NOTHING
+            if is_of_loader and isinstance(made, Call) and made.name == names.LOADER:
+                sampler = made.argument(training.SAMPLER, "sampler")
+            yield from sampler.objects() if sampler else (made,)
 
 
 def _is_trained_on(script: Script, loader: Call) -> bool:
@@ -171,33 +159,22 @@ def _is_trained_on(script: Script, loader: Call) -> bool:
     taken = (
         part
         for call in training.passes(script)
-        for part in training.calls_in(call.receiver)
+        for part in call.receiver.calls()
         if part.loops and (part.name == "next" or part.method == "__next__")
     )
     return any(
-        {id(source) for source in value.sources() if isinstance(source, Call) and source.name == names.LOADER}
-        == {id(loader)}
-        for value in (*gone_through, *taken)
-        if value is not None
+        {call for call in value.calls() if call.name == names.LOADER} == {loader} for value in (*gone_through, *taken)
     )
 
 
 def _has_no_shard(call: Call) -> bool:
     sampler = call.given(training.SAMPLER, "sampler")
-    if call.has_stars or (sampler is not None and not is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)):
+    if call.has_stars or (sampler and not is_result(sampler, lambda made: made.name in _OF_ONE_PROCESS)):
         return False
-    if call.given(training.BATCH_SAMPLER, "batch_sampler") is not None:
-        return False
-    size = call.argument(training.BATCH_SIZE, "batch_size")
-    if size is not None and size.kind == "constant" and size.constant is None:
-        return False  # the data set makes batches itself, as streams do
+    if call.given(training.BATCH_SAMPLER, "batch_sampler") or call.argument(training.BATCH_SIZE, "batch_size").is_none:
+        return False  # without a batch size the data set makes batches itself, as streams do
     dataset = call.argument(0, "dataset")
-    return dataset is not None and not any(_is_split(part) for part in training.made_of(dataset))
-
-
-def _is_given_back(script: Script, loader: Call) -> bool:
-    """Whether a library takes the loader and returns another one: ``net, loader = engine.prepare(net, loader)``."""
-    return any(loader in given.alternatives() for call in _preparing(script) for given in call.arguments)
+    return bool(dataset) and not any(map(_is_split, dataset.sources()))
 
 
 @lru_cache(maxsize=1)  # of all loaders
@@ -224,7 +201,7 @@ def _is_gone_through_again(script: Script, sampler: Call) -> bool:
     """Whether a loop goes through a sampler's loader again to train one model, with the same order each time."""
     for loader in script.named(names.LOADER):
         given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
-        if not any(each is not None and sampler in each.sources() for each in given):
+        if not any(sampler in each.sources() for each in given):
             continue
         made = [wrap for call in _backwards_of(script, loader) for wrap in training.wraps_behind(script, call)]
         for over, loops in training.iterations(script):
@@ -243,14 +220,13 @@ def _backwards_of(script: Script, loader: Call) -> Iterator[Call]:
     return (
         call
         for call in training.passes(script)
-        if any(part is loader for part in training.made_of(call.receiver))
-        or any(loop.over is not None and loader in loop.over.sources() for loop in call.loops)
+        if loader in call.receiver.sources() or any(loader in loop.over.sources() for loop in call.loops)
     )
 
 
 def _repeats(loop: Loop) -> bool:
     if not isinstance(loop.over, Call):
-        return loop.over is None or loop.over.kind != "tuple" or len(loop.over.parts) > 1
+        return loop.over.kind != "tuple" or len(loop.over.parts) > 1
     return [argument.constant for argument in loop.over.args[-1:]] != [1]
 
 
@@ -258,8 +234,153 @@ def _is_epoch_loop(loop: Loop) -> bool:
     node = loop.node
     if isinstance(node, ast.While):
         return "epoch" in written(node.test).lower()
-    if loop.over is None or not isinstance(node, ast.For):
+    if not isinstance(node, ast.For):
         return False
-    if not _EPOCHS.search(written(node.target)) and "epoch" not in written(node.iter).lower():
+    is_named_so = _EPOCHS.search(written(node.target)) or "epoch" in written(node.iter).lower()
+    return bool(is_named_so) and _repeats(loop)
+
+
+#: What keeps the number of its elements, or has as many as the indices that it is given.
+_KEEPS = frozenset(
+    (
+        *("torch.utils.data.Subset", "torch.utils.data.TensorDataset", "list", "tuple", "sorted", "zip", "enumerate"),
+        *("numpy.array", "numpy.asarray", "torch.tensor", "torch.as_tensor", "torch.from_numpy", "torch.stack"),
+    )
+)
+_DEALS = ("numpy.array_split", "torch.tensor_split", "torch.chunk")
+_GROWS = ("append", "extend", "insert", "pop")
+_NUMBER_OF_RANKS = re.compile(r"world|replicas|ranks|procs", re.IGNORECASE)
+_DEEPEST = 8
+
+
+@lint_rule("DDL155", "shares-of-unequal-length", Severity.WARNING)
+def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
+    """The data are dealt out by rank, and nothing makes the shares equally long.
+
+    Finds: `data[rank::world_size]`, `range(rank, n, world_size)`, `islice`, `if i % world_size == rank`,
+        `array_split(...)[rank]` or a data set's `shard(num_shards, index)`, through whose elements a loop goes that
+        trains the wrapped model. Silent where anything in the script divides by the number of ranks, where the share is
+        cut or filled up, where ranks tell each other its length, in DDP's `join()`, and where the loop has a `break`.
+    Why: Of n samples some ranks get one more than others, unless the number of ranks divides n. In the last step of an
+        epoch those wait in an all-reduce to which the others do not come, or which meets their next epoch.
+    Remedy: Use a DistributedSampler, which fills the shares up, or cut the data to a multiple of the number of ranks
+        first.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+        https://pytorch.org/tutorials/advanced/generic_join.html
+    """
+    if script.uses("Join") or any(script.is_ddp(call.receiver) for call in script.methods("join")):
+        return
+    shares = [*_training_loops_over_shares(script), *_dealt_steps(script)]
+    dealt = {node for _, share in shares for node in ast.walk(share.node)}
+    divisors = [
+        written(node.right if isinstance(node, ast.BinOp) else node.value)
+        for node in (script.nodes if shares else ())
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, ast.Mod | ast.FloorDiv)
+        if node not in dealt
+    ]
+    for loop, share in shares:
+        if not _may_be_even(script, share, loop, divisors):
+            yield Spot(
+                share,
+                "The shares of the ranks differ in length: in the last step some wait for others that have ended",
+                remedy="Use a DistributedSampler, or cut the data to a multiple of the number of ranks first",
+                write=("data = data[: len(data) // world_size * world_size]",),
+            )
+
+
+def _training_loops_over_shares(script: Script) -> Iterator[tuple[Loop, Value]]:
+    for loop in dict.fromkeys(loop for backward in training.passes(script) for loop in backward.loops):
+        share = _share(_data_of_loop(loop), _DEEPEST)
+        if share:
+            yield loop, share
+
+
+def _dealt_steps(script: Script) -> Iterator[tuple[Loop, Value]]:
+    """``if i % world_size != rank: continue`` in front of a backward pass."""
+    for backward in training.passes(script):
+        for condition in backward.conditions:
+            is_own = isinstance(getattr(condition.test.node, "ops", [None])[0], ast.Eq) == condition.holds
+            if backward.loops and is_own and _is_every_nth(condition.test):
+                yield backward.loops[-1], condition.test
+
+
+def _data_of_loop(loop: Loop) -> Value:
+    """What a loop goes through: the data set of a loader without a sampler, or the data themselves."""
+    over = training.passed_on(loop.over)
+    for made in over.makers():
+        if made.name == names.LOADER:
+            is_plain = made.lacks(training.SAMPLER, "sampler") and made.lacks(training.BATCH_SAMPLER, "batch_sampler")
+            return made.argument(0, "dataset") if is_plain else NOTHING
+    return over
+
+
+def _share(value: Value, depth: int) -> Value:
+    """The share of a rank that a value is, or has as many elements as."""
+    for option in value.alternatives() if depth else ():
+        if _is_dealt(option):
+            return option
+        parts: tuple[Value, ...] = ()
+        if isinstance(option, Call):
+            is_data_set = isinstance(option.local, ast.ClassDef) and _has_a_length(option.local)
+            parts = option.arguments if option.name in _KEEPS or is_data_set else ()
+            if option.method in ("tolist", "copy", "numpy"):
+                parts = (option.receiver,)
+        elif isinstance(option.node, ast.ListComp) and option.kind == "other":
+            parts = option.parts[:1] if len(option.parts) == 2 else ()
+        for part in parts:
+            if found := _share(part, depth - 1):
+                return found
+    return NOTHING
+
+
+def _has_a_length(definition: ast.ClassDef) -> bool:
+    methods = {node.name for node in definition.body if isinstance(node, ast.FunctionDef)}
+    return "__len__" in methods and "__iter__" not in methods
+
+
+def _is_dealt(value: Value) -> bool:
+    node = value.node
+    if value.kind == "element" and isinstance(node, ast.Subscript):
+        whole, index = value.parts
+        if isinstance(node.slice, ast.Slice):
+            lower, step = node.slice.lower, node.slice.step
+            return bool(lower and step) and _is_by_rank(index.parts[0], index.parts[-1])
+        if isinstance(index, Call) and index.name == "slice" and len(index.args) == 3:
+            return _is_by_rank(index.args[0], index.args[2])
+        return any(_is_by_rank(index, made.argument(1, "chunks")) for made in whole.makers() if made.name in _DEALS)
+    if isinstance(value, Call):
+        if value.method == "shard":
+            return _is_by_rank(value.argument(1, "index"), value.argument(0, "num_shards"))
+        first = {"range": 0, "itertools.islice": 1}.get(value.name)
+        return first is not None and len(value.args) == first + 3 and _is_by_rank(value.args[first], value.args[-1])
+    is_chosen = isinstance(node, ast.ListComp) and value.kind == "other"
+    return is_chosen and any(map(_is_every_nth, value.parts))
+
+
+def _is_by_rank(begin: Value, step: Value) -> bool:
+    return bool(rank_kind(begin)) and training.is_world_size(step)
+
+
+def _is_every_nth(test: Value) -> bool:
+    """``i % world_size == rank``."""
+    if not isinstance(test.node, ast.Compare) or len(test.parts) != 2:
         return False
-    return _repeats(loop)
+    for left, right in (test.parts, test.parts[::-1]):
+        operator, _, divisor = training.operation(left)
+        if isinstance(operator, ast.Mod) and _is_by_rank(right, divisor):
+            return True
+    return False
+
+
+def _may_be_even(script: Script, share: Value, loop: Loop, divisors: list[str]) -> bool:
+    own = {written(node) for node in ast.walk(share.node) if isinstance(node, ast.expr)}
+    if any(text in own or _NUMBER_OF_RANKS.search(text) for text in divisors):
+        return True
+    if any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(loop.node)):
+        return True
+    if any(share in call.receiver.objects() for call in script.methods(*_GROWS)):
+        return True
+    return any(
+        call.name.startswith("torch.distributed.") and any(share in given.sources() for given in call.arguments)
+        for call in script.calls
+    ) or any(isinstance(each.node, ast.AugAssign) and share in each.value.sources() for each in script.assignments)

@@ -19,7 +19,7 @@ from ddp_doctor.lint.expressions import Assignment
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.devices import calls_what_may_set_up
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call
+from ddp_doctor.lint.values import NOTHING, Call
 from ddp_doctor.model.choices import Severity
 
 #: Other calls that start a process group.
@@ -66,7 +66,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
 
 
 def _has_start(script: Script) -> bool:
-    return script.calls_any(*_STARTS) or any(True for _ in script.methods("init_process_group"))
+    return script.calls_any(*_STARTS) or any(script.methods("init_process_group"))
 
 
 @lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
@@ -128,8 +128,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
     for call in script.methods("add_argument"):
-        given = [argument.constant for argument in call.args]
-        is_local_rank = "--local_rank" in given or "--local-rank" in given
+        is_local_rank = any(argument.constant in ("--local_rank", "--local-rank") for argument in call.args)
         if is_local_rank and not script.uses("LOCAL_RANK") and _uses_local_rank(script):
             yield Spot(
                 call,
@@ -159,68 +158,52 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     See: docs/reference/variables.md
     """
     for setting in settings(script):
-        is_ours = setting.name.upper().startswith(_FAMILIES)
-        known = (
-            _problem_of_name(setting.name) if is_ours else None
-        )  # the table takes as long to read as several scripts
-        if known is not None:
-            what, instead, severity = known
+        if not setting.name.upper().startswith(_FAMILIES):
+            continue  # the table takes as long to read as several scripts
+        what, instead, severity = _problem_of_name(setting.name)
+        if what:
             yield Spot(setting.node, what, remedy=f"Set {instead}" if instead else "Remove it", severity=severity)
 
 
-def _problem_of_name(name: str) -> tuple[str, str | None, Severity] | None:
+def _problem_of_name(name: str) -> tuple[str, str | None, Severity | None]:
+    """What is wrong with it, if anything, what to set instead, and the severity where it is not the rule's."""
     from ddp_doctor.settings.names import is_unknown, nearest
     from ddp_doctor.settings.releases import is_gone
     from ddp_doctor.settings.table import never_read, variables
 
-    never = never_read().get(name)
-    if never is not None:
-        return f"Nothing reads {name}; probably meant: {never.meant}", never.instead, Severity.WARNING
+    if never := never_read().get(name):
+        return f"Nothing reads {name}; probably meant: {never.meant}", never.instead, None
     known = variables().get(name)
     if known is None:
         meant = nearest(name) if is_unknown(name) else None
         if meant is None and "TIMEOUT" in name and is_unknown(name):
-            return f"Nothing that is known reads {name}: it changes no time-out", _TIMEOUT, Severity.WARNING
-        return (f"Nothing reads {name}: the name is {meant}", meant, Severity.WARNING) if meant else None
+            return f"Nothing that is known reads {name}: it changes no time-out", _TIMEOUT, None
+        return f"Nothing reads {name}: the name is {meant}" if meant else "", meant, None
     if is_gone(known):
-        return (
-            f"Nothing reads {name} any more: NCCL {known.last} was the last to do so",
-            known.replaced_by,
-            Severity.WARNING,
-        )
+        return f"Nothing reads {name} any more: NCCL {known.last} was the last to do so", known.replaced_by, None
     if known.status == "deprecated" and known.replaced_by:
         return f"{name} is the old name of {known.replaced_by}", known.replaced_by, Severity.INFO
-    return None
+    return "", None, None
 
 
-def settings(script: Script) -> Iterator[Assignment | _Default]:
-    """What the script writes into its environment."""
+def settings(script: Script) -> Iterator[Assignment]:
+    """What the script writes into its environment, also by calls."""
     for assignment in script.assignments:
-        if assignment.owner is not None and assignment.name and (assignment.owner.reference == "os.environ"):
+        if assignment.name and assignment.owner.reference == "os.environ":
             yield assignment
     for call in script.named("os.environ.setdefault", "os.putenv"):
-        name = call.args[0].constant if call.args else None
-        if isinstance(name, str):
-            yield _Default(call, name)
+        for name in call.args[:1]:
+            yield from _set_by(call, name.node)
     for call in script.named("os.environ.update"):
-        for name in _keys(call):
-            yield _Default(call, name)
+        keys = (argument.node.keys for argument in call.args[:1] if isinstance(argument.node, ast.Dict))
+        yield from _set_by(call, *next(keys, []), *call.keywords)
 
 
-class _Default:
-    """A call that sets a variable."""
-
-    def __init__(self, call: Call, name: str) -> None:
-        self.node, self.name, self.order, self.root = call.node, name, call.order, call.root
-        self.place = call.place
-
-
-def _keys(call: Call) -> Iterator[str]:
-    node = call.args[0].node if call.args else None
-    for key in node.keys if isinstance(node, ast.Dict) else ():
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value
-    yield from call.keywords
+def _set_by(call: Call, *keys: object) -> Iterator[Assignment]:
+    for key in keys:
+        name = key.value if isinstance(key, ast.Constant) else key
+        if isinstance(name, str):
+            yield Assignment(call.node, call.call, name, call.receiver, NOTHING, call.place, call.order, call.root)
 
 
 @lint_rule("DDL115", "setting-too-late", Severity.WARNING)
@@ -237,8 +220,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for setting in settings(script):
-        reader = _read_before(script, setting)
-        if reader is not None:
+        if reader := _read_before(script, setting):
             may_come_later = reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
             line = reader.call.lineno
             yield Spot(
@@ -251,7 +233,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
             )
 
 
-def _read_before(script: Script, setting: Assignment | _Default) -> Call | None:
+def _read_before(script: Script, setting: Assignment) -> Call | None:
     """The call that has already read the variable; None if that is not sure."""
     if setting.name == "CUDA_VISIBLE_DEVICES":
         readers = [*script.named(names.SET_DEVICE), *(call for call in script.methods("cuda") if not call.args)]
@@ -263,26 +245,17 @@ def _read_before(script: Script, setting: Assignment | _Default) -> Call | None:
     else:
         return None
     conditions = setting.place.conditions
-    return next(
-        (
-            call
-            for call in readers
-            if call.root == setting.root
-            and call.order < setting.order
-            and call.conditions == conditions[: len(call.conditions)]
-        ),
-        None,
-    )
+    earlier = (call for call in readers if call.root == setting.root and call.order < setting.order)
+    return next((call for call in earlier if call.conditions == conditions[: len(call.conditions)]), None)
 
 
-def _is_read_by_nccl(setting: Assignment | _Default) -> bool:
-    return setting.name.startswith("NCCL_") and setting.name not in _of_torch()
-
-
-def _of_torch() -> set[str]:
+def _is_read_by_nccl(setting: Assignment) -> bool:
     from ddp_doctor.settings.table import variables
 
-    return {name for name, known in variables().items() if known.owner == "torch"}
+    if not setting.name.startswith("NCCL_"):
+        return False
+    known = variables().get(setting.name)
+    return known is None or known.owner != "torch"
 
 
 def _trains(script: Script) -> bool:

@@ -17,7 +17,7 @@ from ddp_doctor.lint import training
 from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Condition, Value, written
+from ddp_doctor.lint.values import NOTHING, Call, Condition, Value, written
 from ddp_doctor.model.choices import Severity
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
@@ -62,7 +62,7 @@ def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
     for call in training.backwards(script):
         forwards = training.forwards_in(script, call.receiver)
         for context in _no_syncs(script, call):
-            if all(id(context) not in map(id, forward.place.withs) for forward in forwards):
+            if all(context not in forward.place.withs for forward in forwards):
                 yield Spot(
                     context,
                     f"no_sync() does nothing here: the forward in line {forwards[0].call.lineno} ran outside of it",
@@ -83,29 +83,21 @@ def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     """
     if not any(script.methods("no_sync")) or any(map(training.reduces_gradients, script.calls)):
         return
-    passes = [backward for backward in training.backwards(script) if training.surely_ddp(_model(script, backward))]
-    contexts = [next(_no_syncs(script, backward), None) for backward in passes]
+    passes = [
+        backward
+        for backward in training.backwards(script)
+        if training.surely_ddp(training.forwards_in(script, backward.receiver)[0].callee)
+    ]
+    contexts = [next(_no_syncs(script, backward), NOTHING) for backward in passes]
     steps = list(training.optimizer_steps(script))
-    if passes and steps and all(contexts):
-        yield _unsynchronised(contexts[-1])
-    for step in steps:
-        for context in contexts:
-            if context is not None and id(context) in map(id, step.place.withs):
-                yield _unsynchronised(context)
-
-
-def _unsynchronised(context: Value | None) -> Spot:
-    assert context is not None
-    return Spot(
-        context,
-        "The optimizer steps on gradients of this rank alone: the last backward is inside of no_sync() too",
-        remedy="Run the last backward before the step outside of no_sync()",
-    )
-
-
-def _model(script: Script, call: Call) -> Value | None:
-    found = training.forwards_in(script, call.receiver)
-    return found[0].callee if found else None
+    unsynchronised = contexts[-1:] if steps and all(contexts) else []
+    unsynchronised += [context for step in steps for context in contexts if context in step.place.withs]
+    for context in unsynchronised:
+        yield Spot(
+            context,
+            "The optimizer steps on gradients of this rank alone: the last backward is inside of no_sync() too",
+            remedy="Run the last backward before the step outside of no_sync()",
+        )
 
 
 def _no_syncs(script: Script, call: Call) -> Iterator[Value]:
@@ -163,9 +155,9 @@ def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
         pass_of = passes.get(id(call.loops[-1])) if call.loops else None
         if pass_of is None or id(pass_of.loops[-1].node) in reported:
             continue
-        if not any(
-            training.forwards_in(script, value) for value in _values_read_by_host(call)
-        ) or training.no_gradients(call):
+        if not any(training.forwards_in(script, value) for value in _values_read_by_host(call)):
+            continue
+        if training.no_gradients(call):
             continue
         if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
             reported.add(id(pass_of.loops[-1].node))
@@ -181,7 +173,7 @@ def _is_on_the_rank_alone(condition: Condition) -> bool:
 
 
 def _values_read_by_host(call: Call) -> Iterator[Value]:
-    if call.method in _WAITS and not call.args and call.receiver is not None:
+    if call.method in _WAITS and not call.args:
         yield call.receiver
     elif call.name == "float" and call.args:
         yield call.args[0]

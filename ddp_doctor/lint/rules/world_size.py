@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from ddp_doctor.lint import names, training
 from ddp_doctor.lint.rule import Spot, hand_written, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value, is_result
+from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
 from ddp_doctor.model.choices import Confidence, Severity
 
 _OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
@@ -39,11 +39,8 @@ def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
     """
     for call in script.named(names.LOADER):
-        size = call.argument(training.BATCH_SIZE, "batch_size")
-        if size is None:
-            continue
-        divisions, at = _divisions(size)
-        if divisions > 1 and at is not None:
+        divisions, at = _divisions(call.argument(training.BATCH_SIZE, "batch_size"))
+        if divisions > 1:
             yield Spot(
                 at,
                 "The batch size is divided by the number of ranks a second time",
@@ -63,13 +60,14 @@ def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods("backward"):
-        loss = training.loss_of(call)
-        division = _division_by_world_size(loss, _DEEPEST) if loss is not None else None
-        if division is None or not training.forwards_in(script, division):
+        loss = call.receiver
+        if isinstance(loss, Call) and loss.method == "scale" and loss.args:
+            loss = loss.args[0]  # of a GradScaler
+        division = _division_by_world_size(loss, _DEEPEST)
+        forwards = training.forwards_in(script, division)
+        if not forwards or _is_summed(division):
             continue
-        if not _is_summed(division) and all(
-            training.surely_ddp(forward.callee) for forward in training.forwards_in(script, division)
-        ):
+        if all(training.surely_ddp(forward.callee) for forward in forwards):
             yield Spot(
                 division,
                 "The loss is divided by the number of ranks, though DDP takes the mean over the ranks already",
@@ -89,15 +87,14 @@ def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
     Remedy: Leave it out.
     See: https://pytorch.org/docs/stable/notes/ddp.html
     """
-    if script.uses(*_OWN_REDUCTION) or not any(True for _ in training.backwards(script)):
+    if script.uses(*_OWN_REDUCTION) or not any(training.backwards(script)):
         return
     for call in script.named("torch.distributed.all_reduce"):
         gradient = call.argument(0, "tensor")
-        while gradient is not None and gradient.kind == "attribute" and gradient.attribute == "data":
+        while gradient.kind == "attribute" and gradient.attribute == "data":
             gradient = gradient.owner
-        if gradient is None or gradient.kind != "attribute" or gradient.attribute != "grad":
-            continue
-        if _is_parameter_of_ddp(gradient.owner):
+        is_gradient = gradient.kind == "attribute" and gradient.attribute == "grad"
+        if is_gradient and _is_parameter_of_ddp(gradient.owner):
             yield Spot(
                 call,
                 "These gradients are all-reduced a second time: DDP has done it already",
@@ -148,12 +145,11 @@ def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
     See: https://arxiv.org/abs/1706.02677
     """
     sizes = [call.argument(training.BATCH_SIZE, "batch_size") for call in training.loaders(script)]
-    if not any(size is not None and _divisions(size)[0] for size in sizes):
+    if not any(_divisions(size)[0] for size in sizes):
         return
     for call in script.calls:
-        rate = call.argument(1, "lr") if call.name.startswith("torch.optim.") else None
-        at = _multiplication_by_world_size(rate, _DEEPEST) if rate is not None else None
-        if at is not None:
+        rate = call.argument(1, "lr") if call.name.startswith("torch.optim.") else NOTHING
+        if at := _multiplication_by_world_size(rate, _DEEPEST):
             yield Spot(
                 at,
                 "The learning rate is multiplied by the number of ranks, though the batch size is divided by it",
@@ -162,69 +158,62 @@ def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
             )
 
 
-def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value | None]:
+def _divisions(value: Value, depth: int = _DEEPEST) -> tuple[int, Value]:
     """How often a number was divided by the world size at least, and the last division."""
     options = [_divisions_of(option, depth) for option in value.alternatives()] if depth else []
-    return min(options, key=lambda pair: pair[0], default=(0, None))
+    return min(options, key=lambda pair: pair[0], default=(0, NOTHING))
 
 
-def _divisions_of(value: Value, depth: int) -> tuple[int, Value | None]:
+def _divisions_of(value: Value, depth: int) -> tuple[int, Value]:
     if isinstance(value, Call) and value.name in ("int", "max", "round", "math.ceil", "math.floor") and value.args:
         return max((_divisions(argument, depth - 1) for argument in value.args), key=lambda pair: pair[0])
-    sides = training.operation(value)
-    if sides is None:
-        return 0, None
-    operator, left, right = sides
+    operator, left, right = training.operation(value)
     inner, at = _divisions(left, depth - 1)
-    if not isinstance(operator, ast.Div | ast.FloorDiv):
-        return (0, None) if training.is_world_size(right) or training.is_world_size(left) else (inner, at)
-    return (inner + 1, value) if training.is_world_size(right) else (inner, at)
+    if isinstance(operator, ast.Div | ast.FloorDiv):
+        return (inner + 1, value) if training.is_world_size(right) else (inner, at)
+    return (0, NOTHING) if training.is_world_size(right) or training.is_world_size(left) else (inner, at)
 
 
-def _division_by_world_size(value: Value, depth: int) -> Value | None:
+def _operation_of_all(value: Value, depth: int) -> tuple[Value, ast.operator | None, Value, Value]:
+    """The only value that something may be, and its operation."""
     found = list(value.alternatives())
-    sides = training.operation(found[0]) if len(found) == 1 and depth else None
-    if sides is None:
-        return None
-    operator, left, right = sides
+    only = found[0] if len(found) == 1 and depth else NOTHING
+    return only, *training.operation(only)
+
+
+def _division_by_world_size(value: Value, depth: int) -> Value:
+    division, operator, left, right = _operation_of_all(value, depth)
     if isinstance(operator, ast.Div) and training.is_world_size(right):
-        return found[0]
-    return _division_by_world_size(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else None
+        return division
+    return _division_by_world_size(left, depth - 1) if isinstance(operator, ast.Div | ast.Mult) else NOTHING
 
 
-def _multiplication_by_world_size(value: Value, depth: int) -> Value | None:
-    found = list(value.alternatives())
-    sides = training.operation(found[0]) if len(found) == 1 and depth else None
-    if sides is None:
-        return None
-    operator, left, right = sides
+def _multiplication_by_world_size(value: Value, depth: int) -> Value:
+    product, operator, left, right = _operation_of_all(value, depth)
     if isinstance(operator, ast.Mult):
         for rate, factor in ((left, right), (right, left)):
             if training.is_world_size(factor) and not _divisions(rate)[0]:
-                return found[0]
+                return product
         return _multiplication_by_world_size(left, depth - 1) or _multiplication_by_world_size(right, depth - 1)
     if isinstance(operator, ast.Div) and not training.is_world_size(right):
         return _multiplication_by_world_size(left, depth - 1)
-    return None
+    return NOTHING
 
 
 def _is_summed(division: Value) -> bool:
-    for part in training.made_of(division):
-        sides = training.operation(part)
-        if sides is not None and isinstance(sides[0], ast.Mult) and any(map(training.is_world_size, sides[1:])):
+    for part in division.sources():
+        operator, left, right = training.operation(part)
+        if isinstance(operator, ast.Mult) and (training.is_world_size(left) or training.is_world_size(right)):
             return True
         if isinstance(part, Call) and _SUMMED.search(part.text):
             return True
     return False
 
 
-def _is_parameter_of_ddp(value: Value | None) -> bool:
-    for source in value.sources() if value is not None and value.kind in ("loop", "element") else ():
-        if isinstance(source, Call) and source.method in ("parameters", "named_parameters"):
-            model = source.receiver
-            inner = model.owner if model is not None and model.attribute == "module" else model
-            return training.surely_ddp(inner)
-    return False
+def _is_parameter_of_ddp(value: Value) -> bool:
+    calls = value.calls() if value.kind in ("loop", "element") else ()
+    parameters = next((call for call in calls if call.method in ("parameters", "named_parameters")), None)
+    return parameters is not None and training.surely_ddp(parameters.receiver.wrapper)
 
 
 def _shares(call: Call) -> bool:
@@ -241,10 +230,10 @@ def _loader_with_sampler_of(script: Script, value: Value) -> Call | None:
         if not is_result(sampler, lambda made: made.name == names.SAMPLER):
             continue
         dataset = call.argument(0, "dataset")
-        is_its = value.kind == "attribute" and value.attribute == "dataset" and value.owner is not None
-        if is_its and value.owner is not None and [*value.owner.objects()] == [call]:
-            return call
-        if dataset is not None and [*value.alternatives()] == [*dataset.alternatives()]:
+        is_its = value.kind == "attribute" and value.attribute == "dataset"
+        if (is_its and [*value.owner.objects()] == [call]) or (
+            dataset and [*value.alternatives()] == [*dataset.alternatives()]
+        ):
             return call
     return None
 
@@ -253,6 +242,6 @@ def _adds_up(script: Script, call: Call, loader: Call | None) -> bool:
     return loader is not None and any(
         isinstance(assignment.node, ast.AugAssign)
         and assignment.place.function is call.place.function
-        and any(loop.over is not None and loader in loop.over.sources() for loop in assignment.place.loops)
+        and any(loader in loop.over.sources() for loop in assignment.place.loops)
         for assignment in script.assignments
     )

@@ -1,8 +1,10 @@
-"""Rules on how a model is wrapped.
+"""Rules on how a model is wrapped, and what DistributedDataParallel is given.
 
 model = DDP(Net(), device_ids=[local_rank]).to(device)     wrapped first, moved then
 model = SyncBatchNorm.convert_sync_batchnorm(DDP(net))     wrapped first, converted then
 DDP(model, find_unused_parameters=True)                    searches every forward for parameters without a gradient
+DDP(model, timeout=timedelta(minutes=30))                  the time-out is init_process_group's
+DDP(FullyShardedDataParallel(net))                         gradients are reduced twice
 FSDP(model, auto_wrap_policy=policy, cpu_offload=CPUOffload(offload_params=True))      one unit for each layer
 """
 
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from ddp_doctor.lint import modules, names, training
 from ddp_doctor.lint.devices import has_one_rank, moves_to_device
@@ -41,7 +44,7 @@ def data_parallel_used(script: Script) -> Iterator[Spot]:
     """
     if script.libraries:
         return
-    trains = any(True for _ in script.methods("backward"))
+    trains = any(script.methods("backward"))
     for call in script.named(names.DATA_PARALLEL):
         if script.is_distributed and not _is_in_a_group(script, call):
             continue
@@ -85,10 +88,10 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     for call in script.methods(*_MOVES):
-        if call.receiver is None or not moves_to_device(call):
-            continue
-        for wrap in _wraps_of(call.receiver):
-            if wrap.precedes(call) and not _may_have_been_moved(wrap):
+        for wrap in _wraps_of(call.receiver) if moves_to_device(call) else ():
+            model = wrap.argument(0, "module")
+            may_have_been_moved = not model or any(source.method in _MOVES for source in model.calls())
+            if wrap.precedes(call) and not may_have_been_moved:
                 yield Spot(
                     call,
                     f"The model is moved by .{call.method}() after line {wrap.call.lineno} wrapped it in DDP",
@@ -107,8 +110,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
     for call in script.named(names.CONVERT_SYNC_BN):
-        model = call.argument(0, "module")
-        wrap = next(_wraps_of(model), None) if model is not None else None
+        wrap = next(_wraps_of(call.argument(0, "module")), None)
         if wrap is not None and wrap.precedes(call):
             yield Spot(
                 call,
@@ -118,16 +120,8 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
 
 
 def _wraps_of(value: Value) -> Iterator[Call]:
-    for option in value.objects():
-        inner = option.owner if option.kind == "attribute" and option.attribute == "module" else option
-        for found in inner.objects() if inner is not None else ():
-            if isinstance(found, Call) and found.name == names.DDP:
-                yield found
-
-
-def _may_have_been_moved(wrap: Call) -> bool:
-    model = wrap.argument(0, "module")
-    return model is None or any(isinstance(source, Call) and source.method in _MOVES for source in model.sources())
+    makers = (maker for option in value.objects() for maker in option.wrapper.makers())
+    return (maker for maker in makers if maker.name == names.DDP)
 
 
 @lint_rule("DDL127", "unused-parameters-searched-in-vain", Severity.WARNING)
@@ -143,10 +137,9 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        behind = wrap.argument(names.SHARED_BY_DDP)
-        has_init_sync = behind is not None and isinstance(behind.constant, bool)
+        has_init_sync = isinstance(wrap.argument(names.SHARED_BY_DDP).constant, bool)
         flag = wrap.argument(8 if has_init_sync else 7, "find_unused_parameters")
-        if flag is None or flag.constant is not True:
+        if flag.constant is not True:
             continue
         classes = modules.wrapped_modules(script, wrap)
         visible = bool(classes) and all(module.is_whole for module in classes)
@@ -179,7 +172,9 @@ def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
         https://pytorch.org/docs/stable/notes/ddp.html#internal-design
     """
     for wrap in script.wraps:
-        if len(wrap.args) > names.SHARED_BY_DDP or _allows_for_unused(wrap):
+        options = (wrap.argument(None, name) for name in ("find_unused_parameters", "static_graph"))
+        allows_for_unused = wrap.has_stars or any(option and option.constant is not False for option in options)
+        if allows_for_unused or len(wrap.args) > names.SHARED_BY_DDP:
             continue
         for module in modules.wrapped_modules(script, wrap):
             if modules.reads_indirectly(script, module):
@@ -195,11 +190,6 @@ def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
     remedy = "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
     cost = "DDP walks the autograd graph after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
-
-
-def _allows_for_unused(wrap: Call) -> bool:
-    flags = (wrap.argument(None, name) for name in ("find_unused_parameters", "static_graph"))
-    return wrap.has_stars or any(flag is not None and flag.constant is not False for flag in flags)
 
 
 def _may_need_it(script: Script, module: modules.Module) -> bool:
@@ -238,7 +228,7 @@ def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
     if len({id(call.node) for call in calls}) != 1 or script.calls_any(*_UNITS):
         return
     call = calls[0]
-    if not call.has_stars and call.given(4, "auto_wrap_policy") is None and _offloads(call):
+    if not call.has_stars and not call.given(4, "auto_wrap_policy") and _offloads(call):
         yield _one_unit(call, "Give an auto_wrap_policy that makes a unit of each layer")
 
 
@@ -249,7 +239,121 @@ def _one_unit(call: Call, remedy: str) -> Spot:
 
 def _offloads(call: Call) -> bool:
     def offloads_parameters(made: Call) -> bool:
-        offloads = made.argument(0, "offload_params")
-        return made.name == "torch.distributed.fsdp.CPUOffload" and offloads is not None and offloads.constant is True
+        offloads = made.argument(0, "offload_params").constant is True
+        return offloads and made.name == "torch.distributed.fsdp.CPUOffload"
 
     return is_result(call.argument(3, "cpu_offload"), offloads_parameters)
+
+
+#: Source: the signatures in torch/nn/parallel/distributed.py of torch 1.10 to 2.15.
+_ARGUMENTS = frozenset(
+    (
+        *("module", "device_ids", "output_device", "dim", "broadcast_buffers", "init_sync", "process_group"),
+        *("bucket_cap_mb", "find_unused_parameters", "check_reduction", "gradient_as_bucket_view"),
+        *("static_graph", "delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision"),
+        *("device_mesh", "skip_all_reduce_unused_params", "bucket_cap_mb_list", "batched_grad_copy"),
+        *("forward_sync_buffers", "lazy_bucket_allocation"),
+    )
+)
+_OF_THE_GROUP = "Give it to init_process_group"
+_INSTEAD = {
+    **dict.fromkeys(("backend", "init_method", "world_size", "rank", "store"), _OF_THE_GROUP),
+    **dict.fromkeys(("timeout", "time_out", "group_timeout"), f"{_OF_THE_GROUP}: timeout=timedelta(minutes=30)"),
+    **dict.fromkeys(("device", "device_id", "devices", "gpu", "gpus", "gpu_ids", "local_rank"), "device_ids is meant"),
+    **dict.fromkeys(("group", "pg"), "process_group is meant"),
+    **dict.fromkeys(
+        ("sync_bn", "sync_batchnorm"), "Convert the model with SyncBatchNorm.convert_sync_batchnorm before"
+    ),
+    **dict.fromkeys(
+        ("accumulation_steps", "gradient_accumulation_steps"), "Run the passes before the last inside of no_sync()"
+    ),
+    **dict.fromkeys(
+        ("auto_wrap_policy", "sharding_strategy", "cpu_offload", "sync_module_states", "use_orig_params"),
+        "It is an argument of FullyShardedDataParallel",
+    ),
+    **dict.fromkeys(("delay_allreduce", "message_size"), "It is an argument of Apex's class of the same name"),
+}
+
+
+@lint_rule("DDL153", "argument-unknown-to-ddp", Severity.ERROR, concerns=always)
+def argument_unknown_to_ddp(script: Script) -> Iterator[Spot]:
+    """DistributedDataParallel is given an argument that it does not have.
+
+    Finds: `DDP(model, timeout=...)` and every other keyword that no torch up to 2.15 has, also from a dictionary behind
+        two stars and from `functools.partial(DDP, ...)`.
+    Why: The constructor raises `TypeError: __init__() got an unexpected keyword argument` on all ranks, after the job
+        has waited for its nodes and built its model.
+    Remedy: A time-out, a backend and a rank belong to `init_process_group`, GPUs are `device_ids`.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    partial = (call for call in script.named("functools.partial") if call.args and call.args[0].reference == names.DDP)
+    for call in (*script.named(names.DDP), *partial):
+        for name in call.keywords:
+            if name in _ARGUMENTS:
+                continue
+            near = get_close_matches(name, _ARGUMENTS, 1, 0.75)
+            yield Spot(
+                call,
+                f"DistributedDataParallel has no argument {name}: it raises TypeError",
+                remedy=_INSTEAD.get(name) or (f"{near[0]} is meant" if near else "Leave it out"),
+            )
+
+
+_FAIRSCALE = ("fairscale.nn", "fairscale.nn.data_parallel")
+_WRAPPERS = {
+    names.DDP: "DistributedDataParallel",
+    names.FSDP[0]: "FSDP",
+    **{f"{module}.FullyShardedDataParallel": "FairScale's FSDP" for module in _FAIRSCALE},
+    **{f"{module}.ShardedDataParallel": "FairScale's ShardedDataParallel" for module in _FAIRSCALE},
+    "deepspeed.initialize": "DeepSpeed",
+    "deepspeed.DeepSpeedEngine": "DeepSpeed",
+    "deepspeed.runtime.engine.DeepSpeedEngine": "DeepSpeed",
+    "deepspeed.tp_model_init": "DeepSpeed",
+}
+#: Where each takes the model.
+_MODEL_AT = {"deepspeed.initialize": 1, "deepspeed.DeepSpeedEngine": 1, "deepspeed.runtime.engine.DeepSpeedEngine": 1}
+_ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
+
+
+@lint_rule("DDL154", "wrapped-twice", Severity.ERROR, concerns=always)
+def wrapped_twice(script: Script) -> Iterator[Spot]:
+    """A model is wrapped in DDP and in something else that shares out or reduces its gradients.
+
+    Finds: DistributedDataParallel around a model under FSDP (`fully_shard` too), FairScale's FSDP or
+        ShardedDataParallel, an engine of DeepSpeed, a model made under `deepspeed.zero.Init()`, or
+        DistributedDataParallel itself; and each of these around a model that DDP has wrapped. Optimizers that only
+        share out their states (ZeroRedundancyOptimizer, FairScale's OSS) belong to DDP and are not meant.
+    Why: Both hook into the same backward pass. Gradients are reduced twice, or DDP waits for gradients of parameters
+        that are sharded away: "Expected to have finished reduction", wrong shapes, or a hang. DDP also keeps all
+        parameters on each GPU, so that nothing of the memory is saved.
+    Remedy: Leave DDP out: the other wrapper reduces the gradients itself.
+    See: https://pytorch.org/docs/stable/fsdp.html
+        https://www.deepspeed.ai/getting-started/
+        https://fairscale.readthedocs.io/en/latest/api/nn/sharded_ddp.html
+    """
+    for outer in script.named(*_WRAPPERS, names.FSDP[1]):
+        model = outer.argument(_MODEL_AT.get(outer.name, 0), "module", "model")
+        wrappers = {_wrapper(script, option, outer) for option in model.objects()}
+        inner = wrappers.pop() if len(wrappers) == 1 else ""  # not surely, if the script may go several ways
+        name = _WRAPPERS.get(outer.name, "FSDP")
+        if inner and "DistributedDataParallel" in (inner, name):
+            yield Spot(
+                outer,
+                f"{name} is given a model that {inner} has wrapped already: both handle its gradients",
+                remedy="Wrap it in one of them: leave DistributedDataParallel out",
+            )
+
+
+def _wrapper(script: Script, value: Value, outer: Call) -> str:
+    """What wraps a model already; empty if nothing does."""
+    if value.kind == "element" and value.attribute == "0":
+        made = {maker.name for maker in value.owner.makers()}
+        return "DeepSpeed" if made == {"deepspeed.initialize"} else ""
+    shards = (shard.args[0] for shard in script.named(names.FSDP[1]) if shard.args and shard.precedes(outer))
+    if any(given.kind != "loop" and list(given.objects()) == [value] for given in shards):
+        return "FSDP"
+    if not isinstance(value, Call):
+        return ""
+    if any(isinstance(each, Call) and each.name in _ZERO_INIT and each.is_enabled for each in value.place.withs):
+        return "deepspeed.zero.Init"
+    return "" if value.name == "deepspeed.initialize" else _WRAPPERS.get(value.name, "")

@@ -1,11 +1,12 @@
-"""A rule on which GPU torch 2.15 binds a process group of NCCL to.
+"""Rules on what a script tells a process group: how many ranks there are, which one it is and on which GPU, where the
+first one is.
 
+dist.init_process_group("nccl", rank=int(os.environ["RANK"]), world_size=torch.cuda.device_count())   one node's GPUs
+DistributedSampler(data, num_replicas=world_size, rank=local_rank)     every node reads the same shards
+os.environ["MASTER_PORT"] = "12355"                                    torchrun listens on another one
 torch.cuda.set_device(local_rank + 4)              the tensors are on GPU LOCAL_RANK + 4
 dist.init_process_group("nccl")                    torch 2.15: the group is on GPU LOCAL_RANK
 dist.init_process_group("nccl", device_id=device)  the group is where device says
-
-Source: torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device: ``device_id``, else
-``LOCAL_RANK % device_count``, else ``global rank % device_count``; ``torch.cuda.set_device`` counts for nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +26,144 @@ from ddp_doctor.lint.devices import (
     starts_nccl,
 )
 from ddp_doctor.lint.expressions import SPAWN_INDEX
-from ddp_doctor.lint.ranks import environment, rank_kind
+from ddp_doctor.lint.ranks import GLOBAL_RANKS, environment, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.start_up import settings
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import Call, Value, written
+from ddp_doctor.lint.values import NOTHING, Call, Value, written
 from ddp_doctor.model.choices import Severity
+
+_OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
+_ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
+#: If one of these is read or set, something other than torchrun starts the ranks, or the script starts them itself.
+_OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_", "JSM_", "LSB_", "PBS_")
+_STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook_launcher")
+
+
+@lint_rule("DDL160", "gpus-of-one-node-as-world-size", Severity.WARNING)
+def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
+    """The number of GPUs of one node is given as the size of the whole world.
+
+    Finds: `torch.cuda.device_count()` as `world_size` of init_process_group or as `num_replicas` of a
+        DistributedSampler, where the rank beside it is that of the whole job (RANK, SLURM_PROCID, get_rank()).
+    Why: On one node with all its GPUs the two numbers agree. On two nodes the ranks of the second one are at least as
+        large as the size: the group waits until its time-out, and the sampler refuses the rank or each node trains on
+        all data. Where each task of SLURM sees one GPU, the size is 1 on every rank and they train alone.
+    Remedy: Leave both arguments out of init_process_group under torchrun; else take WORLD_SIZE, SLURM_NTASKS or
+        get_world_size().
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    if _sets(script, "RANK"):
+        return
+    for call, size, rank in _worlds_and_ranks(script):
+        asks_the_group = any(source.name == "torch.distributed.get_rank" for source in rank.calls())
+        if is_device_count(size) and (asks_the_group or GLOBAL_RANKS & environment(rank)):
+            yield Spot(
+                call,
+                "The world size is the number of this node's GPUs, but the rank counts over the whole job",
+                detail="Right on a single node with one rank per GPU; on several nodes ranks reach beyond that size.",
+                remedy="Take the size of the job: WORLD_SIZE of torchrun, or torch.distributed.get_world_size()",
+            )
+
+
+@lint_rule("DDL161", "local-rank-as-rank-of-the-job", Severity.WARNING)
+def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
+    """LOCAL_RANK is given where the rank in the whole job belongs.
+
+    Finds: LOCAL_RANK as `rank` of a DistributedSampler or of init_process_group.
+    Why: On one node both are the same number. On two nodes each number occurs twice: the sampler gives both nodes the
+        same half of the data, so that the other half is never trained on and nothing says so; the process group waits
+        for ranks that never come.
+    Remedy: Leave `rank` out: DistributedSampler asks the process group, init_process_group the environment. Else use
+        RANK.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+        https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+    """
+    for call, size, rank in _worlds_and_ranks(script):
+        if "LOCAL_RANK" not in environment(rank) or GLOBAL_RANKS & environment(rank):
+            continue
+        if is_device_count(size) or _OF_ONE_NODE & environment(size):
+            continue  # shares within each node, on purpose
+        what = "DistributedSampler" if call.name == names.SAMPLER else "init_process_group"
+        yield Spot(
+            call,
+            f"{what} is given LOCAL_RANK as rank, but needs the rank in the whole job",
+            detail="Right on one node; on several nodes each number occurs once on every node.",
+            remedy="Leave rank out, or take RANK",
+        )
+
+
+@lint_rule("DDL162", "torchrun-endpoint-overwritten", Severity.ERROR)
+def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
+    """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
+
+    Finds: `os.environ["MASTER_PORT"] = "12355"`, always run, in a script that takes LOCAL_RANK or RANK from the
+        environment, before an init_process_group that reads the endpoint from there. Scripts that start their ranks
+        themselves, or that know another launcher, are left alone.
+    Why: Under torchrun the agent has the store open already, on a port that it chose and exported, and every rank, rank
+        0 too, is only a client of it. With the script's own port all ranks wait for a store that nobody opens, until
+        the time-out (seen with torch 2.13 and 2.15: two ranks, `The client socket has timed out`). With `localhost` as
+        MASTER_ADDR that happens to all nodes but the first. A port of its own in `init_method="tcp://..."` fails in the
+        same way with torch 2.13; in torch 2.15, where torchrun's store counts for the exported MASTER_ADDR and
+        MASTER_PORT alone, rank 0 opens a store there.
+    Remedy: Delete the assignment, or use `os.environ.setdefault`.
+    See: https://pytorch.org/docs/stable/elastic/run.html#environment-variables
+        pytorch torch/distributed/rendezvous.py _create_c10d_store, _agent_store_serves (TORCHELASTIC_USE_AGENT_STORE)
+    """
+    overwritten = [
+        assignment
+        for assignment in script.assignments
+        if assignment.name in _ENDPOINT
+        and assignment.owner.name == "os.environ"
+        and assignment.value.kind == "constant"
+        and not assignment.place.conditions
+        and not assignment.place.in_handler
+    ]
+    groups = [
+        group
+        for group in script.named(names.INIT)
+        if group.lacks(5, "store")
+        and (group.lacks(1, "init_method") or group.argument(1, "init_method").constant == "env://")
+    ]
+    if not overwritten or not groups or not _is_started_by_torchrun(script):
+        return
+    for assignment in overwritten:
+        if any(assignment.root == call.root and assignment.order < call.order for call in groups):
+            yield Spot(
+                assignment.node,
+                f"{assignment.name} is overwritten: the ranks no longer find the store that torchrun opened",
+                remedy=f'Delete the line, or write os.environ.setdefault("{assignment.name}", ...)',
+            )
+
+
+def _worlds_and_ranks(script: Script) -> Iterator[tuple[Call, Value, Value]]:
+    for call in script.named(names.INIT):
+        yield call, call.argument(3, "world_size"), call.argument(4, "rank")
+    for call in script.named(names.SAMPLER):
+        yield call, call.argument(1, "num_replicas"), call.argument(2, "rank")
+
+
+def _sets(script: Script, *variables: str) -> bool:
+    return any(
+        assignment.name in variables and assignment.owner.name == "os.environ" for assignment in script.assignments
+    )
+
+
+def _is_started_by_torchrun(script: Script) -> bool:
+    if _sets(script, "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        return False
+    if any((call.name or call.method).rpartition(".")[2] in _STARTERS for call in script.calls):
+        return False
+    return bool(script.texts & {"RANK", "LOCAL_RANK"}) and not any(
+        text.startswith(_OTHER_LAUNCHERS) for text in script.texts
+    )
+
 
 #: Variables of SLURM and MPI for the rank on the node; torch reads none of them.
 _LOCAL_RANKS = frozenset(
     ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 )
-_SPAWNS = (names.SPAWN, "torch.multiprocessing.start_processes")
 #: An offset that is no product: ``node * 8 + local_rank`` is a rank, and DDL105's matter.
 _OFFSETS = ("attribute", "parameter", "element", "free", "name", "call")
 #: The operand that leaves a rank unchanged.
@@ -100,8 +227,7 @@ def _choices(script: Script) -> Iterator[_Choice]:
     """The calls that choose the GPU: those of set_device; if there are none, those of DDP."""
     calls = list(script.named(names.SET_DEVICE))
     for call in calls:
-        device = call.argument(0, "device")
-        if device is not None:
+        if device := call.argument(0, "device"):
             node = _argument(call, 0, "device")
             yield _Choice(call, device, written(node) if node else device.text)
     for wrap in script.wraps if not calls else ():
@@ -139,51 +265,42 @@ def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
 
 def _difference(script: Script, group: Call, choice: _Choice) -> Way | None:
     """How the GPU of a process differs from the one that torch 2.15 takes; None where both are the same, or may be."""
-    rank = _rank_of_job(script, group)
-    if (gpu := fixed_gpu(choice.device)) is not None:
+    exported = (
+        assignment.value
+        for assignment in script.assignments
+        if assignment.name == "RANK" and assignment.owner.reference == "os.environ"
+    )
+    rank = group.argument(4, "rank") or next(exported, NOTHING)
+    if gpu := fixed_gpu(choice.device):
         return _of_one_rank(script, gpu, rank)
     index = index_in(choice.device)
-    if index is None or (rank is not None and _bare(rank).text == _bare(index).text):
+    if rank and _bare(rank).text == _bare(index).text:
         return None
     ways = [_way(script, option, rank) for option in index.alternatives() if option.kind != "constant"]
     return ways[0] if ways and all(ways) else None
 
 
-def _rank_of_job(script: Script, group: Call) -> Value | None:
-    exported = (
-        assignment.value
-        for assignment in script.assignments
-        if assignment.name == "RANK" and assignment.owner is not None and assignment.owner.reference == "os.environ"
-    )
-    return group.argument(4, "rank") or next(exported, None)
-
-
-def _of_one_rank(script: Script, gpu: str, rank: Value | None) -> Way | None:
+def _of_one_rank(script: Script, gpu: str, rank: Value) -> Way | None:
     """One GPU by number; if there are more ranks, DDL104 reports it."""
     if not has_one_rank(script) or "LOCAL_RANK" in script.texts:
         return None
     if gpu != "cuda:0":
         return "surely"
-    is_first = rank is None or rank.constant == 0
-    return None if is_first else "by the processes of a node"
+    return None if not rank or rank.constant == 0 else "by the processes of a node"
 
 
-def _way(script: Script, value: Value, rank: Value | None) -> Way | None:
+def _way(script: Script, value: Value, rank: Value) -> Way | None:
     index = _bare(value)
     way = _computed(index) or _looked_up(index)
     if way is not None:
         return way
     if environment(index) & _LOCAL_RANKS and "LOCAL_RANK" not in script.texts:
         return "by the launcher"
-    is_of_several_nodes = rank is not None and index.name == SPAWN_INDEX and index in set(rank.sources())
-    if not is_of_several_nodes or all(map(_is_for_each_gpu, script.named(*_SPAWNS))):
+    is_of_several_nodes = index.name == SPAWN_INDEX and index in rank.sources()
+    spawns = script.named(names.SPAWN, "torch.multiprocessing.start_processes")
+    if not is_of_several_nodes or all(is_device_count(spawn.argument(2, "nprocs")) for spawn in spawns):
         return None
     return "by the processes of a node"
-
-
-def _is_for_each_gpu(spawn: Call) -> bool:
-    number = spawn.argument(2, "nprocs")
-    return number is not None and is_device_count(number)
 
 
 def _bare(value: Value) -> Value:
@@ -193,22 +310,19 @@ def _bare(value: Value) -> Value:
             break
         if value.name in ("int", "str") and value.args:
             value = value.args[0]
-        elif value.returned is not None:
+        elif value.returned:
             value = value.returned
     return value
 
 
 def _computed(index: Value) -> Way | None:
     """``local_rank + 4``, ``n - 1 - local_rank``, ``(rank + 1) % n``; of ``rank % n`` nothing is known."""
-    found = training.operation(index)
-    if found is None:
-        return None
-    operator, left, right = found
+    operator, left, right = training.operation(index)
     if isinstance(operator, ast.Mod):
         return _computed(_bare(left))
     kinds = rank_kind(left), rank_kind(right)
     kind, other = (kinds[0], right) if kinds[0] else (kinds[1], left)
-    if kind is None or all(kinds) or type(operator) not in _NEUTRAL:
+    if operator is None or kind is None or all(kinds) or type(operator) not in _NEUTRAL:
         return None
     if isinstance(operator, ast.Sub) and not kinds[0]:
         return "surely"  # counted from the last GPU
@@ -234,7 +348,5 @@ def _looked_up(index: Value) -> Way | None:
         numbers = [fixed_gpu(gpu) for gpu in gpus.parts]
         if None not in numbers:
             return None if numbers == [f"cuda:{number}" for number in range(len(numbers))] else "surely"
-    is_counted = any(
-        isinstance(source, Call) and (source.name == "range" or is_device_count(source)) for source in gpus.sources()
-    )
+    is_counted = any(source.name == "range" or is_device_count(source) for source in gpus.calls())
     return None if is_counted else "by what is not known"
