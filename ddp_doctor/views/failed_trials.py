@@ -14,15 +14,12 @@ from ddp_doctor.facts.node.topology import TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.knowledge.victims import is_unfit
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6
-
-
 #: What stands before the words of a line in which NCCL warns, or in which torch repeats its warning.
 _BEFORE_WORDS = re.compile(r"(?:.*(?:NCCL WARN |[lL]ast [eE]rror: ?)|\[rank\d{1,7}\]: )(?:NET/IB ?: )?")
 _WARNING = re.compile(r"NCCL WARN ([^\n]{1,300})")
@@ -130,13 +127,6 @@ def all_complained(recording: Recording, nodes: Iterable[int], run_code: str) ->
 def nodes_of(group: Sequence[RankComplaint]) -> list[int]:
     """The nodes whose ranks complained."""
     return sorted({complaint.node for complaint in group})
-
-
-def again(group: Sequence[RankComplaint], node: int | None = None) -> Reproducer:
-    """The test that failed: the ranks of the trial, or those of one node, meet."""
-    trial = group[0].trial
-    here = tuple(rank.rank for rank in trial.evidence if node is None or rank.node == node)
-    return Reproducer(kind="meet", ranks=here if len(here) > 1 else trial.ranks)
 
 
 #: The step of each check in which data first moves between GPUs. The first all-reduce of a run is that

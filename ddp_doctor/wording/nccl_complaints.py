@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.failed_trials import RankComplaint, again, nodes_of
+from ddp_doctor.views.failed_trials import RankComplaint, nodes_of
 from ddp_doctor.wording.findings import Who, finding
 from ddp_doctor.wording.nodes import host, hosts, node_culprit
 from ddp_doctor.wording.ranks import rank_list
@@ -25,8 +25,10 @@ def complained(
 ) -> Iterator[Draft]:
     """A finding about the nodes whose ranks complained, ``{who}`` in its title, where there are any."""
     nodes = nodes_of(group)
-    is_tried = any(remedy.settings for remedy in remedies)
     if group:
+        trial = group[0].trial
+        here = tuple(rank.rank for rank in trial.evidence if rank.node == nodes[0] or len(nodes) > 1)
+        meet = Reproducer(kind="meet", ranks=here if len(here) > 1 else trial.ranks)
         yield finding(
             Who(tuple(node_culprit(recording, node) for node in nodes), hosts(recording, nodes)),
             title,
@@ -34,7 +36,7 @@ def complained(
             *remedies,
             confidence=confidence,
             detail=detail,
-            reproduced_by=again(group, nodes[0] if len(nodes) == 1 else None) if is_tried else None,
+            reproduced_by=meet if any(remedy.settings for remedy in remedies) else None,
         )
 
 

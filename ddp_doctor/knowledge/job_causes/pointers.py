@@ -187,6 +187,17 @@ _ENDS = {
     ),
     "interrupted": launcher_pointer("KeyboardInterrupt"),
     "called-abort": pointer("terminate called after throwing an instance of", r"an instance of '(?P<type>[^']+)'"),
+    "launcher-gave-up": launcher_pointer("errors.ChildFailedError"),
+    "killed-by-code": launcher_pointer(
+        ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
+        r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
+    ),
+    "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
+    # The line of NCCL's source to which an error came up: a call of the program failed.
+    "nccl-error-returned": nccl_pointer(
+        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
+        r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
+    ),
 }
 
 _HEALTHY = (  # NCCL's INFO while it connects or ends, store-refused's numbers, downloads, store-gone
@@ -253,8 +264,37 @@ _VICTIMS = {
         ("CANCELLED AT ", "srun: Job step aborted", "srun: Terminating"),
         r"\*\*\* STEP \S+ ON (?P<host>\S+) CANCELLED AT \S+ (?!DUE TO)|srun: (?:Job step aborted|Terminating)",
     ),
+    # A node also says it when its job ends well, after the node that served the rendezvous.
+    "rendezvous-lost": victim(
+        "has failed to send a keep-alive heartbeat to the rendezvous", beside=("closing-signal",)
+    ),
+    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
+    "store-gone": victim(
+        ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
+        beside=("closing-signal", "exit-code", "exception", "nccl-error"),
+    ),
+    "ray-worker-gone": victim(
+        (
+            "The actor died unexpectedly before finishing this task",
+            "Worker unexpectedly exits with a connection error code",
+            "The actor is dead because its worker process has died",
+            "A worker died or was killed while executing a task by an unexpected system error",
+        )
+    ),
 }
 
+#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
+_SIGNALS = (
+    r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
+)
+#: How a shell, make, a container or a service says that a command failed.
+_BAD_ENDS = (
+    "Killed", "killed ", "Segmentation fault", "segmentation fault", "Bus error", "bus error", "Aborted", "abort ",
+    "Illegal instruction", "illegal hardware instruction", "Floating point exception", "floating point exception",
+    "make: *** ", "]: *** [", "+  Exit ", "build stopped: ", "exit code", "exit status", "exited with",
+    "terminated with ", "Exit status ", "with error code", "code=exited", "code=killed", "code=dumped",
+    "Failed with result",
+)  # fmt: skip
 _NO_EVIDENCE = {
     "advice": Sign(
         (
@@ -271,21 +311,6 @@ _NO_EVIDENCE = {
     "launcher-summary": launcher_sign(
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"), role="advice"
     ),
-}
-
-#: How shells name the signals that end a command, but SIGTERM, which ends what is no longer needed.
-_SIGNALS = (
-    r"(?i:killed|segmentation fault|bus error|abort(?:ed)?|illegal (?:hardware )?instruction|floating point exception)"
-)
-#: How a shell, make, a container or a service says that a command failed.
-_BAD_ENDS = (
-    "Killed", "killed ", "Segmentation fault", "segmentation fault", "Bus error", "bus error", "Aborted", "abort ",
-    "Illegal instruction", "illegal hardware instruction", "Floating point exception", "floating point exception",
-    "make: *** ", "]: *** [", "+  Exit ", "build stopped: ", "exit code", "exit status", "exited with",
-    "terminated with ", "Exit status ", "with error code", "code=exited", "code=killed", "code=dumped",
-    "Failed with result",
-)  # fmt: skip
-_MORE = {
     # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
     "exception-ignored": context(
         ("Exception ignored in", "Exception ignored while", "--- Logging error ---"),
@@ -310,34 +335,6 @@ _MORE = {
         r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
         role="context",
     ),
-    "launcher-gave-up": launcher_pointer("errors.ChildFailedError"),
-    "killed-by-code": launcher_pointer(
-        ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
-        r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
-    ),
-    "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
-    # The line of NCCL's source to which an error came up: a call of the program failed.
-    "nccl-error-returned": nccl_pointer(
-        ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
-        r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
-    ),
-    # A node also says it when its job ends well, after the node that served the rendezvous.
-    "rendezvous-lost": victim(
-        "has failed to send a keep-alive heartbeat to the rendezvous", beside=("closing-signal",)
-    ),
-    # torch's warnings of rank 0's store, also where rank 0 has only ended before the others.
-    "store-gone": victim(
-        ("recvValue failed on SocketImpl(", "sendBytes failed on SocketImpl(", '"should dump" flag on TCPStore'),
-        beside=("closing-signal", "exit-code", "exception", "nccl-error"),
-    ),
-    "ray-worker-gone": victim(
-        (
-            "The actor died unexpectedly before finishing this task",
-            "Worker unexpectedly exits with a connection error code",
-            "The actor is dead because its worker process has died",
-            "A worker died or was killed while executing a task by an unexpected system error",
-        )
-    ),
 }
 
 SIGNS = {
@@ -347,5 +344,4 @@ SIGNS = {
     **_ENDS,
     **_VICTIMS,
     **_NO_EVIDENCE,
-    **_MORE,
 }
