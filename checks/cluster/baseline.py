@@ -55,7 +55,13 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
     for node in sorted(nodes):
         own = [each for each in rest if node in each.nodes or (len(nodes) == 1 and not each.nodes)]
         rest = [each for each in rest if each not in own]
-        yield _draft(_node_or_gpu(recording, node, {each.gpu for each in own}), own, recording)
+        gpus = {each.gpu for each in own}
+        who = Who((node_culprit(recording, node),), host(recording, node))
+        if len(gpus) == 1 and None not in gpus:  # all that is slow is one GPU's own
+            [gpu] = gpus
+            of_gpu = who.culprits[0].model_copy(update={"kind": "gpu", "gpu": gpu})
+            who = Who((of_gpu,), f"GPU {gpu} of {who.names}")
+        yield _draft(who, own, recording)
     if is_everywhere and tested and rest:
         yield _draft(Who(NOBODY, "The network between all nodes"), rest, recording)
         return
@@ -65,15 +71,6 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
         yield _draft(Who((node_pair(recording, *pair),), name), own, recording)
     if rest and not nodes and not pairs:
         yield _draft(Who(NOBODY, "The run"), rest, recording)
-
-
-def _node_or_gpu(recording: Recording, node: int, gpus: set[int | None]) -> Who:
-    """One GPU where all that is slow is its own."""
-    name, of_node = host(recording, node), node_culprit(recording, node)
-    if len(gpus) > 1 or None in gpus:
-        return Who((of_node,), name)
-    [gpu] = gpus
-    return Who((of_node.model_copy(update={"kind": "gpu", "gpu": gpu}),), f"GPU {gpu} of {name}")
 
 
 def _is_path(each: HeldAgainst) -> bool:

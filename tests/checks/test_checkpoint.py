@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_doctor.checks.ddp import checkpoint
-from ddp_doctor.checks.ddp.checkpoint import CHECK, rules, sharded
+from ddp_doctor.checks.ddp.checkpoint import CHECK, rules
 from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record
@@ -55,15 +55,15 @@ def healthy(ctx: Any) -> Checkpoint:
 
 def in_shards(ctx: Any, spoil: Callable[[Any, Path], None] | None = None) -> Checkpoint:
     """The whole probe; ``spoil(ctx, folder)`` when all have saved their shards."""
-    save = sharded.save
+    save = checkpoint.save_shards
 
     def spoilt(ctx: Any, folder: Path) -> str:
         error = save(ctx, folder)
         if spoil is not None:
-            spoil(ctx, folder / sharded.FOLDER)
+            spoil(ctx, folder / checkpoint.SHARDS)
         return error
 
-    return probed(ctx, (sharded, "save", spoilt))
+    return probed(ctx, (checkpoint, "save_shards", spoilt))
 
 
 def loses_its_shard(ctx: Any, folder: Path) -> None:
@@ -106,7 +106,7 @@ def reads_from_wrong_offsets(ctx: Any, *deceived: int) -> Checkpoint:
 
 def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
     """Rank 2 gets an error from its file system when it loads its part."""
-    load = sharded.load_part
+    load = checkpoint.load_part
 
     def refused(ctx: Any, folder: Path) -> Any:
         if ctx.rank == 2:
@@ -119,7 +119,7 @@ def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
                 return load(ctx, folder)
         return load(ctx, folder)
 
-    return probed(ctx, (sharded, "load_part", refused))
+    return probed(ctx, (checkpoint, "load_part", refused))
 
 
 def torch_without_meshes_of_groups(ctx: Any) -> Checkpoint:
@@ -271,7 +271,7 @@ def test_parts_are_those_of_torch_s_chunk(ranks, each):
 
     whole = torch.arange(ranks * each)
     for rank, chunk in enumerate(whole.chunk(max(1, ranks - 1))):
-        first, end = sharded.part_of(rank, max(1, ranks - 1), ranks * each)
+        first, end = checkpoint.part_of(rank, max(1, ranks - 1), ranks * each)
         assert chunk.tolist() == list(range(first, end))
 
 
@@ -281,8 +281,8 @@ def test_ranks_without_numpy_say_why_they_load_no_shards():
 import sys
 sys.modules["numpy"] = None
 from types import SimpleNamespace
-from ddp_doctor.checks.ddp.checkpoint import sharded
-print(sharded.reason_against(SimpleNamespace(world_size=2)))
+from ddp_doctor.checks.ddp import checkpoint
+print(checkpoint.reason_against(SimpleNamespace(world_size=2)))
 """
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
     assert ended.stdout == "torch.distributed.checkpoint needs numpy, which these ranks lack\n", ended.stderr

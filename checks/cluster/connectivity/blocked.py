@@ -94,7 +94,7 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
             f" {wording.port_words(ports)}: {fate}",
             paths,
             wording.let_in(hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)),
-            wording.trace_path(recording, paths, matrix.address_of),
+            wording.trace_path(recording, paths),
             wording.narrow_ports(ports),
             detail="The nodes met at the roll call.",
         )

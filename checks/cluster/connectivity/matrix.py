@@ -204,10 +204,9 @@ class Matrix:
         """The shortest round trip of each pair, in seconds."""
         found = {}
         for pair in self.pairs:
-            times = [peer.round_trip_min_s for peer in self.of_pair(pair)]
-            known = [time for time in times if time is not None]
-            if known:
-                found[pair] = min(known)
+            times = [peer.round_trip_min_s for peer in self.of_pair(pair) if peer.round_trip_min_s is not None]
+            if times:
+                found[pair] = min(times)
         return found
 
     @cached_property

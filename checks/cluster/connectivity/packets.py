@@ -36,9 +36,9 @@ def on_paths(recording: Recording, found: Blame) -> str:
     return f"On the paths {' and '.join(sides)} {hosts(recording, found.nodes)}"
 
 
-def blamed(recording: Recording, found: Blame, nodes: Iterable[int]) -> tuple[Culprit, ...]:
-    """The nodes that are named, of all ``nodes`` of the run, else the paths."""
-    named = nodes if found.everyone else found.nodes
+def blamed(recording: Recording, found: Blame) -> tuple[Culprit, ...]:
+    """The nodes that are named, or all of the run, else the paths."""
+    named = Matrix.of(recording).nodes if found.everyone else found.nodes
     alone = () if found.nodes else wording.path_culprits(recording, found.paths)
     return (*(node_culprit(recording, node) for node in named), *alone)
 
@@ -112,7 +112,7 @@ def _slow_answers(
     who = f"in {quick.network}" if two and quick else "between the others"
     against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
     return finding(
-        blamed(recording, found, matrix.nodes),
+        blamed(recording, found),
         f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
         (
             measured(
@@ -126,7 +126,7 @@ def _slow_answers(
         *around,
         by_administrator(
             "Place the nodes of a job in one site and network; find what the path leads through",
-            *wording.trace_path(recording, pairs, matrix.address_of).commands,
+            *wording.trace_path(recording, pairs).commands,
             scope="cluster",
             cost="none: a diagnosis, not a cure",
             undo="",
@@ -158,17 +158,17 @@ def path_loses_packets(recording: Recording) -> Iterator[Draft]:
         touched = touching(losses, part.nodes) | (set(losses) & set(part.paths))
         pairs = set(losses) if part.everyone else touched
         if pairs:
-            yield _lossy(recording, matrix, part, {pair: losses[pair] for pair in sorted(pairs)})
+            yield _lossy(recording, part, {pair: losses[pair] for pair in sorted(pairs)})
 
 
-def _lossy(recording: Recording, matrix: Matrix, found: Blame, losses: dict[Path, Loss]) -> Draft:
+def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draft:
     lost, trips = (sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips"))
     # None where a small message had to be sent again, or nobody counted.
     around = detour(recording, lambda way: all(peer.retransmits == 0 for peer in way.seen.values()))
     delay_s = lost / trips * path_quality.RETRANSMIT_S
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
-        blamed(recording, found, matrix.nodes),
+        blamed(recording, found),
         f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
         (
             Evidence(
@@ -213,7 +213,7 @@ def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     lost = min(matrix.seen[path].lost_bytes or 0 for path in about)
     around = way_out(recording)
     yield proved(
-        blamed(recording, found, matrix.nodes),
+        blamed(recording, found),
         f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes arrive,"
         f" of {lost} bytes never do",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),

@@ -111,7 +111,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
             for path in paths[:PATHS_SHOWN]
         ),
         *around,
-        wording.trace_path(recording, paths, matrix.address_of),
+        wording.trace_path(recording, paths),
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         detail=detail,
         severity=unless_over_rdma(recording, grave),

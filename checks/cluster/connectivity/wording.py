@@ -137,16 +137,13 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
     )
 
 
-def trace_path(recording: Recording, paths: Iterable[Path], addresses: Mapping[int, str]) -> Remedy:
+def trace_path(recording: Recording, paths: Iterable[Path]) -> Remedy:
     """Find the devices between two nodes."""
+    addresses = Matrix.of(recording).address_of
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
     return by_administrator(
         "Compare firewalls, security groups and access lists of the two ends and what is between them",
-        *(
-            command
-            for source, address in known[:2]
-            for command in (f"tracepath -n {address}   # on {host(recording, source)}",)
-        ),
+        *(f"tracepath -n {address}   # on {host(recording, source)}" for source, address in known[:2]),
         scope="cluster",
         cost="none: a diagnosis, not a cure",
         undo="",
@@ -174,17 +171,13 @@ def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, ms
 def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, ipv6: bool) -> Remedy:
     """Until then send packets that are known to arrive. ``places``: host names and their interfaces."""
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
+    former = dict.fromkeys(f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places)
     return by_administrator(
         "Until then send what passes: a smaller MTU, or let TCP find the size by itself",
         *(f"sudo ip link set dev {interface.name} mtu {size}   # on {name}" for name, interface in places),
         "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
         cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
-        undo="; ".join(
-            dict.fromkeys(
-                [f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places]
-                + ["sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]
-            )
-        ),
+        undo="; ".join([*former, "sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]),
         references=("RFC 4821", "https://docs.kernel.org/networking/ip-sysctl.html"),
     )
 

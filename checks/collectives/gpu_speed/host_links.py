@@ -201,17 +201,15 @@ def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slo
     alone: list[Slow] = []
     uniform: list[Slow] = []
     for gpus in models.values():
-        slow = [copy for gpu in gpus if rank_of(gpu) not in named for copy in _below_link(gpu)]
+        slow = []
+        for gpu in gpus:
+            load = gpu.fact.load
+            link = _rate(load)
+            for metric in (INTO, BACK) if rank_of(gpu) not in named else ():
+                rate = metric.of(gpu)
+                if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
+                    source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
+                    slow.append(Slow(gpu, metric, rate.median, link, source))
         all_slow = len(gpus) > 1 and len({rank_of(copy.gpu) for copy in slow}) == len(gpus)
         (uniform if all_slow else alone).extend(slow)
     return alone, uniform
-
-
-def _below_link(gpu: Measured) -> Iterator[Slow]:
-    load = gpu.fact.load
-    link = gpu_speed.link_gb_per_s(load.pcie_generation, load.pcie_width)
-    for metric in (INTO, BACK):
-        rate = metric.of(gpu)
-        if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
-            source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
-            yield Slow(gpu, metric, rate.median, link, source)

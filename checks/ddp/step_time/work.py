@@ -72,7 +72,7 @@ def one_pass(work: Work, module: Any) -> None:
 
 
 def own(ctx: RankContext) -> Work:
-    """The doctor's own work, with the same numbers on every rank."""
+    """The doctor's own work, with the same numbers on every rank. Raises Skip on all of them."""
     import torch
 
     width, depth = _GPU if ctx.device.startswith("cuda") else _CPU
@@ -84,19 +84,15 @@ def own(ctx: RankContext) -> Work:
         generator = torch.Generator().manual_seed(1)
         return torch.randn(samples, width, generator=generator).to(ctx.device)
 
-    most = _room(ctx) // (2 * depth * width * 4)  # what each layer keeps for backward
+    room = _CPU_BYTES  # on the rank with the least memory
+    if ctx.device.startswith("cuda"):
+        free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
+        if free < _GPU_LEAST_BYTES:
+            raise Skip("too little memory is free on a GPU")
+        room = free // _GPU_SHARE
+    most = room // (2 * depth * width * 4)  # what each layer keeps for backward
     work = Work(torch.nn.Sequential(*layers).to(ctx.device), None, _mean_square, make=make, most=most)
     return work.sized(_SMALLEST_BATCH)
-
-
-def _room(ctx: RankContext) -> int:
-    """The bytes that a batch may take on the rank with the least memory. Raises Skip, on all ranks, below 1 GiB."""
-    if not ctx.device.startswith("cuda"):
-        return _CPU_BYTES
-    free = -int(agreed(ctx, -ctx.gpu_memory_bytes))
-    if free < _GPU_LEAST_BYTES:
-        raise Skip("too little memory is free on a GPU")
-    return free // _GPU_SHARE
 
 
 def _mean_square(module: Any, batch: Any) -> Any:

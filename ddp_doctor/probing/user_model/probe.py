@@ -91,8 +91,6 @@ class ModelProbe:
         self._require_time()
         return Ready(model, loaded.options, given, unused)
 
-    # --- outcomes compared among the ranks --------------------------------------------------------------------
-
     def _stop(self, phase: str) -> None:
         self.seen["stopped"] = phase
         raise Stopped
@@ -137,8 +135,6 @@ class ModelProbe:
         left = min(json.loads(text)[1] for text in answers)
         if needed > left:
             self._stop("time")
-
-    # --- phases -----------------------------------------------------------------------------------
 
     def _load(self) -> Loaded:
         import torch
