@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pydantic import Field, field_validator
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrix
-from ddp_doctor.facts.node.gpus import BusId, sysfs_bus_id
+from ddp_doctor.facts.node.gpus import BusId, Gpu, sysfs_bus_id
 from ddp_doctor.facts.node.topology import (
     GpuNvlinks,
     Nvlink,
@@ -254,6 +254,7 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
         raise Failed(str(error)) from None
     nics = {device.bus_id for device in bus.nics.values()}
     others = [device for device in pci_devices.net_devices(ctx) if device.bus_id not in nics]
+    gpus = tuple(Gpu.model_validate(dict(gpu)) for gpu in answer.ours())
     return TopologyFact(
         **dict(matrix),
         source="nvml",
@@ -264,7 +265,7 @@ def _fact(ctx: Context, answer: NvmlTopology) -> TopologyFact:
         mig_gpus=tuple(gpu.column for gpu in answer.ours() if gpu.mig_enabled),
         near_cpus=_near_cpus(ctx, bus),
         allowed_cpus=_allowed_cpus(ctx),
-        job_gpus=tuple(gpu.column for gpu in job_gpus(answer.ours(), ctx.env)),
+        job_gpus=tuple(f"GPU{gpu.index}" for gpu in job_gpus(gpus, ctx.env)),
     )
 
 
