@@ -7,7 +7,6 @@ every rank the sum of all contributions over ``n``, whichever ranks contributed 
     factor(p, j) * (s_(j mod n) + sum(s) / n)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +76,15 @@ def compare(expectation: Expectation, grad: Any, identical: bool | None) -> grad
 
 
 def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
+    import torch
+
     if not finite:
         return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
     ranks = len(expectation.shares)
     if ranks > expectation.place.elements:
         return gradient_code.Reading(holds="other")
-    entered = _entered(expectation.place, values)
+    factors = gradient_code.factor(expectation.place.number, torch.arange(ranks), ranks)
+    entered = gradient_code.weights((values[:ranks] / factors).tolist())
     close = 4 * expectation.relative * (1 + values.abs())
     explained = expected(Expectation(expectation.place, tuple(entered), expectation.relative))
     if bool(((values - explained).abs() > close).any()):
@@ -93,12 +95,3 @@ def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> 
     reading = gradient_code.read(ratios, expectation.place.group_rank, expectation.relative)
     shares = {expectation.place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
-
-
-def _entered(place: gradient_code.Place, values: Any) -> list[float]:
-    """How often each rank entered, from the first elements over their factor."""
-    import torch
-
-    ranks = len(place.ranks)
-    factors: Sequence[float] = gradient_code.factor(place.number, torch.arange(ranks), ranks)
-    return gradient_code.weights((values[:ranks] / factors).tolist())
