@@ -51,16 +51,10 @@ def rank_list(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    parts = [_run(run) for run in runs[:RUNS_IN_A_SENTENCE]]
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RUNS_IN_A_SENTENCE]]
     left = sum(map(len, runs[RUNS_IN_A_SENTENCE:]))
     more = f" and {left} more" if left else ""
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
-
-
-def _run(run: Sequence[int]) -> str:
-    if len(run) > 2:
-        return f"{run[0]}-{run[-1]}"
-    return ", ".join(str(number) for number in run)
 
 
 def rank_at(recording: Recording, rank: int) -> str:
