@@ -33,7 +33,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import module_manifest
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
@@ -107,7 +107,7 @@ def _of(recording: Recording, what: str) -> list[Difference]:
 
 
 def _drafts(recording: Recording, found: list[Difference]) -> Iterator[Draft]:
-    offered = remedies(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
+    offered = of_stock_ddp(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
     for difference in found:
         ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
         left = difference.count - len(difference.names)
@@ -198,7 +198,7 @@ def _draft(recording: Recording, off: list[_Off], source: int, blameless: bool) 
             f" rank {source} before",
             expected_from=f"rank {source}'s, broadcast by DDP",
         ),
-        *remedies(recording, "initial_state"),
+        *of_stock_ddp(recording, "initial_state"),
         detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks_at(recording, ranks)}; none of"
         " your code took part. What is not broadcast starts from the rank's own seed.",
     )
