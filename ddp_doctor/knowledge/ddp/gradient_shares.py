@@ -8,6 +8,7 @@ every rank the sum of all contributions over ``n``, whichever ranks contributed 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ddp_doctor.knowledge.ddp import gradient_code
@@ -26,11 +27,6 @@ class Expectation:
     place: gradient_code.Place
     shares: tuple[float, ...]
     relative: float
-
-    @property
-    def absent(self) -> bool:
-        """Whether no rank used the parameter: its gradient stays None."""
-        return not any(self.shares)
 
 
 def tolerance(ranks: int, kind: str) -> float:
@@ -53,33 +49,15 @@ def expected(expectation: Expectation) -> Any:
 
 def compare(expectation: Expectation, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
     """A flat gradient (or None) against its closed form, in float64 on the CPU."""
+    place, mean = expectation.place, gradient_code.Reading(holds="mean")
+    wanted, held = expected(expectation), partial(_held, expectation)
+    gradient = gradient_code.against(place, grad, wanted, expectation.relative, mean, held)
+    return gradient.model_copy(update={"identical": identical})
+
+
+def _held(expectation: Expectation, values: Any) -> gradient_code.Reading:
     import torch
 
-    wanted = expected(expectation)
-    finite = grad is not None and bool(grad.isfinite().all())
-    values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
-    error = (values - wanted).abs()
-    worst = int(error.argmax())
-    equal = (finite or (grad is None and expectation.absent)) and bool(
-        (error <= expectation.relative * wanted.abs()).all()
-    )
-    return gradient_code.OffGradient(
-        parameter=expectation.place.name,
-        elements=expectation.place.elements,
-        expected=float(wanted[worst]),
-        got=float(values[worst]) if finite else None,
-        max_abs_error=float(error[worst]) if finite else None,
-        equal=equal,
-        identical=identical,
-        held=gradient_code.Reading(holds="mean") if equal else _held(expectation, grad, values, finite=finite),
-    )
-
-
-def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
-    import torch
-
-    if not finite:
-        return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
     ranks = len(expectation.shares)
     if ranks > expectation.place.elements:
         return gradient_code.Reading(holds="other")
