@@ -28,7 +28,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
@@ -62,7 +62,7 @@ def _drafts(recording: Recording, field: str, what: str, wanted: str) -> Iterato
                 expected=off[0].expected,
                 expected_from=wanted.format(source=fact.source_rank),
             ),
-            *remedies(recording, "buffers"),
+            *of_stock_ddp(recording, "buffers"),
             detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {ranks}; none of your code took part.",
         )
 

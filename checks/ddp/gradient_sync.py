@@ -28,7 +28,7 @@ from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at
 
@@ -84,7 +84,7 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
         rank_culprits(recording, GradientSync, blamed),
         f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
         worst.gradient.evidence(f"gradient of {worst.gradient.parameter} on rank {worst.rank}"),
-        *remedies(recording, "gradient_sync"),
+        *of_stock_ddp(recording, "gradient_sync"),
         confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
         detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}. None of your code took part.",
     )

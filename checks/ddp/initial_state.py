@@ -33,7 +33,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import module_manifest
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.remedies.stock_ddp import remedies
+from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
@@ -99,7 +99,7 @@ def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> Iterator[Draft]:
     models = {rank.rank or 0: rank.fact.model for rank in recording.facts(InitialState)}
     found = [difference for difference in compare(restored(models)) if difference.what == what]
-    offered = remedies(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
+    offered = of_stock_ddp(recording, "initial_state")[-1:]  # no bytes have moved yet: NCCL has no part in it
     for difference in found:
         if silent is not None and silent is not (difference.kind in _SILENT):
             continue
@@ -171,7 +171,7 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
                 f" rank {source} before",
                 expected_from=f"rank {source}'s, broadcast by DDP",
             ),
-            *remedies(recording, "initial_state"),
+            *of_stock_ddp(recording, "initial_state"),
             detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}; none of"
             " your code took part. What is not broadcast starts from the rank's own seed.",
         )

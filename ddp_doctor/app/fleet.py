@@ -19,7 +19,7 @@ from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Command, Severity, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, Command, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.fleet import (
     CommonFinding,
@@ -42,7 +42,6 @@ from ddp_doctor.wording.nodes import name_list
 _ENDINGS = (".json", ".json.gz")
 #: Keys of reports that judge a text, or less than a node.
 _OF_LESS = {"settings": "env", "topology": "topology", "causes": "logs or attach"}
-_WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 _SEVERITIES = (Severity.ERROR, Severity.WARNING)
 
 
@@ -161,7 +160,7 @@ def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
     recording = blank(Options(command=Command.FLEET), Plan(()))
     newest = {node.hostname: (run, node) for run in fleet.runs for node in run.nodes}
     nodes = _nodes(fleet.runs, newest)
-    verdict = next(each for each in _WORST_FIRST if any(node.verdict is each for node in nodes))
+    verdict = next(each for each in WORST_FIRST if any(node.verdict is each for node in nodes))
     named = {fingerprint for node in nodes for fingerprint in node.findings}
     findings = [finding for fingerprint, finding in fleet.findings.items() if fingerprint in named]
     findings.sort(key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code))
@@ -316,7 +315,7 @@ def _others(some: Iterable[Finding], than: Iterable[Finding]) -> tuple[NamedFind
 def _counts(report: FleetReport) -> Iterator[Measurement]:
     """What a dashboard shows of a fleet, by names that no run has."""
     verdicts = Counter(node.verdict for node in report.nodes)
-    for verdict in _WORST_FIRST:
+    for verdict in WORST_FIRST:
         yield Measurement(name="fleet_nodes", value=verdicts[verdict], unit="nodes", labels={"verdict": verdict.value})
     counts = {
         "lemons": sum(node.lemon for node in report.nodes),

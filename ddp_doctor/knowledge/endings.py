@@ -93,7 +93,10 @@ _NUMBER = re.compile(
 def endings(text: str) -> list[tuple[str, Ending]]:
     """What ``text``, where it is nothing but an exit code or a signal, says: each with its name in words."""
     text = text.strip().strip("'\"`.").strip()
-    if name := _signal_in(text):
+    named = _SIGNAL.fullmatch(text) or _SIGNAL.search(text)
+    words = text.lower().removesuffix(" (core dumped)")
+    name = named[1].upper() if named and len(text) < 40 else _WORDS.get(words, "")
+    if name in signal.Signals.__members__:
         return [_of_signal(name)]
     number = _NUMBER.fullmatch(text)
     if number is None:
@@ -107,12 +110,6 @@ def endings(text: str) -> list[tuple[str, Ending]]:
         of_code = _of_exit(code) if code in EXIT_CODES else []
         return [*([_of_signal(code)] if 0 < code < 65 else []), *of_code]
     return _of_exit(code)
-
-
-def _signal_in(text: str) -> str:
-    named = _SIGNAL.fullmatch(text) or _SIGNAL.search(text)
-    name = named[1].upper() if named and len(text) < 40 else _WORDS.get(text.lower().removesuffix(" (core dumped)"), "")
-    return name if name in signal.Signals.__members__ else ""
 
 
 def _of_signal(which: int | str) -> tuple[str, Ending]:

@@ -41,14 +41,11 @@ def hidden_modules(names: Collection[str], inside: Callable[[str], Collection[st
     needed = NEEDED.difference(sys.builtin_module_names) | {TORCH}
     for module in sorted(needed.intersection(name.removesuffix(".py") for name in names)):
         below = inside(module) if module in names else ()
+        # An installed torch has its compiled part there (torch/_C.cpython-311-….so).
+        is_torch = module == TORCH and any(name.startswith("_C.") and name.endswith(".so") for name in below)
         if "__init__.py" in below:
-            if module != TORCH or not _is_torch(below):
+            if not is_torch:
                 found[module] = f"{module}/__init__.py"
         elif f"{module}.py" in names:
             found[module] = f"{module}.py"
     return found
-
-
-def _is_torch(names: Collection[str]) -> bool:
-    """Whether these are the files of an installed torch: its compiled part is there (torch/_C.cpython-311-….so)."""
-    return any(name.startswith("_C.") and name.endswith(".so") for name in names)

@@ -103,6 +103,9 @@ class Verdict(str, Enum):
     UNSURE = "unsure"
 
 
+WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+
+
 class Level(str, Enum):
     """How much a run tests."""
 

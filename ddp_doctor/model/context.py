@@ -84,65 +84,51 @@ class Context(Protocol):
 
     def clock(self) -> float:
         """Monotonic seconds."""
-        ...
 
     def run(self, argv: Sequence[str], timeout_s: float | None = None) -> CommandResult:
         """Run a command without a shell, killed at the deadline."""
-        ...
 
     def child(self, name: str, *args: str) -> CommandResult:
         """Run one of the doctor's own helper scripts (sources/child_NAME.py) in a fresh process.
 
         For calls into drivers and libraries that may hang or crash. It prints JSON.
         """
-        ...
 
     def read(self, path: str) -> str:
         """The text of a file. Raises OSError as open() does."""
-        ...
 
     def read_bytes(self, path: str) -> bytes:
         """The bytes of a file that is no text. Raises OSError as open() does."""
-        ...
 
     def listdir(self, path: str) -> list[str]:
         """Sorted names in a folder. Raises OSError as os.listdir() does."""
-        ...
 
     def readlink(self, path: str) -> str:
         """Where a symbolic link points to. Raises OSError as os.readlink() does."""
-        ...
 
     def disk(self, path: str) -> Disk:
         """Size of the file system that holds ``path``. Raises OSError."""
-        ...
 
     def limit(self, name: str) -> int | None:
         """The soft resource limit ``RLIMIT_<name>``; None is unlimited."""
-        ...
 
     def cpus(self) -> int:
         """How many logical CPUs this process may run on."""
-        ...
 
     def interfaces(self) -> tuple[Interface, ...]:
         """The network interfaces, in the kernel's order. Raises OSError."""
-        ...
 
     def hostname(self) -> str:
         """This host's name, from gethostname(2)."""
-        ...
 
     def resolve(self, name: str, timeout_s: float) -> tuple[str, ...]:
         """The addresses of a host name, in the resolver's order.
 
         Raises OSError: socket.gaierror where there are none, TimeoutError past the time.
         """
-        ...
 
     def keep(self, raw: str) -> None:
         """Keep the raw text that the fact is parsed from."""
-        ...
 
 
 class OtherWay(Frozen):
@@ -183,19 +169,15 @@ class Line(Protocol):
 
     def round_trip(self, timeout_s: float) -> float:
         """Time until a few bytes came back. Raises OSError (TimeoutError past the time)."""
-        ...
 
     def send(self, size: int, timeout_s: float) -> float:
         """Time until the peer acknowledged ``size`` bytes. Raises OSError (TimeoutError past the time)."""
-        ...
 
     def tcp(self) -> TcpInfo | None:
         """What the kernel counted on this connection; None where it does not say."""
-        ...
 
     def close(self) -> None:
         """End the connection."""
-        ...
 
 
 class NodesContext(Context, Protocol):
@@ -206,7 +188,6 @@ class NodesContext(Context, Protocol):
 
     def dial(self, address: str, port: int, timeout_s: float) -> Line:
         """Connect to a peer's listener and be recognised by it. Raises OSError with its errno."""
-        ...
 
 
 class GpuWatch(Protocol):
@@ -214,11 +195,9 @@ class GpuWatch(Protocol):
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """The GPU works on ``phase`` in this block: it is sampled only here."""
-        ...
 
     def stop(self) -> GpuWatched:
         """The samples; the wait is bounded."""
-        ...
 
 
 class RankContext(Protocol):
@@ -246,11 +225,9 @@ class RankContext(Protocol):
 
     def clock(self) -> float:
         """Monotonic seconds, the same clock on all ranks of a node."""
-        ...
 
     def remaining(self) -> float:
         """Seconds until the check's deadline."""
-        ...
 
     def step(
         self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
@@ -259,7 +236,6 @@ class RankContext(Protocol):
 
         ``detail`` must be equal on the ranks that meet. ``deadline_s`` is the step's own deadline.
         """
-        ...
 
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
         """The texts of all ranks under this name, by group rank; the same call on all ranks.
@@ -267,19 +243,15 @@ class RankContext(Protocol):
         It goes through the control store, so it works where collectives would hang; it is in a step of
         the caller's, for it waits for the slowest rank. A name is used once in a check.
         """
-        ...
 
     def new_folder(self) -> str:
         """A new folder in the working directory, where the job would write; once in a run of the ranks.
 
         It is removed when the ranks end, however they end. Raises OSError where it cannot be made.
         """
-        ...
 
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
-        ...
 
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
         """Begin to sample the GPU with this UUID."""
-        ...

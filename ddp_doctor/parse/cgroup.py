@@ -47,7 +47,11 @@ class _Mount:
 
 def limits(read: Reader) -> Limits:
     """The tightest limits over all levels; ``read`` gives the text of a file by its path."""
-    groups = _paths_by_controller(read("/proc/self/cgroup") or "")
+    groups: dict[str, str] = {}  # paths by controller; version 2 has the empty one
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        controllers, colon, path = line.partition(":")[2].partition(":")
+        if colon and path.startswith("/"):
+            groups.update(dict.fromkeys(controllers.split(","), path))
     mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
     version, folders = _folders(groups, mounts, "cpu")
     quotas = [_cpu_quota(read, folder, version) for folder in folders]
@@ -58,17 +62,6 @@ def limits(read: Reader) -> Limits:
         memory_limit_bytes=min((limit for limit, _ in memory), default=None),
         memory_free_bytes=min((free for _, free in memory if free is not None), default=None),
     )
-
-
-def _paths_by_controller(text: str) -> dict[str, str]:
-    """Path by controller; version 2 has the empty controller."""
-    groups = {}
-    for line in text.splitlines():
-        _, _, fields = line.partition(":")
-        controllers, colon, path = fields.partition(":")
-        if colon and path.startswith("/"):
-            groups.update(dict.fromkeys(controllers.split(","), path))
-    return groups
 
 
 def _mounts(text: str) -> Iterator[_Mount]:
@@ -132,14 +125,11 @@ def _memory(read: Reader, folder: str, version: int) -> tuple[int, int | None] |
         return None
     if used is None:
         return limit, None
-    return limit, max(limit - used + _reclaimable(read(f"{folder}/memory.stat") or "", version), 0)
-
-
-def _reclaimable(stat: str, version: int) -> int:
-    """Bytes of files in the page cache that no process used lately."""
+    # What the kernel can take back: files in the page cache that no process used lately.
     name = "inactive_file" if version == 2 else "total_inactive_file"
-    match = re.search(rf"^{name} (\d+)$", stat, re.MULTILINE | re.ASCII)
-    return _number(match[1]) or 0 if match else 0
+    stat = re.search(rf"^{name} (\d+)$", read(f"{folder}/memory.stat") or "", re.MULTILINE | re.ASCII)
+    reclaimable = (_number(stat[1]) if stat else None) or 0
+    return limit, max(limit - used + reclaimable, 0)
 
 
 def _number(text: str) -> int | None:

@@ -5,7 +5,7 @@ and copies of it in other vendors' backends and in torchcomms).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_doctor.facts.job_log import FlightDumpFact, GroupSeen
@@ -52,8 +52,7 @@ def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpF
     """One rank's dump. ``written_at_s``: the file's time, since the epoch. Never raises: see ``problem``."""
     fact = FlightDumpFact(file=name, rank=_rank_of(name), written_at_s=written_at_s)
     try:
-        dump = _content(data)
-        return _read(dump, fact)
+        return _read(_content(data), fact)
     except (NotPlainData, ValueError, RecursionError) as error:
         return fact.model_copy(update={"problem": str(error)})
 
@@ -152,13 +151,19 @@ def _whole(value: object) -> int:
 def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
     held = dump.get("entries")
     raw = [entry for entry in held if isinstance(entry, Mapping)] if isinstance(held, (list, tuple)) else []
-    raw.sort(key=lambda entry: _whole(entry.get("record_id")))
-    raw = _of_last_generation(raw)
+    raw = _of_last_generation(sorted(raw, key=lambda entry: _whole(entry.get("record_id"))))
     configured = _ranks_by_group(dump.get("pg_config"))
     collectives = [(entry, entry_of(entry)) for entry in raw if not _is_transfer(entry)]
     collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]
     still_open = [(entry, read) for entry, read in collectives if read.is_open]
+    peers: dict[str, None] = {}  # the other ends of open sends and receives, as "group:number within the group"
+    for entry in raw:
+        transfer = _TRANSFER.search(_text(entry.get("profiling_name")))
+        if transfer and entry_of(entry).is_open:
+            peers[f"{_group_of(entry)}:{int(transfer[2][:_LONGEST_RANK])}"] = None
     wrapped = bool(raw) and _whole(raw[0].get("record_id")) > 0
+    stack = next((entry.get("frames") for entry, _ in (still_open or collectives)[-1:]), None)
+    frames = [frame for frame in stack[:_MOST_FRAMES] if isinstance(frame, Mapping)] if isinstance(stack, list) else []
     return fact.model_copy(
         update={
             "world_size": len(configured.get(_DEFAULT, ())) or None,
@@ -166,9 +171,12 @@ def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
             "groups": _groups(collectives, configured, dump.get("pg_status"), wrapped),
             "newest_at_s": max((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
             "oldest_at_s": min((_whole(entry.get("time_created_ns")) for entry in raw), default=0) / 1e9 or None,
-            "frames": _outermost_first((still_open or collectives)[-1:]),
+            "frames": tuple(
+                f"{_text(frame.get('filename'))}:{_whole(frame.get('line'))} in {_text(frame.get('name'))}"
+                for frame in reversed(frames)
+            ),
             "open_order": tuple(dict.fromkeys(f"{read.group}:{read.seq}" for _, read in still_open))[:_MOST_OPEN],
-            "peers": _open_peers(raw),
+            "peers": tuple(peers)[:_MOST_OPEN],
         }
     )
 
@@ -253,24 +261,3 @@ def _deciding_entries(entries: Sequence[FlightEntry]) -> tuple[FlightEntry, ...]
         *range(max(0, len(entries) - _NEWEST), len(entries)),
     }
     return tuple(entries[place] for place in sorted(places))
-
-
-def _outermost_first(newest: Sequence[tuple[Mapping[str, Any], FlightEntry]]) -> tuple[str, ...]:
-    frames = newest[0][0].get("frames") if newest else None
-    kept = [frame for frame in frames[:_MOST_FRAMES] if isinstance(frame, Mapping)] if isinstance(frames, list) else []
-    return tuple(
-        f"{_text(frame.get('filename'))}:{_whole(frame.get('line'))} in {_text(frame.get('name'))}"
-        for frame in reversed(kept)
-    )
-
-
-def _open_peers(raw: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The other ends of open sends and receives, as "group:number within the group"."""
-    peers: dict[str, None] = {}
-    for entry in raw:
-        transfer = _TRANSFER.search(_text(entry.get("profiling_name")))
-        if transfer and not entry_of(entry).is_open:
-            continue
-        if transfer:
-            peers[f"{_group_of(entry)}:{int(transfer[2][:_LONGEST_RANK])}"] = None
-    return tuple(peers)[:_MOST_OPEN]

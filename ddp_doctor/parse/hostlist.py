@@ -18,14 +18,15 @@ A host file, as Open MPI and MPICH read it::
 
 import re
 from collections.abc import Iterator
-from itertools import chain, product
+from itertools import product
 
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
-_SIGN = re.compile(r"[,\[\]]")
+#: No bracket within a bracket, nor one that closes nothing; behind the last there is no comma.
+_ITEM = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(,|\Z)")
 #: A name has a bracket or two.
 _MOST_BRACKETS = 16
 
@@ -73,25 +74,15 @@ def read_host_file(text: str) -> tuple[str, ...]:
 
 
 def _split_outside_brackets(text: str) -> Iterator[str]:
-    if not text:
-        return
-    start, inside = 0, False
-    for sign, at in chain(((found[0], found.start()) for found in _SIGN.finditer(text)), [(",", len(text))]):
-        if sign == "," and inside and at < len(text):
-            continue
-        if sign == ",":
-            item = text[start:at].strip()
-            if inside or not item:
-                break
-            yield item
-            start = at + 1
-        elif inside == (sign == "["):
-            break  # a bracket within a bracket, or one that closes nothing
-        else:
-            inside = not inside
-    else:
-        return
-    raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
+    at = 0
+    while text:
+        found = _ITEM.match(text, at)
+        if found is None or not found[1].strip():
+            raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
+        yield found[1].strip()
+        if not found[2]:
+            return
+        at = found.end()
 
 
 def _expand_item(item: str, room: int) -> list[str]:
@@ -107,7 +98,11 @@ def _expand_item(item: str, room: int) -> list[str]:
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]
-    return [_woven(parts[::2], chosen) for chosen in product(*numbers)]
+    texts = parts[::2]
+    return [
+        "".join(text + number for text, number in zip(texts, (*chosen, ""), strict=True))
+        for chosen in product(*numbers)
+    ]
 
 
 def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
@@ -120,10 +115,6 @@ def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
         if last < first:
             raise ValueError(f"[{_short(ranges)}] counts backwards")
         yield first, last, len(found[1]) if found[1].startswith("0") else 1
-
-
-def _woven(texts: list[str], numbers: tuple[str, ...]) -> str:
-    return "".join(text + number for text, number in zip(texts, (*numbers, ""), strict=True))
 
 
 def _short(text: str) -> str:

@@ -110,6 +110,8 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
     network = _NETWORK.search(text)
     version = _VERSION.search(text)
     inits = list(_INIT.finditer(text))
+    driver, sockets = _DRIVER.search(text), _SOCKETS.search(text)
+    nvls = {found[1] is None for found in _NVLS.finditer(text)}
     complete = {init.groups()[:3]: init for init in inits if init[4] == "COMPLETE"}.values()
     return NcclTransportFact(
         version=version[1] if version else None,
@@ -117,7 +119,11 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         transports=_once(_transport(found) for found in _CHANNEL.finditer(text)),
         p2p_level=settings.get("NCCL_P2P_LEVEL"),
         p2p_disable=settings.get("NCCL_P2P_DISABLE"),
-        hcas=_once(_hca(hca) for line in _NET_IB.finditer(text) for hca in _HCA.finditer(line[0])),
+        hcas=_once(
+            Hca(index=int(hca[1]), name=hca[2], link_layer=hca[4], speed_mbps=int(hca[5]) if hca[5] else None)
+            for line in _NET_IB.finditer(text)
+            for hca in _HCA.finditer(line[0])
+        ),
         settings=settings,
         devices=_devices(devices),
         comm_sizes=_once(int(found[2]) for found in devices) or _once(int(init[3]) for init in complete),
@@ -127,15 +133,15 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
         refused=_once((int(found[1]), int(found[2])) for found in _REFUSED.finditer(text)),
         no_ib_device=_NO_IB in text,
         no_verbs_library=_NO_VERBS in text,
-        nvls=_nvls({found[1] is None for found in _NVLS.finditer(text)}),
+        nvls=nvls.pop() if len(nvls) == 1 else None,
         collnet=_once(found[1].strip() for found in _COLLNET.finditer(text)),
         connected=_once(found[1] for found in _CONNECTED.finditer(text)),
         inits=_inits(devices),
         patterns=_once(_pattern(found) for found in _PATTERN.finditer(text)),
-        sockets=_sockets(_SOCKETS.search(text)),
+        sockets=(int(sockets[1]), int(sockets[2])) if sockets else None,
         interfaces=_once(found[1] for found in _BOOTSTRAP.finditer(text)),
         no_cumem_host=_NO_CUMEM_HOST in text,
-        driver_cuda=_driver_cuda(_DRIVER.search(text)),
+        driver_cuda=f"{int(driver[1]) // 1000}.{int(driver[1]) % 1000 // 10}" if driver else None,  # 12040 is 12.4
         sockets_over=_once(name[1] for found in _NET_SOCKET.finditer(text) for name in _INTERFACE.finditer(found[1])),
         plugins=_once(found[1].strip() for found in _PLUGIN.finditer(text)),
         no_provider=_NO_PROVIDER in text,
@@ -145,30 +151,14 @@ def parse_nccl_log(text: str) -> NcclTransportFact:
     )
 
 
-def _driver_cuda(found: re.Match[str] | None) -> str | None:
-    """``12040`` is 12.4."""
-    return f"{int(found[1]) // 1000}.{int(found[1]) % 1000 // 10}" if found else None
-
-
-def _sockets(found: re.Match[str] | None) -> tuple[int, int] | None:
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _nvls(said: set[bool]) -> bool | None:
-    return said.pop() if len(said) == 1 else None
-
-
 def _inits(devices: Iterable[re.Match[str]]) -> tuple[CommInit, ...]:
-    found: dict[tuple[str, int], tuple[int, bool]] = {}
+    found: dict[tuple[str, int], CommInit] = {}
     for device in devices:
         if device[5] and device[6]:
             key = (device[5], int(device[1]))
-            complete = device[6] == "COMPLETE" or (key in found and found[key][1])
-            found[key] = (int(device[2]), complete)
-    return tuple(
-        CommInit(rank=rank, ranks=ranks, comm_id=comm_id, complete=complete)
-        for (comm_id, rank), (ranks, complete) in found.items()
-    )
+            complete = device[6] == "COMPLETE" or (key in found and found[key].complete)
+            found[key] = CommInit(rank=key[1], ranks=int(device[2]), comm_id=key[0], complete=complete)
+    return tuple(found.values())
 
 
 def _pattern(found: re.Match[str]) -> Pattern:
@@ -195,11 +185,6 @@ def _transport(found: re.Match[str]) -> Transport:
         to_gpu=_nvml_index(found[4]),
         end=found[5],
     )
-
-
-def _hca(found: re.Match[str]) -> Hca:
-    speed = int(found[5]) if found[5] else None
-    return Hca(index=int(found[1]), name=found[2], link_layer=found[4], speed_mbps=speed)
 
 
 def _devices(lines: Iterable[re.Match[str]]) -> tuple[RankDevice, ...]:

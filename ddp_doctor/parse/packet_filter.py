@@ -106,12 +106,8 @@ def _ends(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> s
     if name in known:
         return known[name]
     known[name] = {("?", name)}  # of a loop, which the kernel does not allow, and of a chain that is not there
-    if name in chains:
-        known[name] = _ends_of_rules(chains, name, known)
-    return known[name]
-
-
-def _ends_of_rules(chains: dict[str, _Chain], name: str, known: dict[str, set[End]]) -> set[End]:
+    if name not in chains:
+        return known[name]
     ends: set[End] = set()
     for rule in chains[name].rules:
         may_go_on = True
@@ -124,8 +120,11 @@ def _ends_of_rules(chains: dict[str, _Chain], name: str, known: dict[str, set[En
                 may_go_on = ("next", name) in after
                 break
         if not may_go_on:
-            return ends
-    return ends | {_END}
+            break
+    else:
+        ends.add(_END)
+    known[name] = ends
+    return ends
 
 
 def _after(chains: dict[str, _Chain], name: str, target: Target, known: dict[str, set[End]]) -> set[End]:
@@ -240,18 +239,15 @@ def _iptables_rule(words: list[str], table: str, port: int) -> tuple[Match, Targ
             words = words[1:]
             continue
         if option in ("-j", "-g"):
-            return match, _iptables_target(words[0], table, "jump" if option == "-j" else "goto")
+            verb, name = "jump" if option == "-j" else "goto", words[0]
+            if name.lower() in _VERDICTS:
+                return match, name.lower()
+            return match, "next" if name in _GO_ON else f"{verb} {table} {name}"  # a module's target has no chain
         taken = 2 if option == "--tcp-flags" else next(ends, len(words))
         asked = _iptables_is(option, words[:taken], port)
         match = _both(match, asked if asked is None or not is_not else not asked)
         words = words[taken:]
     return match, "next"
-
-
-def _iptables_target(name: str, table: str, verb: str) -> Target:
-    if name.lower() in _VERDICTS:
-        return name.lower()
-    return "next" if name in _GO_ON else f"{verb} {table} {name}"  # of a module's target there is no chain
 
 
 def _iptables_is(option: str, values: list[str], port: int) -> Match:

@@ -23,9 +23,9 @@ Source: PCI Express Base Specification, 7.6.3 and 7.7.11; Linux include/uapi/lin
 """
 
 import re
-from collections.abc import Sequence
 from itertools import takewhile
 
+from ddp_doctor.facts.node.pcie import shared_bridges
 from ddp_doctor.facts.node.topology import PciDevice
 
 #: Up to eight digits of domain: a machine's own bridges (VMD, Hyper-V) count from 10000.
@@ -53,22 +53,12 @@ def is_bus_id(text: str) -> bool:
 
 def link_code(first: PciDevice, second: PciDevice) -> str:
     """What ``nvidia-smi topo -m`` calls the way over PCI: PIX, PXB, PHB, NODE or SYS."""
-    if first.root != second.root:
-        return "NODE" if _same_numa_node(first, second) else "SYS"
-    shared = _shared_bridges(first.bridges, second.bridges)
+    if first.root != second.root:  # -1 is NCCL's node for what has none
+        return "NODE" if first.numa_node is not None and first.numa_node == second.numa_node else "SYS"
+    shared = shared_bridges(first.bridges, second.bridges)
     if shared == 0:
         return "PHB"
     return "PIX" if max(len(first.bridges), len(second.bridges)) - shared <= 1 else "PXB"
-
-
-def _same_numa_node(first: PciDevice, second: PciDevice) -> bool:
-    """Whether both are known to be at one node; -1 is NCCL's node for what has none."""
-    return first.numa_node is not None and first.numa_node == second.numa_node
-
-
-def _shared_bridges(first: Sequence[str], second: Sequence[str]) -> int:
-    differ = (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b)
-    return next(differ, min(len(first), len(second)))
 
 
 _NAMES = ("SrcValid", "TransBlk", "ReqRedir", "CmpltRedir", "UpstreamFwd", "EgressCtrl", "DirectTrans")

@@ -16,7 +16,6 @@ beside it).
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 
@@ -42,37 +41,6 @@ GPU_VARIABLES = (
 )
 
 
-class GpuLike(Protocol):
-    """What this module needs to know of a GPU."""
-
-    @property
-    def index(self) -> int:
-        """NVML's number of the GPU on its node."""
-
-    @property
-    def uuid(self) -> str | None:
-        """As NVML writes it: "GPU-8932f933-…"."""
-
-    @property
-    def minor_number(self) -> int | None:
-        """The N of /dev/nvidiaN."""
-
-    @property
-    def mig_enabled(self) -> bool | None:
-        """Whether it is in MIG mode; None where it has none."""
-
-    @property
-    def mig_uuids(self) -> tuple[str, ...]:
-        """Its slices: "MIG-…"."""
-
-    @property
-    def error(self) -> str | None:
-        """NVML's message in place of an answer."""
-
-
-G = TypeVar("G", bound=GpuLike)
-
-
 @dataclass(frozen=True)
 class Selection:
     """What CUDA_VISIBLE_DEVICES selects: positions in NVML's order, and what CUDA does not follow."""
@@ -92,16 +60,18 @@ def visible_gpus(fact: GpusFact, env: Mapping[str, str]) -> tuple[Gpu, ...]:
     return tuple(fact.gpus[position] for position in select_devices(fact.gpus, env).positions)
 
 
-def select_devices(gpus: Sequence[GpuLike], env: Mapping[str, str]) -> Selection:
+def select_devices(gpus: Sequence[Gpu], env: Mapping[str, str]) -> Selection:
     """What CUDA_VISIBLE_DEVICES of ``env`` selects out of ``gpus``."""
-    allowed = tuple(at for at, gpu in enumerate(gpus) if _is_shown(gpu))
+    # CUDA lists none that we may not open, nor one in MIG mode without a slice.
+    denied = [gpu.error == "no_permission" or (gpu.mig_enabled and not gpu.mig_uuids) for gpu in gpus]
+    allowed = tuple(at for at, is_denied in enumerate(denied) if not is_denied)
     value = env.get("CUDA_VISIBLE_DEVICES")
     selection = Selection(allowed) if value is None else _select(gpus, allowed, value)
     sliced = tuple(at for at in selection.positions if gpus[at].mig_uuids)
     return Selection(sliced[:1], selection.rejected, selection.ignored) if sliced else selection
 
 
-def job_view(gpus: tuple[G, ...], env: Mapping[str, str], *, in_container: bool) -> dict[str, object]:
+def job_view(gpus: tuple[Gpu, ...], env: Mapping[str, str], *, in_container: bool) -> dict[str, object]:
     """The fields of GpusFact that tell which of ``gpus`` the job of this environment may use."""
     selection = select_devices(gpus, env)
     sliceless = {gpu.index for gpu in gpus if gpu.mig_enabled and not gpu.mig_uuids}
@@ -121,12 +91,7 @@ def hides_all(env: Mapping[str, str]) -> bool:
     return value is not None and not _entries(value)
 
 
-def _is_shown(gpu: GpuLike) -> bool:
-    """Whether CUDA lists it at all: not where we may not open it, nor in MIG mode without a slice."""
-    return gpu.error != "no_permission" and not (gpu.mig_enabled and not gpu.mig_uuids)
-
-
-def _select(gpus: Sequence[GpuLike], allowed: tuple[int, ...], value: str) -> Selection:
+def _select(gpus: Sequence[Gpu], allowed: tuple[int, ...], value: str) -> Selection:
     entries = value.split(",")
     positions: list[int] = []
     for number, entry in enumerate(entries):
@@ -143,7 +108,7 @@ def _select(gpus: Sequence[GpuLike], allowed: tuple[int, ...], value: str) -> Se
     return Selection(tuple(positions))
 
 
-def _position(gpus: Sequence[GpuLike], allowed: tuple[int, ...], entry: str, *, by_name: bool) -> int | None:
+def _position(gpus: Sequence[Gpu], allowed: tuple[int, ...], entry: str, *, by_name: bool) -> int | None:
     """Where the GPU that ``entry`` names stands in ``gpus``; None where it names none, or several."""
     if not by_name:
         number = re.match(r"\+?0*([0-9]+)", entry)
@@ -155,7 +120,7 @@ def _position(gpus: Sequence[GpuLike], allowed: tuple[int, ...], entry: str, *, 
     return matches[0] if len(matches) == 1 else None
 
 
-def _is_named(gpu: GpuLike, entry: str) -> bool:
+def _is_named(gpu: Gpu, entry: str) -> bool:
     if entry.startswith("GPU-"):
         return gpu.uuid is not None and gpu.uuid.startswith(entry)
     if entry.startswith("MIG-GPU-"):  # MIG-<GPU uuid>/<GPU instance>/<compute instance>, before driver 470
@@ -195,7 +160,7 @@ def _entries(value: str) -> list[str]:
     return found
 
 
-def job_gpus(gpus: tuple[G, ...], env: Mapping[str, str]) -> tuple[G, ...]:
+def job_gpus(gpus: tuple[Gpu, ...], env: Mapping[str, str]) -> tuple[Gpu, ...]:
     """The GPUs that the job with this environment will use, for judging their health.
 
     Those that CUDA_VISIBLE_DEVICES shows; where only SLURM_JOB_GPUS stands, as in a prolog, those with

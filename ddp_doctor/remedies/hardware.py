@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.knowledge.gpu import gpudirect
@@ -50,6 +51,7 @@ NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubles
 
 
 UNCHANGED = "the doctor changes no limit of the host"
+_of_a_limit = partial(remedy, untried=UNCHANGED, references=(NCCL_GUIDE,))
 
 
 def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy:
@@ -58,36 +60,30 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     A large one that is full is not too small: something filled it.
     """
     if found_bytes >= LARGE_SHM_BYTES:
-        return remedy(
+        return _of_a_limit(
             "Delete the segments in /dev/shm that no process uses any more",
             "ls -l /dev/shm",
             "fuser -v /dev/shm/*",
             cost="a segment still in use must stay",
-            untried=UNCHANGED,
-            references=(NCCL_GUIDE,),
         )
     wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
     gib = math.ceil(wanted / GIB)
     if in_container:
-        return remedy(
+        return _of_a_limit(
             f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             f"docker run --shm-size={gib}g IMAGE",
             "docker run --ipc=host IMAGE",
             cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
             undo="start it without the option",
-            untried=UNCHANGED,
-            references=(NCCL_GUIDE,),
             container=(f"--shm-size={gib}g",),
         )
-    return remedy(
+    return _of_a_limit(
         f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
         "ls -l /dev/shm",
         f"mount -o remount,size={gib}g /dev/shm",
         cost="takes memory only as far as it is used",
         undo=f"mount -o remount,size={found_bytes} /dev/shm",
-        untried=UNCHANGED,
-        references=(NCCL_GUIDE,),
     )
 
 
@@ -95,14 +91,12 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
     """A /dev/shm where there is none, or none that may be written to."""
     if in_container:
         return shared_memory(0, 1, in_container=True)
-    return remedy(
+    return _of_a_limit(
         "Mount a tmpfs at /dev/shm that every user may write to",
         "sudo mkdir -p /dev/shm",
         "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm",
         cost="takes memory only as far as it is used",
         undo="sudo umount /dev/shm",
-        untried=UNCHANGED,
-        references=(NCCL_GUIDE,),
     )
 
 
@@ -119,13 +113,11 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     else:
         summary = 'Allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
         command = "ulimit -l unlimited"
-    return remedy(
+    return _of_a_limit(
         summary,
         command,
         cost="a process may then pin all memory",
         undo="set the former limit again",
-        untried=UNCHANGED,
-        references=(NCCL_GUIDE,),
         container=("--ulimit=memlock=-1",) if in_container else (),
     )
 

@@ -4,7 +4,7 @@ Sources: PyTorch documentation, "Common environment variables: choosing the netw
 guide, NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; hosts(5).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ddp_doctor.knowledge.network.addresses import address_of, is_loopback
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_COMM_ID, NCCL_IFNAME, holder
@@ -47,14 +47,16 @@ def name_interfaces(
     ``known`` are the names of all interfaces of each node of the run, ``old`` the variable's values until now.
     """
     name, value = variable(backend), _one_value(backend, known, interfaces)
-    settings = (
-        (Setting(name=name, value=value, why=why),)
-        if value
-        else tuple(_each_its_own(recording, backend, interfaces, why))
-    )
+    settings = [Setting(name=name, value=value, why=why)]
+    if not value:
+        exactly = "" if backend == "gloo" else "="
+        settings = [
+            Setting(name=name, value=f"{exactly}{interface}", why=why, node=host(recording, node), node_rank=node)
+            for node, interface in interfaces.items()
+        ]
     return Remedy(
         summary=f"Set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
-        settings=settings,
+        settings=tuple(settings),
         cost="the job then depends on these names; another cluster has others",
         undo=back_to(name, old) or f"unset {name}",
         proof=NO_TRIAL,
@@ -74,7 +76,13 @@ def with_rendezvous(
     ``hosts`` are the interfaces of each node and what its own name resolves to: torchrun gives the workers
     the name of node rank 0 as MASTER_ADDR (torch, elastic/rendezvous/api.py, RendezvousStoreInfo).
     """
-    if not any(_leads_elsewhere(*hosts[node], name) for node, name in interfaces.items() if node in hosts):
+
+    def leads_elsewhere(node: int, name: str) -> bool:
+        held, own = hosts.get(node, ((), ()))
+        holders = {holder(held, address) for address in own if not is_loopback(address)}
+        return bool(holders) and name not in holders
+
+    if not any(leads_elsewhere(node, name) for node, name in interfaces.items()):
         return remedy
     settings = [
         Setting(
@@ -93,11 +101,6 @@ def with_rendezvous(
     return remedy.model_copy(update={"settings": (*remedy.settings, *settings), "cost": cost, "undo": undo})
 
 
-def _leads_elsewhere(interfaces: Sequence[Interface], own: Sequence[str], name: str) -> bool:
-    holders = {holder(interfaces, address) for address in own if not is_loopback(address)}
-    return bool(holders) and name not in holders
-
-
 def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: Mapping[int, str]) -> str | None:
     """A value for all nodes. gloo opens every name of a list, so there it must be one name.
 
@@ -112,14 +115,6 @@ def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: M
     if any(len(set(there) & set(wanted)) > 1 for there in known.values()):
         return None
     return "=" + ",".join(wanted)
-
-
-def _each_its_own(recording: Recording, backend: str, interfaces: Mapping[int, str], why: str) -> Iterator[Setting]:
-    exactly = "" if backend == "gloo" else "="
-    for node, interface in interfaces.items():
-        yield Setting(
-            name=variable(backend), value=f"{exactly}{interface}", why=why, node=host(recording, node), node_rank=node
-        )
 
 
 def back_to(name: str, old: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """The kinds of remedies: settings of environment variables, and what somebody does by hand; why nothing was tried."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Scope, Setting
@@ -100,18 +100,11 @@ def completed(finding: Finding, *, had_ranks: bool) -> Finding:
 def _completed(remedy: Remedy, why_not: str | None) -> Remedy:
     wanted = {setting.name: setting.value or "" for setting in remedy.settings if setting.action == "set"}
     conflicts = dict.fromkeys((*remedy.conflicts, *does_not_go_with(wanted)))
+    rows = [variables().get(setting.name) or never_read().get(setting.name) for setting in remedy.settings]
     return remedy.model_copy(
         update={
             "conflicts": tuple(conflicts),
             "proof": Proof(reason=why_not) if why_not and remedy.proof == NO_TRIAL else remedy.proof,
-            "references": remedy.references or tuple(dict.fromkeys(_sources(remedy))),
+            "references": remedy.references or tuple(dict.fromkeys(row.source for row in rows if row is not None)),
         }
     )
-
-
-def _sources(remedy: Remedy) -> Iterator[str]:
-    """Where the table of variables read what it says of the settings of a remedy."""
-    for setting in remedy.settings:
-        row = variables().get(setting.name) or never_read().get(setting.name)
-        if row is not None:
-            yield row.source

@@ -7,7 +7,6 @@ applied, else that of the finding in front, and the other one is shown as a conf
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ddp_doctor.model.base import grouped
@@ -190,7 +189,14 @@ def _wishes(number: int, finding: Finding, world: World | None) -> list[_Wish]:
         for remedy in finding.remedies
         if remedy.proof.status != "disproved" and (remedy.settings or remedy.container)
     ]
-    chosen = _chosen(finding, usable)
+    proved = [remedy for remedy in usable if remedy.proof.status == "proved"]
+    # Sure is what an error needs, or a leftover that goes away.
+    sure = [
+        remedy
+        for remedy in usable
+        if finding.severity is Severity.ERROR or any(_is_leftover(finding, setting) for setting in remedy.settings)
+    ]
+    chosen = next(iter((*proved, *sure)), None)
     found = []
     for remedy in usable:
         note = "a candidate" if chosen in (remedy, None) else "an alternative"
@@ -198,16 +204,6 @@ def _wishes(number: int, finding: Finding, world: World | None) -> list[_Wish]:
         variables = _variables(finding, remedy, world, note, is_chosen=remedy is chosen)
         found.append(_Wish(number, finding.code, remedy, remedy is chosen, note, variables))
     return found
-
-
-def _chosen(finding: Finding, usable: Sequence[Remedy]) -> Remedy | None:
-    proved = next((remedy for remedy in usable if remedy.proof.status == "proved"), None)
-    return proved or next((remedy for remedy in usable if _is_sure(finding, remedy)), None)
-
-
-def _is_sure(finding: Finding, remedy: Remedy) -> bool:
-    """Needed by an error, or with a leftover that goes away."""
-    return finding.severity is Severity.ERROR or any(_is_leftover(finding, setting) for setting in remedy.settings)
 
 
 def _is_leftover(finding: Finding, setting: Setting) -> bool:
@@ -229,19 +225,15 @@ def _variables(
             not_applied="" if is_live else note,
         )
         try:
-            found.append(_with_values(variable, settings, world))
+            values = branches(settings, world)
         except Unclear as why:
             found.append(replace(variable, because=f"{variable.because}; {why}"))
+            continue
+        if refusal := next(filter(None, (why_not(name, branch.value) for branch in values)), ""):
+            found.append(replace(variable, because=f"{variable.because}; {refusal}"))
+        else:
+            found.append(replace(variable, branches=values, namesakes=namesakes(values, world)))
     return tuple(found)
-
-
-def _with_values(variable: Variable, settings: Sequence[Setting], world: World | None) -> Variable:
-    """Raises Unclear, also where name or value are not to be pasted."""
-    values = branches(settings, world)
-    reasons = (why_not(variable.name, branch.value) for branch in values)
-    if why := next((reason for reason in reasons if reason), ""):
-        raise Unclear(why)
-    return replace(variable, branches=values, namesakes=namesakes(values, world))
 
 
 def _tried(proof: Proof) -> str:
@@ -253,18 +245,14 @@ def _tried(proof: Proof) -> str:
 def _comment(code: str, remedy: Remedy, why: str, name: str = "") -> str:
     """The comment on one line: finding, reason, proof, what it does not go with, way back."""
     proof, undo = remedy.proof, remedy.undo
+    measured = _tried(proof)
+    if proof.after is not None:
+        measured = NOT_ITSELF if name in OF_LAUNCHER else f"{measured}: {proof.before} -> {proof.after}"
     parts = (
         code,
         why or remedy.summary,
-        _measured(proof, name),
+        measured,
         f"does not go with {', '.join(remedy.conflicts)}" if remedy.conflicts else "",
         f"undo: {undo}" if undo and undo != NOTHING_TO_UNDO else "",
     )
     return "; ".join(part for part in parts if part)
-
-
-def _measured(proof: Proof, name: str) -> str:
-    """What was tried of the remedy, for the comment on the variable ``name``."""
-    if proof.after is None:
-        return _tried(proof)
-    return NOT_ITSELF if name in OF_LAUNCHER else f"{_tried(proof)}: {proof.before} -> {proof.after}"

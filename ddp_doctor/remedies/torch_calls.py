@@ -1,11 +1,13 @@
-"""Remedies for how a script or its launcher starts torch's process group.
+"""Remedies for how a script or its launcher starts torch's process group, for a model, and for a torch that is changed.
 
 Sources: torch.distributed, init_process_group (device_id); torch.distributed.run, "Definitions" (LOCAL_RANK) and
 --rdzv-conf (join_timeout, 600 s by default: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
 """
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
-from ddp_doctor.remedies.kinds import in_code
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import in_code, remedy
 
 DOCS = "https://docs.pytorch.org/docs/stable/"
 
@@ -36,3 +38,35 @@ HUNG_CODE = in_model_code(
     "Look at what this line waits for: the network, a lock, a terminal, an endless loop, or a collective that"
     " not all ranks call"
 )
+
+
+_NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"
+
+_WHICH_CODE = (
+    'python -c "import inspect, torch; from torch.nn.parallel import DistributedDataParallel as D; '
+    'print(torch.__version__, inspect.getsourcefile(D), inspect.getsourcefile(D.no_sync))"'
+)
+
+#: The probe runs none of the user's code, so what is left above the transport is torch itself.
+_SOFTWARE = remedy(
+    "Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
+    _WHICH_CODE,
+    cost="None: it only prints where the code of DDP and no_sync() comes from",
+    undo=NOTHING_TO_UNDO,
+    untried=_NOT_TRIED,
+    references=("https://pytorch.org/docs/stable/notes/ddp.html",),
+)
+
+
+def of_stock_ddp(recording: Recording, check: str) -> tuple[Remedy, ...]:
+    """What to try where stock DDP averages or broadcasts wrongly, with a model of the doctor's own.
+
+    ``check`` is the one to repeat.
+    """
+    if recording.world is None or recording.world.backend != "nccl":
+        return (_SOFTWARE,)
+    commands = (f"ddp-doctor run --only {check}",)
+    return (
+        nccl.SIMPLE_PROTOCOL.model_copy(update={"commands": commands, "proof": Proof(reason=_NOT_TRIED)}),
+        _SOFTWARE,
+    )

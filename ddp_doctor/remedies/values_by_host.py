@@ -37,7 +37,8 @@ def branches(settings: Sequence[Setting], world: World | None) -> tuple[Branch, 
         raise Unclear("it has two values")
     own = _by_host(settings, world)
     everywhere = tuple(Branch(value) for value in general)
-    if own and not general and _is_all(own, world) and len(set(own.values())) == 1:
+    hosts = {node.hostname for node in world.nodes} if world and len(world.nodes) == world.nnodes else set()
+    if own and not general and hosts and own.keys() >= hosts and len(set(own.values())) == 1:
         return (Branch(next(iter(own.values()))),)
     by_value = grouped((value, host) for host, value in own.items() if value not in general)
     return (*(Branch(value, tuple(hosts)) for value, hosts in by_value.items()), *everywhere)
@@ -86,13 +87,6 @@ def _host(setting: Setting, world: World | None) -> str | None:
     if host is None or not is_host(host):
         raise Unclear(f"no host name is known of {host or f'node rank {setting.node_rank}'}")
     return host
-
-
-def _is_all(own: dict[str, str | None], world: World | None) -> bool:
-    """Whether every node of the run has a value of its own."""
-    return (
-        world is not None and len(world.nodes) == world.nnodes and own.keys() >= {node.hostname for node in world.nodes}
-    )
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Command, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, Command, Verdict
 from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Captioned, Table
@@ -20,7 +20,6 @@ from ddp_doctor.wording.nodes import hosts, name_list
 
 #: Rows of a table on a screen; the JSON has all.
 _SHOWN = 12
-_ORDER = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 _NUMBERS = ("runs", "sick", "nodes", "change", "noise")
 Rows = Sequence[tuple[str, ...]]
 
@@ -28,10 +27,9 @@ Rows = Sequence[tuple[str, ...]]
 def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str]:
     """Each part with an empty line above; on a screen the first rows of it."""
     for part in parts(report, each=each):
-        rows, notes = part.table.rows, part.notes
-        shown = replace(part, table=replace(part.table, rows=rows[:_SHOWN]), notes=notes[:_SHOWN])
-        yield from ("", *(part if each else shown).lines(width))
-        if not each and (left := max(len(rows), len(notes)) - _SHOWN) > 0:
+        shown = replace(_first_rows(part, each=each), notes=part.notes[: None if each else _SHOWN])
+        yield from ("", *shown.lines(width))
+        if not each and (left := max(len(part.table.rows), len(part.notes)) - _SHOWN) > 0:
             yield f"   and {left} more (-v shows all)"
 
 
@@ -65,7 +63,7 @@ def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
     shown = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
-    shown.sort(key=lambda node: (_ORDER.index(node.verdict), not node.lemon, -node.sick_runs))
+    shown.sort(key=lambda node: (WORST_FIRST.index(node.verdict), not node.lemon, -node.sick_runs))
     return [
         (
             node.hostname,
@@ -158,5 +156,8 @@ def beside_lines(recording: Recording, width: int | None, *, each: bool) -> tupl
     found = beside(recording)
     if found is None or not (each or recording.command is Command.COMPARE):
         return ()
-    shown = found.table if each else replace(found.table, rows=found.table.rows[:_SHOWN])
-    return replace(found, table=shown).lines(width)
+    return _first_rows(found, each=each).lines(width)
+
+
+def _first_rows(part: Captioned, *, each: bool) -> Captioned:
+    return replace(part, table=replace(part.table, rows=part.table.rows[: None if each else _SHOWN]))

@@ -12,7 +12,6 @@ Above it are comments: why, and what cannot be part of it. Files of a shell, whi
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, Variable
 from ddp_doctor.render import shell
@@ -41,10 +40,10 @@ def docker_args(given: SettingsToApply) -> str:
         comments.append(shell.remark(option.because))
         if option.not_applied:
             comments.append(shell.comment(option.option, option.not_applied))
-    found = _walk(given, _argument)
+    on_variables, settings = _walk(given, _argument)
     words = [option.option for option in given.options if not option.not_applied]
-    words += [_argument(name, value) for name, value in found.settings]
-    comments += found.comments
+    words += [_argument(name, value) for name, value in settings]
+    comments += on_variables
     return _page("Arguments of docker run", given, comments, " ".join(words), sets=bool(words))
 
 
@@ -64,15 +63,15 @@ def _argument(name: str, value: str | None) -> str:
 
 def torchrun_args(given: SettingsToApply) -> str:
     """Comments, then one line of shell words; only the word torchrun if there is nothing to set."""
-    comments, found = _walk(given, _word, can_unset=True)
-    unset = [_word(name, None) for name, value in found if value is None]
-    settings = [_word(name, value) for name, value in found if value is not None and name not in _OF_TORCHRUN]
-    options = [_word(name, value) for name, value in found if value is not None and name in _OF_TORCHRUN]
+    comments, settings = _walk(given, _word, can_unset=True)
+    unset = [_word(name, None) for name, value in settings if value is None]
+    words = [_word(name, value) for name, value in settings if value is not None and name not in _OF_TORCHRUN]
+    options = [_word(name, value) for name, value in settings if value is not None and name in _OF_TORCHRUN]
     if options:
         comments.append(shell.comment("where the command has --rdzv-endpoint, name the host there instead"))
-    prefix = ["env", *unset, *settings] if unset or settings else []
-    words = " ".join([*prefix, "torchrun", *options])
-    return _page("In place of the word torchrun", given, comments, words, sets=bool(found))
+    prefix = ["env", *unset, *words] if unset or words else []
+    line = " ".join([*prefix, "torchrun", *options])
+    return _page("In place of the word torchrun", given, comments, line, sets=bool(settings))
 
 
 def _word(name: str, value: str | None) -> str:
@@ -88,11 +87,15 @@ def k8s_env(given: SettingsToApply) -> str:
     comments = []
     for option in given.options:
         note = f"   # {option.not_applied}" if option.not_applied else ""
-        comments += [shell.remark(option.because), shell.comment(f"{_in_a_pod(option.option)}{note}")]
-    found = _walk(given, _entry)
-    items = [f"  - name: {name}\n    value: {_string(value or '')}" for name, value in found.settings]
+        name, _, value = option.option.partition("=")
+        if re.search("[0-9][mg]$", value):
+            value = f"{value[:-1]}{value[-1].upper()}i"
+        here = f" is here: {_IN_A_POD[name].format(value)}" if name in _IN_A_POD else ""
+        comments += [shell.remark(option.because), shell.comment(f"{option.option} of docker run{here}{note}")]
+    on_variables, settings = _walk(given, _entry)
+    items = [f"  - name: {name}\n    value: {_string(value or '')}" for name, value in settings]
     text = "\n".join(["env:", *items]) if items else "env: []"
-    return _page("For a container of a pod", given, [*comments, *found.comments], text, sets=bool(items))
+    return _page("For a container of a pod", given, [*comments, *on_variables], text, sets=bool(items))
 
 
 def _entry(name: str, value: str | None) -> str:
@@ -106,41 +109,29 @@ def _string(value: str) -> str:
     return json.dumps(value.replace("$", "$$"), ensure_ascii=False)
 
 
-def _in_a_pod(option: str) -> str:
-    name, _, value = option.partition("=")
-    if name not in _IN_A_POD:
-        return f"{option} of docker run"
-    return f"{option} of docker run is here: {_IN_A_POD[name].format(re.sub('(?<=[0-9])([mg])$', _unit, value))}"
-
-
-def _unit(found: re.Match[str]) -> str:
-    return f"{found[0].upper()}i"
-
-
 #: Writes a variable with its value, or with None if it is to be unset.
 _Form = Callable[[str, str | None], str]
 
 
-class _Walked(NamedTuple):
-    """The comments on all variables, and what is set."""
+def _walk(
+    given: SettingsToApply, form: _Form, *, can_unset: bool = False
+) -> tuple[list[str], list[tuple[str, str | None]]]:
+    """The comments on all variables, in order, and what is set on all hosts; None unsets the variable.
 
-    comments: list[str]
-    settings: list[tuple[str, str | None]]  # that are applied on all hosts; None unsets the variable
-
-
-def _walk(given: SettingsToApply, form: _Form, *, can_unset: bool = False) -> _Walked:
-    """All variables in order. If the form cannot unset one, a comment says that it has to go."""
-    found = _Walked([], [])
+    If the form cannot unset one, a comment says that it has to go.
+    """
+    comments: list[str] = []
+    settings: list[tuple[str, str | None]] = []
     for variable in given.variables:
-        found.comments.extend(_notes(variable, form))
+        comments += _notes(variable, form)
         branch = variable.everywhere
         if branch is None or variable.not_applied:
             continue
         if branch.value is None and not can_unset:
-            found.comments.append(shell.comment(form(variable.name, None)))
+            comments.append(shell.comment(form(variable.name, None)))
         else:
-            found.settings.append((variable.name, branch.value))
-    return found
+            settings.append((variable.name, branch.value))
+    return comments, settings
 
 
 def _page(heading: str, given: SettingsToApply, comments: Sequence[str], end: str, *, sets: bool) -> str:

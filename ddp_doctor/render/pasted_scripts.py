@@ -4,6 +4,7 @@ A candidate that was not tried is a comment: in a healthy job it could do harm. 
 script to all tasks, so there a value that differs by host travels in one variable of text, which each task evaluates.
 """
 
+import textwrap
 from collections.abc import Iterator
 
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, Variable
@@ -69,7 +70,7 @@ def _explained(variable: Variable) -> Iterator[str]:
         yield _statement(variable)
     elif variable.per_host:
         yield shell.remark(f"{variable.not_applied}:")
-        yield shell.commented(_statement(variable))
+        yield textwrap.indent(_statement(variable), "# ", lambda _line: True)
     else:
         yield shell.comment(_statement(variable), variable.not_applied)
 

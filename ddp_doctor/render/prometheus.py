@@ -15,13 +15,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import CheckStatus, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Verdict
 from ddp_doctor.model.report import Report, finished_at
 from ddp_doctor.render.text import plain
 
 #: Of what a bandwidth was measured; further labels of measurements (peers, parameters) have too many values.
 _OF_BANDWIDTH = ("measurement", "bytes", "ranks", "backend", "node", "gpu")
-_WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
 
 _Samples = Mapping[tuple[str, ...], float]
 
@@ -54,7 +53,7 @@ def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samp
     verdicts: _Samples = {(verdict,): value for verdict, value in _each(Verdict, report.verdict)}
     yield "verdict", "1 for the verdict, 0 for the others.", ("verdict",), verdicts
     worst: dict[str, Verdict] = {}  # of nodes that say they have the same name
-    for node in sorted(report.nodes, key=lambda node: -_WORST_FIRST.index(node.verdict)):
+    for node in sorted(report.nodes, key=lambda node: -WORST_FIRST.index(node.verdict)):
         worst[node.hostname] = node.verdict
     of_nodes: _Samples = {
         (host, state): value for host, verdict in worst.items() for state, value in _each(Verdict, verdict)

@@ -10,7 +10,6 @@ Which names and values come here at all, remedies/values_by_host.py decides.
 """
 
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from ddp_doctor.render.text import plain
@@ -43,7 +42,7 @@ def case(branches: Iterable[tuple[Sequence[str], str]]) -> str:
 
 def comment(statement: str, note: str = "") -> str:
     """A line that does nothing until somebody takes the # off: a statement made here, and perhaps a remark on it."""
-    line = "# " + plain(" ".join(each.strip() for each in statement.splitlines()))
+    line = "# " + plain(" ".join(part.strip() for part in statement.splitlines()))
     return f"{line}   {remark(note)}" if note else line
 
 
@@ -55,8 +54,3 @@ def remark(text: str) -> str:
     """
     words = plain(" ".join(line.strip() for line in text.splitlines()))
     return f"# {words}" if _PROSE.fullmatch(words) else f"# {quoted(words)}"
-
-
-def commented(lines: str) -> str:
-    """Lines written here, with a # in front of each."""
-    return textwrap.indent(lines, "# ", lambda _line: True)

@@ -141,9 +141,15 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
     cells += [f"{values[name]:.0%}" if name in values else "-" for name in _SHARES.values()]
     mib = float(whole.labels.get("gradient_bytes", 0)) / 2**20
     caption = f"A training step of {whole.labels.get('ranks', '?')} ranks, {mib:.3g} MiB of gradients:"
-    notes = [*_bucket_sizes(measurements)]
+    notes = []
     if whole.labels.get("shared_processors") == "yes":
-        notes.insert(0, "other ranks or other work shared the processors: scaling says nothing here")
+        notes.append("other ranks or other work shared the processors: scaling says nothing here")
+    of_caps = [(measurement.labels.get("bucket_cap_mib"), measurement) for measurement in measurements]
+    predicted = {cap: measurement.value for cap, measurement in of_caps if measurement.name == "step_predicted"}
+    for cap, measurement in of_caps:
+        if measurement.name == "step_measured":
+            both = f"predicted {_three_digits(predicted[cap])}, measured {_three_digits(measurement.value)}"
+            notes.append(f"buckets of {cap:g} MiB: {both}")
     table = Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)))
     return Captioned(caption, table, tuple(notes))
 
@@ -151,19 +157,6 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
 def _three_digits(seconds: float) -> str:
     """Three of them: more is noise."""
     return amount(float(f"{seconds:.3g}"), "s")
-
-
-def _bucket_sizes(measurements: Sequence[Measurement]) -> Iterator[str]:
-    predicted = {
-        measurement.labels["bucket_cap_mib"]: measurement.value
-        for measurement in measurements
-        if measurement.name == "step_predicted"
-    }
-    for measurement in measurements:
-        if measurement.name == "step_measured":
-            cap = measurement.labels["bucket_cap_mib"]
-            measured = _three_digits(measurement.value)
-            yield f"buckets of {cap:g} MiB: predicted {_three_digits(predicted[cap])}, measured {measured}"
 
 
 #: The rows a person wants on the screen: the first, which is ready first, and the last, which ends the backward.
@@ -177,27 +170,14 @@ def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
         return None
     known = any(bucket.labels.get("first") for bucket in buckets)
     how = "in the order in which they are ready" if known else "in the order of construction, last layer first"
-    return Table(("bucket", "size", "parameters", how), list(_shown_buckets(buckets)), range(3))
-
-
-_Cells = tuple[str, str, str, str]
-
-
-def _shown_buckets(buckets: Sequence[Measurement]) -> Iterator[_Cells]:
+    rows = []
+    for bucket in buckets:
+        number, *ends = (str(bucket.labels.get(label, "")) for label in ("bucket", "first", "last"))
+        size = f"{bucket.value / 2**20:.3g} MiB" if bucket.value >= 2**20 / 100 else f"{bucket.value / 2**10:.3g} KiB"
+        which = " to ".join(dict.fromkeys(filter(None, ends)))
+        rows.append((number, size, str(bucket.labels.get("parameters") or "-"), which))
     count = int(buckets[0].labels["buckets"])
-    if count <= _BUCKETS_SHOWN:
-        yield from map(_bucket_row, buckets)
-        return
-    yield from map(_bucket_row, buckets[: _BUCKETS_SHOWN - 2])
-    is_last = int(buckets[-1].labels["bucket"]) == count - 1
-    left = count - (_BUCKETS_SHOWN - 2) - is_last
-    yield ("...", f"{left} more", "", "")
-    if is_last:
-        yield _bucket_row(buckets[-1])
-
-
-def _bucket_row(bucket: Measurement) -> _Cells:
-    names = [str(bucket.labels.get(end, "")) for end in ("first", "last")]
-    which = " to ".join(dict.fromkeys(name for name in names if name))
-    size = f"{bucket.value / 2**20:.3g} MiB" if bucket.value >= 2**20 / 100 else f"{bucket.value / 2**10:.3g} KiB"
-    return (str(bucket.labels["bucket"]), size, str(bucket.labels.get("parameters") or "-"), which)
+    if count > _BUCKETS_SHOWN:
+        first, last = rows[: _BUCKETS_SHOWN - 2], rows[-1:] if rows[-1][0] == str(count - 1) else []
+        rows = [*first, ("...", f"{count - len(first) - len(last)} more", "", ""), *last]
+    return Table(("bucket", "size", "parameters", how), rows, range(3))

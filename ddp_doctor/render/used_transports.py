@@ -75,7 +75,8 @@ def used_transports(recording: Recording) -> Captioned | None:
     notes = [f"and {left} kinds of connections more"] if left else []
     notes += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
     notes += _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
-    return Captioned("What NCCL used between the ranks", Table(_TITLES, cells), tuple(notes))
+    titles = ("NCCL between ranks", "predicted", "used", "expected rate", "")
+    return Captioned("What NCCL used between the ranks", Table(titles, cells), tuple(notes))
 
 
 def slowest_p2p(recording: Recording) -> float | None:
@@ -86,9 +87,6 @@ def slowest_p2p(recording: Recording) -> float | None:
     direct = [kind for kind in kinds if kind.used == kind.predicted == "P2P"]
     rates = [kind.rate_gb_per_s for kind in direct if kind.rate_gb_per_s is not None]
     return min(rates) if kinds and len(rates) == len(kinds) else None
-
-
-_TITLES = ("NCCL between ranks", "predicted", "used", "expected rate", "")
 
 
 def _within(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:

@@ -54,7 +54,8 @@ def others_may_change(single_file: str | None = None, python: str = sys.executab
     Followed as root would: through symbolic links, from the root folder on.
     """
     for path in map(Path, (python, single_file or __file__)):
-        for part in _way_to(path):
+        real = path.resolve()
+        for part in dict.fromkeys([*reversed(path.parents), path, *reversed(real.parents), real]):
             try:
                 found = part.stat()
             except OSError:
@@ -63,12 +64,6 @@ def others_may_change(single_file: str | None = None, python: str = sys.executab
             if found.st_uid != 0 or (found.st_mode & 0o022 and not sticky_folder):
                 return str(part)
     return None
-
-
-def _way_to(path: Path) -> list[Path]:
-    """The folders above a path and itself, as it is written and as links lead to it."""
-    real = path.resolve()
-    return list(dict.fromkeys([*reversed(path.parents), path, *reversed(real.parents), real]))
 
 
 def _packaged(file: str) -> str:

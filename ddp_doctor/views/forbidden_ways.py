@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
-from ddp_doctor.views.transports import Expected, GpuPair, Place, places
+from ddp_doctor.views.transports import Expected, Place, places
 
 _BETWEEN_GPUS = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_P2P_LEVEL")
 
@@ -53,13 +54,12 @@ def between_gpus(recording: Recording) -> list[Forbidden]:
     """The settings that keep pairs of GPUs from a faster way, each with the nodes on which it costs the same."""
     if recording.command.is_of_root:
         return []  # the job's settings are not there yet
-    groups: dict[tuple[str, str, tuple[GpuPair, ...]], list[tuple[Place, list[Loss]]]] = {}
-    for place in places(recording):
-        for name in _BETWEEN_GPUS:
-            losses = _losses(place, name)
-            if losses:
-                cause = (name, place.node.settings[name], tuple(loss.having.gpus for loss in losses))
-                groups.setdefault(cause, []).append((place, losses))
+    groups = grouped(
+        ((name, place.node.settings[name], tuple(loss.having.gpus for loss in losses)), (place, losses))
+        for place in places(recording)
+        for name in _BETWEEN_GPUS
+        if (losses := _losses(place, name))
+    )
     return [
         Forbidden(name, value, tuple(place.seen for place, _ in group), tuple(group[0][1]))
         for (name, value, _), group in groups.items()

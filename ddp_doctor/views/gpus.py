@@ -76,27 +76,23 @@ def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
     An MPS server is there for the job itself, and a desktop that only draws counts by its memory. GPUs in
     MIG mode are left out: what is free in the job's slice is not known.
     """
-    return tuple(_as_busy(gpu) for gpu in fact.of_the_job() if not gpu.mig_enabled and _is_busy(gpu))
-
-
-def _is_busy(gpu: Gpu) -> bool:
-    return gpu.holds_foreign_data() or any(not _is_mps(process) for process in gpu.computing())
-
-
-def _is_mps(process: GpuProcess) -> bool:
-    return (process.name or "").startswith(MPS_SERVER)
-
-
-def _as_busy(gpu: Gpu) -> BusyGpu:
-    known = gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
-    free = max((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0), 0)
-    return BusyGpu(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        used_bytes=gpu.memory_of_others_bytes if known else None,
-        free_bytes=free if known else None,
-        holders=tuple(process for process in gpu.processes if not _is_mps(process)),
-    )
+    found = []
+    for gpu in fact.of_the_job():
+        holders = [process for process in gpu.processes if not (process.name or "").startswith(MPS_SERVER)]
+        computes = any(process.kind == "compute" for process in holders)
+        if gpu.mig_enabled or not (computes or gpu.holds_foreign_data()):
+            continue
+        known = gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
+        free = max((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0), 0)
+        busy = BusyGpu(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            used_bytes=gpu.memory_of_others_bytes if known else None,
+            free_bytes=free if known else None,
+            holders=tuple(holders),
+        )
+        found.append(busy)
+    return tuple(found)
 
 
 def gpu_of(recording: Recording, rank: int) -> int | None:

@@ -108,10 +108,14 @@ def to_network(recording: Recording, place: Place) -> Iterator[ToNetwork]:
     """Each GPU with a NIC of known name that NCCL may use; a port that is down is passed over where it is known."""
     ways = ways_to_nics(recording, place)
     for gpu, own in ways.items():
-        others = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
-        yield _nics_taken_by_nccl(
-            [_way_by_another_gpu(place, own[nic], [its[nic] for its in others if nic in its]) for nic in own]
-        )
+        linked = [ways[other] for other in ways if nvlinks(place.fact.links[gpu].get(other, ""))]
+        found = [_way_by_another_gpu(place, own[nic], [its[nic] for its in linked if nic in its]) for nic in own]
+        # NCCL takes the fastest; the nearest where a rate is not known.
+        rates = [way.rate_gb_per_s or 0.0 for way in found]
+        fast = [way for way in found if not all(rates) or way.rate_gb_per_s == max(rates)]
+        near = min(NCCL_PATHS.index(way.nccl_path) for way in fast)
+        same = [way for way in fast if NCCL_PATHS.index(way.nccl_path) == near]
+        yield replace(same[0], nics=tuple(way.nics[0] for way in same))
 
 
 def _way_by_another_gpu(place: Place, own: ToNetwork, others: Sequence[ToNetwork]) -> ToNetwork:
@@ -122,16 +126,6 @@ def _way_by_another_gpu(place: Place, own: ToNetwork, others: Sequence[ToNetwork
     if way is None:
         return own
     return replace(way, gpu=own.gpu, code="PXN", why=f"over NVLink to a GPU with a NIC; {way.why}")
-
-
-def _nics_taken_by_nccl(ways: Sequence[ToNetwork]) -> ToNetwork:
-    """The NICs that NCCL takes of all that a GPU can reach; the nearest where a rate is not known."""
-    rates = [way.rate_gb_per_s or 0.0 for way in ways]
-    most = max(rates) if all(rates) else None
-    fast = [way for way in ways if most is None or way.rate_gb_per_s == most]
-    near = min(NCCL_PATHS.index(way.nccl_path) for way in fast)
-    same = [way for way in fast if NCCL_PATHS.index(way.nccl_path) == near]
-    return replace(same[0], nics=tuple(way.nics[0] for way in same))
 
 
 _STAGED = re.compile(r"\[receive\] via NET/IB/\d{1,3}(?:\(\d{1,7}\))?(?:/Shared)?\s*$", re.MULTILINE)
@@ -152,7 +146,7 @@ class Staged:
         """NCCL_NET_GDR_LEVEL, where that is what forbids it."""
         level = self.place.node.settings.get(GDR_LEVEL)
         limit = link_codes.p2p_level(level) if level else None
-        return level if limit and not link_codes.allowed(self.code, limit) else None
+        return level if limit and not allowed(self.code, limit) else None
 
 
 @once_a_recording
@@ -186,8 +180,4 @@ def _staged_connection(recording: Recording, place: Place, crossing: Crossing) -
         return None
     code = place.fact.links[gpu][nics[0]]
     able = not any(word in model for word in WITHOUT_GPUDIRECT) and gpu not in place.fact.mig_gpus
-    return (
-        Staged(place, crossing, gpu, name, code)
-        if able and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
-        else None
-    )
+    return Staged(place, crossing, gpu, name, code) if able and allowed(code, DEFAULT_P2P_LIMIT) else None

@@ -18,9 +18,14 @@ def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[
     low, high = min(ends), max(ends)
     bad = {(low, high), *sick}
     across = is_across(recording, (low, high))
-    alike = [
-        rate for pair, rate in _rates(recording).items() if pair not in bad and is_across(recording, pair) == across
-    ]
+    rates = {
+        (min(rank.rank, pair.peer), max(rank.rank, pair.peer)): pair.bandwidth_gb_per_s * 1e9
+        for rank in recording.facts(P2pFact)
+        if rank.rank is not None
+        for pair in rank.fact.pairs
+        if not pair.wrong_bytes
+    }
+    alike = [rate for pair, rate in rates.items() if pair not in bad and is_across(recording, pair) == across]
     return Reproducer(
         kind="exchange",
         ranks=(low, high),
@@ -28,17 +33,6 @@ def between(recording: Recording, ends: tuple[int, int], sick: Collection[tuple[
         healthy_bytes_per_s=median_high(alike) if alike else None,
         healthy=f"the other pairs {'between nodes' if across else 'within a node'}" if alike else "",
     )
-
-
-def _rates(recording: Recording) -> dict[tuple[int, int], float]:
-    """Bytes per second of each pair whose data arrived right."""
-    return {
-        (min(rank.rank, pair.peer), max(rank.rank, pair.peer)): pair.bandwidth_gb_per_s * 1e9
-        for rank in recording.facts(P2pFact)
-        if rank.rank is not None
-        for pair in rank.fact.pairs
-        if not pair.wrong_bytes
-    }
 
 
 def is_across(recording: Recording, pair: tuple[int, int]) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.node.env_vars import EnvVars
-from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.settings.names import is_of_rccl
@@ -46,16 +45,14 @@ def installed(recording: Recording) -> Mapping[int, Installed]:
     """The releases of each node with an environment, which decide which variables are read there."""
     software = {node.node: node.fact for node in of_the_job(recording)}
     backends = nccl_backends(recording)
-    return {
-        node.node: _installed(software.get(node.node), backends.get(node.node)) for node in recording.facts(EnvVars)
-    }
-
-
-def _installed(fact: Software | None, backend: str | None) -> Installed:
-    if fact is None:
-        return Installed(backend=backend)
-    nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
-    return Installed(nccl, release(fact.torch_version or ""), backend)
+    found = {}
+    for node in recording.facts(EnvVars):
+        fact, backend = software.get(node.node), backends.get(node.node)
+        found[node.node] = Installed(backend=backend)
+        if fact is not None:
+            nccl = () if fact.torch_hip else release(fact.nccl_loaded or "")
+            found[node.node] = Installed(nccl, release(fact.torch_version or ""), backend)
+    return found
 
 
 @dataclass(frozen=True)

@@ -92,9 +92,21 @@ def leads_out(address: str) -> bool:
 def causes(recording: Recording) -> list[Cause]:
     """Why nodes fell silent, one entry for each cause."""
     left = {farewell.fact.node for farewell in farewells(recording)}
-    blocked = _blocked_before(recording)
-    all_seen = [_as_news(silence, blocked) for silence in recording.facts(SilenceFact) if silence.fact.node not in left]
-    counted = [silence for silence in all_seen if _is_evidence(silence.fact)]
+    # Whose direct line did not work at the start either: its silence now says nothing new.
+    blocked = {
+        (node.node, peer.node)
+        for node in recording.facts(ConnectivityFact)
+        for peer in node.fact.peers
+        if (peer.met_at_outcome or peer.outcome) != "ok"
+    }
+    counted = []
+    for silence in recording.facts(SilenceFact):
+        fact = silence.fact
+        if (silence.node, fact.node) in blocked and fact.answer != "answers":
+            fact = fact.model_copy(update={"answer": "not_asked"})
+        # An observer that only reports how long it has not heard the head may have heard it just before.
+        if fact.node not in left and (fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S):
+            counted.append(replace(silence, fact=fact))
     if counted and all(silence.fact.stopped_s >= SILENT_S for silence in counted):  # so long that the others gave it up
         return [Cause("stopped", _silent(counted), _observers(counted), seen=tuple(counted))]
     alone = _lone_observer(recording, counted)
@@ -103,27 +115,6 @@ def causes(recording: Recording) -> list[Cause]:
     of_node = grouped((silence.fact.node, silence) for silence in counted)
     each = [_cause_of(recording, node, silences) for node, silences in of_node.items()]
     return _merged(_without_outvoted([cause for cause in each if cause is not None]))
-
-
-def _blocked_before(recording: Recording) -> set[tuple[int, int]]:
-    """(node, peer) whose direct line did not work at the start either: its silence now says nothing new."""
-    return {
-        (node.node, peer.node)
-        for node in recording.facts(ConnectivityFact)
-        for peer in node.fact.peers
-        if (peer.met_at_outcome or peer.outcome) != "ok"
-    }
-
-
-def _as_news(silence: FactAt[SilenceFact], blocked: set[tuple[int, int]]) -> FactAt[SilenceFact]:
-    if (silence.node, silence.fact.node) not in blocked or silence.fact.answer == "answers":
-        return silence
-    return replace(silence, fact=silence.fact.model_copy(update={"answer": "not_asked"}))
-
-
-def _is_evidence(fact: SilenceFact) -> bool:
-    """An observer that only reports how long it has not heard the head may have heard it just before."""
-    return fact.answer != "not_asked" or fact.silent_s >= _HEARD_TOO_LONG_AGO_S
 
 
 def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
@@ -140,60 +131,30 @@ def _lone_observer(recording: Recording, silences: Sequence[FactAt[SilenceFact]]
     return None
 
 
-@dataclass(frozen=True)
-class _SeenBy:
-    """Who observes one silent node, by what its host answered them."""
-
-    hearing: tuple[int, ...]
-    frozen: tuple[int, ...]
-    gone: tuple[int, ...]
-    deaf: tuple[int, ...]  # without observers whose own link is down
-    excused: tuple[int, ...]  # observers whose own link is down
-    beatless: tuple[int, ...]  # observers that did not dial it, or could not even before
-
-
-def _seen_by(recording: Recording, silences: Sequence[FactAt[SilenceFact]]) -> _SeenBy:
-    dark = [silence for silence in silences if silence.fact.answer in _NO_ANSWER]
+def _cause_of(recording: Recording, node: int, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
+    """Why one node is silent to these observers; None where the node is not the cause."""
 
     def by(answer: str) -> tuple[int, ...]:
         return _observers(silence for silence in silences if silence.fact.answer == answer)
 
-    return _SeenBy(
-        hearing=by("answers"),
-        frozen=by("silent"),
-        gone=by("refused"),
-        deaf=_observers(silence for silence in dark if not links_lost(recording, silence)),
-        excused=_observers(silence for silence in dark if links_lost(recording, silence)),
-        beatless=by("not_asked"),
-    )
-
-
-def _cause_of(recording: Recording, node: int, silences: Sequence[FactAt[SilenceFact]]) -> Cause | None:
-    """Why one node is silent to these observers; None where the node is not the cause."""
-    seen_by = _seen_by(recording, silences)
+    dark = [silence for silence in silences if silence.fact.answer in _NO_ANSWER]
+    excused = _observers(silence for silence in dark if links_lost(recording, silence))  # whose own link is down
+    deaf = _observers(silence for silence in dark if not links_lost(recording, silence))
     missed = _observers(silence for silence in silences if silence.fact.heartbeat)
-    if not missed and not seen_by.deaf:
+    if not missed and not deaf:
         return None  # it was only asked along the way: it ended because the head was lost
     whole = Cause("dark", (node,), (node,), seen=tuple(silences))
-    if not seen_by.hearing:
-        return _of_unheard(whole, seen_by)
-    broken = (*seen_by.deaf, *seen_by.frozen, *seen_by.gone)
-    if broken:
-        return _pairs(whole, "path", broken)
-    if seen_by.excused:
-        return replace(whole, how="link-down", blamed=seen_by.excused)
-    if len(missed) > 1:
-        return replace(whole, how="store")
-    return _pairs(whole, "beats", missed)
-
-
-def _of_unheard(whole: Cause, seen_by: _SeenBy) -> Cause:
-    if seen_by.gone or seen_by.frozen:
-        return replace(whole, how="gone" if seen_by.gone else "frozen")
-    sound = (*seen_by.deaf, *seen_by.beatless)
-    if not sound:
-        return replace(whole, how="link-down", blamed=seen_by.excused)
-    return whole if len(sound) > 1 else _pairs(whole, "one-sided", sound)
+    gone, frozen = by("refused"), by("silent")
+    if by("answers"):
+        if broken := (*deaf, *frozen, *gone):
+            return _pairs(whole, "path", broken)
+    elif gone or frozen:
+        return replace(whole, how="gone" if gone else "frozen")
+    elif sound := (*deaf, *by("not_asked")):
+        return whole if len(sound) > 1 else _pairs(whole, "one-sided", sound)
+    if excused:
+        return replace(whole, how="link-down", blamed=excused)
+    return replace(whole, how="store") if len(missed) > 1 else _pairs(whole, "beats", missed)
 
 
 def _pairs(whole: Cause, how: How, observers: Sequence[int]) -> Cause:
@@ -213,22 +174,17 @@ def _without_outvoted(each: Sequence[Cause]) -> list[Cause]:
 
 def _merged(each: Sequence[Cause]) -> list[Cause]:
     """One cause for all nodes that fell silent in the same way; a lost link belongs to its own node."""
-    merged: dict[object, Cause] = {}
-    for cause in each:
-        key = (cause.how, cause.blamed if cause.how == "link-down" else ())
-        earlier = merged.get(key)
-        merged[key] = cause if earlier is None else _both(earlier, cause)
-    return list(merged.values())
-
-
-def _both(first: Cause, second: Cause) -> Cause:
-    return Cause(
-        first.how,
-        silent=(*first.silent, *second.silent),
-        blamed=tuple(dict.fromkeys((*first.blamed, *second.blamed))),
-        pairs=(*first.pairs, *second.pairs),
-        seen=(*first.seen, *second.seen),
-    )
+    groups = grouped(((cause.how, cause.blamed if cause.how == "link-down" else ()), cause) for cause in each)
+    return [
+        Cause(
+            how,
+            silent=tuple(node for cause in alike for node in cause.silent),
+            blamed=tuple(dict.fromkeys(node for cause in alike for node in cause.blamed)),
+            pairs=tuple(pair for cause in alike for pair in cause.pairs),
+            seen=tuple(silence for cause in alike for silence in cause.seen),
+        )
+        for (how, _), alike in groups.items()
+    ]
 
 
 def _observers(silences: Iterable[FactAt[SilenceFact]]) -> tuple[int, ...]:

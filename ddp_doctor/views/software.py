@@ -65,13 +65,10 @@ def other_nccl(fact: Software) -> tuple[str, str, str, str | None] | None:
 
 def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
     """The software of the nodes on which it is no error which NCCL torch would load (DD205)."""
-    wrong = {software.node for software in of_the_job(recording) if _is_too_old(software.fact)}
+    others = ((software.node, other_nccl(software.fact)) for software in of_the_job(recording))
+    differ = ((node, release(other[0]), release(other[1])) for node, other in others if other is not None)
+    wrong = {node for node, loaded, needed in differ if versions.nccl_mismatch(loaded, needed) is Severity.ERROR}
     return {software.node: software.fact for software in recording.facts(Software) if software.node not in wrong}
-
-
-def _is_too_old(fact: Software) -> bool:
-    found = other_nccl(fact)
-    return found is not None and versions.nccl_mismatch(release(found[0]), release(found[1])) is Severity.ERROR
 
 
 def nodes_load_different_nccls(recording: Recording) -> bool:

@@ -1,6 +1,6 @@
 """What NCCL should use between GPUs and nodes, and what it did use by its log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ddp_doctor.facts.node.env_vars import EnvVars
@@ -73,14 +73,12 @@ class Place:
             for gpu in (first, second)
         ]
         through = nccl_paths.bridged(self.fact.gpus, self.fact.links, first, second) > 0
-        near = self._has_faster_network((first, second), code) if nccl_paths.near(nics) else False
-        return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, near)
-
-    def _has_faster_network(self, pair: GpuPair, code: str) -> bool | None:
-        """Whether the NIC at each of the two is faster than the link between their sockets; None: not known."""
-        slowest = link_rates.slowest(self.beside.get(gpu) for gpu in pair)
-        between = self.rate(pair, code, "SHM")
-        return None if slowest is None or between is None else slowest > between
+        is_faster: bool | None = False  # the NIC at each of the two, than the link between their sockets
+        if nccl_paths.near(nics):
+            slowest = link_rates.slowest(self.beside.get(gpu) for gpu in (first, second))
+            between = self.rate((first, second), code, "SHM")
+            is_faster = None if slowest is None or between is None else slowest > between
+        return nccl_paths.Pair(code, self.fact.p2p_status(first, second), through, is_faster)
 
     def rate(self, pair: GpuPair, code: str, kind: nccl_paths.Kind) -> float | None:
         """The slowest part of the path, in one direction; None where a part is not known, and for the network."""
@@ -138,9 +136,6 @@ class Place:
         return first is None or first != second
 
 
-_NOT_ASKED = (None, "whether module or dma-buf are there is not known")
-
-
 @dataclass(frozen=True)
 class ToNetwork:
     """One GPU and the NICs that NCCL takes for it, by the names of their devices.
@@ -170,7 +165,8 @@ def ways_to_nics(recording: Recording, place: Place) -> dict[str, dict[str, ToNe
     fact, rdma = place.fact, next(iter(recording.at(RdmaFact, place.seen.node)), None)
     ports = {hca.name: port for hca, port in rdma.chosen()} if rdma and rdma.unused_by is None else {}
     kernels = recording.at(KernelFact, place.seen.node)
-    kernel = kernels[0].gpudirect_rdma() if kernels else _NOT_ASKED
+    unknown = (None, "whether module or dma-buf are there is not known")
+    kernel = kernels[0].gpudirect_rdma() if kernels else unknown
     ways: dict[str, dict[str, ToNetwork]] = {}
     for gpu in fact.gpus:
         model = place.gpus[gpu].name if gpu in place.gpus else None
@@ -199,11 +195,11 @@ def places(recording: Recording) -> list[Place]:
         version = version_in(text) or installed
         settings = {**matrix.fact.nccl_settings, **variables.get(matrix.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
+        used = len(matrix.fact.job_gpus or matrix.fact.gpus)
+        if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
+            used = len(recording.world.ranks_of(matrix.node))  # NCCL sees those of the job's ranks alone
         node = nccl_paths.Node(
-            gpus=_gpus_of_job(recording, matrix),
-            cpu_vendor=matrix.fact.cpu_vendor,
-            version=release(version) if version else (),
-            settings=settings,
+            gpus=used, cpu_vendor=matrix.fact.cpu_vendor, version=release(version) if version else (), settings=settings
         )
         place = Place(matrix, by_name, node)
         found.append(replace(place, beside=_nic_rate_beside_gpus(ways_to_nics(recording, place))))
@@ -218,13 +214,6 @@ def _nic_rate_beside_gpus(ways: Mapping[str, Mapping[str, ToNetwork]]) -> dict[s
         rates = [way.rate_gb_per_s if way.gpudirect else None for way in near]
         found[gpu] = max((rate for rate in rates if rate is not None), default=0.0) if None not in rates else None
     return found
-
-
-def _gpus_of_job(recording: Recording, node: FactAt[TopologyFact]) -> int:
-    """How many GPUs NCCL sees on a node: those of the job's ranks alone."""
-    if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
-        return len(recording.world.ranks_of(node.node))
-    return len(node.fact.job_gpus or node.fact.gpus)
 
 
 @once_a_recording
@@ -263,7 +252,8 @@ def only_p2p(recording: Recording, node: int) -> bool:
 def used_within(recording: Recording, place: Place) -> list[Used]:
     """What the log says of the pairs of GPUs of one node, where it is clear which ranks have which."""
     trial, log = first_trial(recording), log_of(recording, place.seen.node)
-    if trial is None or not _is_of_the_world(log, trial.ranks):
+    # A communicator that is not of all ranks numbers its ranks anew.
+    if trial is None or not set(log.comm_sizes) <= {len(trial.ranks)}:
         return []
     numbers = numbers_of_gpus(recording, trial, log, place.seen.node)
     found: dict[tuple[GpuPair, tuple[int, int]], list[Transport]] = {}
@@ -274,11 +264,6 @@ def used_within(recording: Recording, place: Place) -> list[Used]:
         if gpus is not None:
             found.setdefault((gpus, (low, high)), []).append(transport)
     return [Used(gpus, ranks, tuple(transports)) for (gpus, ranks), transports in found.items()]
-
-
-def _is_of_the_world(log: NcclTransportFact, ranks: Sequence[int]) -> bool:
-    """Whether all communicators are of all ranks: a smaller one numbers its ranks anew."""
-    return set(log.comm_sizes) <= {len(ranks)}
 
 
 def numbers_of_gpus(recording: Recording, trial: TrialRecord, log: NcclTransportFact, node: int) -> dict[int, int]:

@@ -104,14 +104,14 @@ def odd_culprits(recording: Recording, split: Split[int]) -> tuple[Culprit, ...]
 
 def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
     """The ranks that differ from most; one beyond those that this run has is known by its node alone."""
-    return tuple(_rank_culprit(recording, node, local) for node, local in split.few)
-
-
-def _rank_culprit(recording: Recording, node: int, local: int) -> Culprit:
-    ranks = recording.world.ranks_of(node) if recording.world else range(0)
-    if local < len(ranks):
-        return rank_culprit(recording, ranks[local], node)
-    return node_culprit(recording, node).model_copy(update={"kind": "rank"})
+    culprits = []
+    for node, local in split.few:
+        ranks = recording.world.ranks_of(node) if recording.world else range(0)
+        if local < len(ranks):
+            culprits.append(rank_culprit(recording, ranks[local], node))
+        else:
+            culprits.append(node_culprit(recording, node).model_copy(update={"kind": "rank"}))
+    return tuple(culprits)
 
 
 def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:

@@ -1,7 +1,7 @@
 """How findings speak of GPUs: in a title, as culprits, and as one line of evidence each."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ddp_doctor.facts.node.gpus import Gpu
 from ddp_doctor.model.choices import Backend, Confidence, Severity
@@ -32,10 +32,17 @@ def gpu_draft(
     beside: Sequence[Evidence] = (),
 ) -> Draft:
     """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
+    several = recording.world is not None and recording.world.nnodes > 1
+    lines = []
+    for node, gpu in hits[:LINES_OF_EVIDENCE]:
+        here, at = seen(gpu), f" on {host(recording, node)}" if several else ""
+        lines.append(here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"}))
+    if hits[LINES_OF_EVIDENCE:]:
+        lines.append(Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"))
     return finding(
         gpu_culprits(recording, hits),
         f"{gpu_names(recording, hits)}: {what}",
-        (*_lines_of_gpus(recording, hits, seen), *beside),
+        (*lines, *beside),
         *(_remedy_for_gpus(remedy, hits) for remedy in remedies),
         confidence=confidence,
         detail=detail,
@@ -47,7 +54,9 @@ def _remedy_for_gpus(remedy: Remedy, hits: Hits) -> Remedy:
     """The remedy with its INDEX replaced by the GPUs, a command for each; on several nodes they have no one name."""
     if len({node for node, _ in hits}) > 1 or len(hits) > NAMES_IN_A_SENTENCE:
         return remedy
-    names = [_argument(gpu) for _, gpu in hits]
+    # A bus id says the same in every container; the index stands where it is odd.
+    ids = [(gpu.bus_id or "", gpu.index) for _, gpu in hits]
+    names = [bus_id if _BUS_ID.fullmatch(bus_id) else str(index) for bus_id, index in ids]
 
     def for_each(command: str) -> list[str]:
         return [command.replace("INDEX", name) for name in names] if "INDEX" in command else [command]
@@ -56,23 +65,10 @@ def _remedy_for_gpus(remedy: Remedy, hits: Hits) -> Remedy:
     return remedy.model_copy(update={"commands": commands, "undo": "; ".join(for_each(remedy.undo))})
 
 
-def _argument(gpu: Gpu) -> str:
-    """The GPU for ``nvidia-smi -i``: its bus id says the same in every container; its index where that is odd."""
-    return gpu.bus_id if gpu.bus_id and _BUS_ID.fullmatch(gpu.bus_id) else str(gpu.index)
-
-
-def _lines_of_gpus(recording: Recording, hits: Hits, seen: Callable[[Gpu], Evidence]) -> Iterator[Evidence]:
-    several = recording.world is not None and recording.world.nnodes > 1
-    for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        here, at = seen(gpu), f" on {host(recording, node)}" if several else ""
-        yield here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"})
-    if hits[LINES_OF_EVIDENCE:]:
-        yield Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report")
-
-
 def gpu_names(recording: Recording, hits: Hits) -> str:
     """Pairs of node and GPU for a sentence: "GPU 3 (0000:61:00.0) on node0", "6 GPUs on node0 and node1"."""
-    return on_hosts(recording, [(node, _short(gpu)) for node, gpu in hits], "GPUs")
+    names = [(node, f"GPU {gpu.index}{f' ({gpu.bus_id})' if gpu.bus_id else ''}") for node, gpu in hits]
+    return on_hosts(recording, names, "GPUs")
 
 
 def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:
@@ -81,7 +77,3 @@ def gpu_culprits(recording: Recording, hits: Hits) -> tuple[Culprit, ...]:
         Culprit(kind="gpu", node=host(recording, node), node_rank=node, gpu=gpu.index, name=gpu.label)
         for node, gpu in hits
     )
-
-
-def _short(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.bus_id})" if gpu.bus_id else f"GPU {gpu.index}"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Sequence
 
 from ddp_doctor.facts.node.gpus import Gpu
-from ddp_doctor.facts.node.kernel import KernelEvent, StuckProcess
+from ddp_doctor.facts.node.kernel import StuckProcess
 from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
@@ -47,7 +47,15 @@ def _name(view: NodeView, device: str | None) -> str:
 
 def line_evidence(recording: Recording, hits: Sequence[Hit], expected_from: str) -> tuple[Evidence, ...]:
     """The line of each device: who, when, how often, and what else is known."""
-    return tuple(_evidence_line(recording, fault, expected_from) for fault in hits[:LINES_OF_EVIDENCE])
+    found = []
+    for fault in hits[:LINES_OF_EVIDENCE]:
+        event, age_s = fault.event, fault.view.fact.age_s(fault.event)
+        times = f", {event.count} times" if event.count > 1 else ""
+        when = f"{ago(age_s)} ago" if age_s is not None else "since the boot"
+        note = f"; {fault.note}" if fault.note else ""
+        text = f"{host(recording, fault.view.node)}, {when}{times}: {event.text}{note}"
+        found.append(Evidence(check="kernel", text=text, expected_from=expected_from))
+    return tuple(found)
 
 
 def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -> tuple[Evidence, ...]:
@@ -59,14 +67,11 @@ def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -
         Hit(view, event.device, event)
         for view in views(recording)
         for event in view.fact.events
-        if not event.past and (event.kind == "init_failed" or _is_of_the_hardware(event))
+        if not event.past and event.kind in ("init_failed", "off_bus", "xid")
+        if event.kind != "xid" or xid(event.code or 0).kind != "application"
         if concerns(view, event.device or "")
     ]
     return line_evidence(recording, hits, CATALOG)
-
-
-def _is_of_the_hardware(event: KernelEvent) -> bool:
-    return event.kind == "off_bus" or (event.kind == "xid" and xid(event.code or 0).kind != "application")
 
 
 def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evidence, ...]:
@@ -78,15 +83,6 @@ def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evid
         return gpu is not None and (view.node, gpu.index) in named
 
     return xid_lines(recording, concerns)
-
-
-def _evidence_line(recording: Recording, fault: Hit, expected_from: str) -> Evidence:
-    event, age_s = fault.event, fault.view.fact.age_s(fault.event)
-    times = f", {event.count} times" if event.count > 1 else ""
-    when = f"{ago(age_s)} ago" if age_s is not None else "since the boot"
-    note = f"; {fault.note}" if fault.note else ""
-    text = f"{host(recording, fault.view.node)}, {when}{times}: {event.text}{note}"
-    return Evidence(check="kernel", text=text, expected_from=expected_from)
 
 
 def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:

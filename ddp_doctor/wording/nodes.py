@@ -18,12 +18,7 @@ NAMES_IN_A_SENTENCE = 4
 
 def by_cause(facts: Iterable[FactAt[F]], cause: Callable[[F], K | None]) -> dict[K, list[FactAt[F]]]:
     """The facts that share a cause, in the order they were read; a cause of None is no cause."""
-    groups: dict[K, list[FactAt[F]]] = {}
-    for fact in facts:
-        key = cause(fact.fact)
-        if key is not None:
-            groups.setdefault(key, []).append(fact)
-    return groups
+    return grouped((key, fact) for fact in facts if (key := cause(fact.fact)) is not None)
 
 
 def node_culprits(recording: Recording, facts: Sequence[FactAt[F]]) -> tuple[Culprit, ...]:

@@ -33,18 +33,16 @@ def in_force(settings: Iterable[Setting]) -> str:
     for setting in [setting for setting in known if setting.name not in OF_LAUNCHER] or known:
         what = f"without {setting.name}" if setting.action == "unset" else shown(setting.name, setting.value or "")
         nodes.setdefault(what, []).extend([setting.node] if setting.node else [])
-    return ", ".join(f"{what}{_on(names)}" for what, names in nodes.items())
+    where = {
+        what: name_list(names) if len(names) <= NAMES_IN_A_SENTENCE else f"{len(names)} nodes"
+        for what, names in nodes.items()
+    }
+    return ", ".join(f"{what} on {names}" if names else what for what, names in where.items())
 
 
 def beside_tried(reason: str) -> str:
     """A reason behind words that say already that it was tried."""
     return reason.removeprefix(_SAID_ALREADY)
-
-
-def _on(names: list[str]) -> str:
-    if not names:
-        return ""
-    return f" on {name_list(names)}" if len(names) <= NAMES_IN_A_SENTENCE else f" on {len(names)} nodes"
 
 
 def rate(bytes_per_s: float) -> str:
@@ -58,26 +56,18 @@ def outcome(attempts: Sequence[Attempt]) -> str:
     """What the trials of one kind came to; empty where there were none."""
     passed = [attempt for attempt in attempts if attempt.outcome == "passed"]
     if attempts and len(passed) == len(attempts):
-        return _passed([attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None], len(passed))
+        rates = [attempt.bytes_per_s for attempt in passed if attempt.bytes_per_s is not None]
+        if len(rates) > 1:
+            least, most = rate(min(rates)), rate(max(rates))
+            number, _, unit = least.partition(" ")
+            spread = f"{number if most.endswith(unit) else least} to {most.removesuffix(f' {unit}')}"
+            return f"{rate(median(rates))} (median of {len(rates)}, {spread})"
+        times = f" ({len(passed)} of {len(passed)})" if len(passed) > 1 else ""
+        return rate(rates[0]) if rates else f"passes{times}"
     ends = Counter(_end(attempt) for attempt in attempts)
     several = len(attempts) > 1
     endings = [f"{end}{f' ({times} of {len(attempts)})' if several else ''}" for end, times in ends.items()]
     return ", ".join(endings[:_MOST_ENDS]) + (" and others" if endings[_MOST_ENDS:] else "")
-
-
-def _passed(rates: Sequence[float], trials: int) -> str:
-    if not rates:
-        return f"passes ({trials} of {trials})" if trials > 1 else "passes"
-    if len(rates) == 1:
-        return rate(rates[0])
-    return f"{rate(median(rates))} (median of {len(rates)}, {_from_to(min(rates), max(rates))})"
-
-
-def _from_to(least: float, most: float) -> str:
-    """``381 to 402``, with the first unit only where it is another one."""
-    number, _, unit = rate(least).partition(" ")
-    same = rate(most).endswith(unit)
-    return f"{number if same else rate(least)} to {rate(most).removesuffix(f' {unit}')}"
 
 
 def _end(attempt: Attempt) -> str:

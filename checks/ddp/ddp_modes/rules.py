@@ -16,8 +16,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code, remedy
-from ddp_doctor.remedies.stock_ddp import remedies
-from ddp_doctor.remedies.torch_calls import DOCS
+from ddp_doctor.remedies.torch_calls import DOCS, of_stock_ddp
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
@@ -103,7 +102,7 @@ def gradient_of_a_mode_wrong(recording: Recording) -> Iterator[Draft]:
             capital(f"with {_switches(modes)} the gradient on {who} is wrong: {held}"),
             gradient.evidence(f"gradient of {gradient.parameter} {where}"),
             *_without(modes),
-            *remedies(recording, "ddp_modes"),
+            *of_stock_ddp(recording, "ddp_modes"),
             confidence=Confidence.POSSIBLE if worst.holds.holds == "other" else Confidence.LIKELY,
             detail=f"Wrong: {', '.join(names)} of the doctor's own model; none of your code took part.",
         )
@@ -141,7 +140,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
             capital(f"with {_WAYS[name].switch} DDP raises an error on {who}: {cause(first).partition('. ')[0]}"),
             Evidence(text=f"rank {min(failed)}: {first}"),
             *_without([name]),
-            *remedies(recording, "ddp_modes"),
+            *of_stock_ddp(recording, "ddp_modes"),
         )
 
 
@@ -239,7 +238,7 @@ def _apart(recording: Recording, mode: str, steps: dict[int, ScaledStep], wrong:
             for rank in wrong[:4]
         ),
         _AGREE,
-        *remedies(recording, "ddp_modes"),
+        *of_stock_ddp(recording, "ddp_modes"),
         detail="The model is the doctor's own: none of your code took part.",
     )
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
@@ -16,11 +16,7 @@ def sysfs_bus_id(text: str) -> str:
     return f"{domain.lstrip('0').rjust(4, '0')}:{address}" if separator else domain
 
 
-def _bus_id(value: object) -> object:
-    return sysfs_bus_id(value) if isinstance(value, str) else value
-
-
-BusId = Annotated[str, BeforeValidator(_bus_id)]
+BusId = Annotated[str, AfterValidator(sysfs_bus_id)]
 
 
 class GpuProcess(Frozen):

@@ -20,12 +20,7 @@ DeviceKind = Literal["gpu", "nic", "bridge"]
 
 #: Bits of the control register that send traffic between peers up to the root, as the kernel's own
 #: peer-to-peer code judges them (drivers/pci/p2pdma.c, pci_bridge_has_acs_redir).
-_REQUEST_REDIRECT = 0x0004
-
-_COMPLETION_REDIRECT = 0x0008
-
-_EGRESS_CONTROL = 0x0020
-
+_REQUEST_REDIRECT, _COMPLETION_REDIRECT, _EGRESS_CONTROL = 0x0004, 0x0008, 0x0020
 REDIRECT = _REQUEST_REDIRECT | _COMPLETION_REDIRECT | _EGRESS_CONTROL
 
 
@@ -80,7 +75,7 @@ class PcieFact(Fact):
         """
         found = []
         for first, second in combinations(self.endpoints(), 2):
-            shared = _shared_bridges(first.above, second.above)
+            shared = shared_bridges(first.above, second.above)
             if shared and "gpu" in (first.kind, second.kind) and first.above != second.above:
                 found.append((first, second, (*first.above[shared:], *second.above[shared:])))
         return found
@@ -90,8 +85,7 @@ class PcieFact(Fact):
         return tuple(device.bus_id for device in self.devices if device.bus_id in bridges and device.redirects)
 
 
-def _shared_bridges(first: tuple[str, ...], second: tuple[str, ...]) -> int:
-    return next(
-        (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right),
-        min(len(first), len(second)),
-    )
+def shared_bridges(first: tuple[str, ...], second: tuple[str, ...]) -> int:
+    """How many bridges two devices have in common, from the root port down."""
+    differ = (at for at, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)
+    return next(differ, min(len(first), len(second)))

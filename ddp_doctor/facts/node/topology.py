@@ -1,6 +1,7 @@
 """One host's matrix of paths, as the probe writes it and the rules read it."""
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -94,11 +95,10 @@ class TopologyMatrix(Frozen):
 
     def gpu_pairs(self) -> Iterator[tuple[str, str, str]]:
         """Each pair of GPUs and its code; a pair whose two rows disagree or that is not known is left out."""
-        for index, first in enumerate(self.gpus):
-            for second in self.gpus[index + 1 :]:
-                code = self.links[first].get(second)
-                if code is not None and code == self.links[second].get(first):
-                    yield first, second, code
+        for first, second in combinations(self.gpus, 2):
+            code = self.links[first].get(second)
+            if code is not None and code == self.links[second].get(first):
+                yield first, second, code
 
     def unknown_links(self) -> int:
         """The number of pairs of devices whose link no row gives."""
@@ -206,10 +206,9 @@ class P2pStatusFact(Fact):
 
     def pairs(self) -> Iterator[tuple[str, str, tuple[str, ...]]]:
         """Each pair of GPUs and the words of both directions, one where they agree."""
-        for index, first in enumerate(self.gpus):
-            for second in self.gpus[index + 1 :]:
-                words = (self.statuses[first][second], self.statuses[second][first])
-                yield first, second, tuple(dict.fromkeys(words))
+        for first, second in combinations(self.gpus, 2):
+            words = (self.statuses[first][second], self.statuses[second][first])
+            yield first, second, tuple(dict.fromkeys(words))
 
 
 class RocmTopologyFact(Fact):

@@ -15,7 +15,7 @@ its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore t
 Element indices may be ints or integer tensors of torch; the results are then of the same kind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -122,22 +122,35 @@ def compare(place: Place, grad: Any, scale: int, identical: bool | None) -> OffG
     import torch
 
     number, ranks, index = place.number, len(place.ranks), torch.arange(place.elements)
+    right = Reading(holds="own" if identical is None else "mean")
     if identical is None:
         expected, relative = local(number, index, place.group_rank, ranks).double(), 0.0
     else:
         expected, relative = mean(number, index, ranks).double(), tolerance(ranks)
-    expected *= scale
+    gradient = against(place, grad, expected * scale, relative, right, lambda values: held(place, values / scale))
+    return gradient.model_copy(update={"identical": identical})
+
+
+def against(
+    place: Place, grad: Any, expected: Any, relative: float, right: Reading, held: Callable[[Any], Reading]
+) -> OffGradient:
+    """A flat gradient, or None, beside what it must be within a relative error; in float64 on the CPU.
+
+    None is right where zeros are expected. ``held`` reads the values of a gradient that is wrong.
+    """
+    import torch
+
     finite = grad is not None and bool(grad.isfinite().all())
-    values = grad.double().cpu() if finite else torch.zeros(place.elements, dtype=torch.float64)
+    values = grad.detach().double().cpu() if finite else torch.zeros_like(expected)
     error = (values - expected).abs()
     worst = int(error.argmax())
-    equal = finite and bool((error <= relative * expected).all())
-    if not finite:
-        reading = Reading(holds="absent" if grad is None else "not_finite")
-    elif equal:
-        reading = Reading(holds="own" if identical is None else "mean")
+    equal = (finite or grad is None) and bool((error <= relative * expected.abs()).all())
+    if equal:
+        reading = right
+    elif finite:
+        reading = held(values)
     else:
-        reading = held(place, values / scale)
+        reading = Reading(holds="absent" if grad is None else "not_finite")
     return OffGradient(
         parameter=place.name,
         elements=place.elements,
@@ -145,7 +158,7 @@ def compare(place: Place, grad: Any, scale: int, identical: bool | None) -> OffG
         got=float(values[worst]) if finite else None,
         max_abs_error=float(error[worst]) if finite else None,
         equal=equal,
-        identical=identical,
+        identical=None,
         held=reading,
     )
 

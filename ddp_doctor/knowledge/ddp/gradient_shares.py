@@ -7,8 +7,8 @@ every rank the sum of all contributions over ``n``, whichever ranks contributed 
     factor(p, j) * (s_(j mod n) + sum(s) / n)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ddp_doctor.knowledge.ddp import gradient_code
@@ -27,11 +27,6 @@ class Expectation:
     place: gradient_code.Place
     shares: tuple[float, ...]
     relative: float
-
-    @property
-    def absent(self) -> bool:
-        """Whether no rank used the parameter: its gradient stays None."""
-        return not any(self.shares)
 
 
 def tolerance(ranks: int, kind: str) -> float:
@@ -54,35 +49,20 @@ def expected(expectation: Expectation) -> Any:
 
 def compare(expectation: Expectation, grad: Any, identical: bool | None) -> gradient_code.OffGradient:
     """A flat gradient (or None) against its closed form, in float64 on the CPU."""
+    place, mean = expectation.place, gradient_code.Reading(holds="mean")
+    wanted, held = expected(expectation), partial(_held, expectation)
+    gradient = gradient_code.against(place, grad, wanted, expectation.relative, mean, held)
+    return gradient.model_copy(update={"identical": identical})
+
+
+def _held(expectation: Expectation, values: Any) -> gradient_code.Reading:
     import torch
 
-    wanted = expected(expectation)
-    finite = grad is not None and bool(grad.isfinite().all())
-    values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
-    error = (values - wanted).abs()
-    worst = int(error.argmax())
-    equal = (finite or (grad is None and expectation.absent)) and bool(
-        (error <= expectation.relative * wanted.abs()).all()
-    )
-    return gradient_code.OffGradient(
-        parameter=expectation.place.name,
-        elements=expectation.place.elements,
-        expected=float(wanted[worst]),
-        got=float(values[worst]) if finite else None,
-        max_abs_error=float(error[worst]) if finite else None,
-        equal=equal,
-        identical=identical,
-        held=gradient_code.Reading(holds="mean") if equal else _held(expectation, grad, values, finite=finite),
-    )
-
-
-def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> gradient_code.Reading:
-    if not finite:
-        return gradient_code.Reading(holds="absent" if grad is None else "not_finite")
     ranks = len(expectation.shares)
     if ranks > expectation.place.elements:
         return gradient_code.Reading(holds="other")
-    entered = _entered(expectation.place, values)
+    factors = gradient_code.factor(expectation.place.number, torch.arange(ranks), ranks)
+    entered = gradient_code.weights((values[:ranks] / factors).tolist())
     close = 4 * expectation.relative * (1 + values.abs())
     explained = expected(Expectation(expectation.place, tuple(entered), expectation.relative))
     if bool(((values - explained).abs() > close).any()):
@@ -93,12 +73,3 @@ def _held(expectation: Expectation, grad: Any, values: Any, *, finite: bool) -> 
     reading = gradient_code.read(ratios, expectation.place.group_rank, expectation.relative)
     shares = {expectation.place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
-
-
-def _entered(place: gradient_code.Place, values: Any) -> list[float]:
-    """How often each rank entered, from the first elements over their factor."""
-    import torch
-
-    ranks = len(place.ranks)
-    factors: Sequence[float] = gradient_code.factor(place.number, torch.arange(ranks), ranks)
-    return gradient_code.weights((values[:ranks] / factors).tolist())

@@ -155,19 +155,6 @@ class _Group:
         return [tensor for tensor in self.tensors if tensor.tied_to is None]
 
 
-@dataclass(frozen=True)
-class _Vote:
-    """How a question about one name divides the ranks: ``here`` of ``ranks`` against ``there`` of ``peer``."""
-
-    what: What
-    kind: Kind
-    ranks: tuple[int, ...]
-    peer: int
-    sure: bool
-    here: str
-    there: str
-
-
 def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
     """Where the models of the ranks differ; empty where they do not.
 
@@ -179,57 +166,37 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
         ("buffer", lambda manifest: manifest.buffers),
     )
     for what, tensors_of in lists:
-        groups = _grouped({rank: tensors_of(by_rank[rank]) for rank in sorted(by_rank)})
+        # Ranks with equal lists together; the group of the lowest rank is the first.
+        by_tensors = grouped((tensors_of(by_rank[rank]), rank) for rank in sorted(by_rank))
+        groups = [_Group(tuple(ranks), tensors) for tensors, ranks in by_tensors.items()]
         if len(groups) > 1:
             found += _merged(what, groups)
     return tuple(found)
 
 
-def _grouped(by_rank: Mapping[int, tuple[Tensor, ...]]) -> list[_Group]:
-    """Ranks with equal lists together; the group of the lowest rank is the first."""
-    groups = grouped((tensors, rank) for rank, tensors in by_rank.items())
-    return [_Group(tuple(ranks), tensors) for tensors, ranks in groups.items()]
-
-
 def _merged(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
     """Differences of one kind on the same ranks as one, the first name in front."""
-    names: dict[tuple[Kind, tuple[int, ...]], list[str]] = defaultdict(list)
-    first: dict[tuple[Kind, tuple[int, ...]], _Vote] = {}
-    for name, vote in _votes(what, groups):
-        key = (vote.kind, vote.ranks)
-        names[key].append(name)
-        first.setdefault(key, vote)
-    for key, vote in first.items():
-        yield Difference(
-            what=what,
-            kind=vote.kind,
-            names=tuple(names[key][:MOST_NAMES]),
-            count=len(names[key]),
-            ranks=vote.ranks,
-            peer=vote.peer,
-            sure=vote.sure,
-            here=vote.here,
-            there=vote.there,
-        )
+    for alike in grouped(((vote.kind, vote.ranks), vote) for vote in _votes(what, groups)).values():
+        names = [vote.names[0] for vote in alike]
+        yield alike[0].model_copy(update={"names": tuple(names[:MOST_NAMES]), "count": len(names)})
 
 
-def _votes(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
+def _votes(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
     """Every name that is not the same everywhere, and how it differs."""
     if _differ_in_names_alone(groups):
         for tensors in zip(*(group.seen_by_ddp for group in groups), strict=True):
             called = [(group.ranks, tensor.name) for group, tensor in zip(groups, tensors, strict=True)]
-            yield from ((vote.there, vote) for vote in _vote(what, "name", called))
+            for vote in _vote(what, "name", "", called):
+                yield vote.model_copy(update={"names": (vote.there,)})
         return
     names = dict.fromkeys(tensor.name for group in groups for tensor in group.tensors)
     for name in names:
         presence = [(group.ranks, "there" if name in group.by_name else "none") for group in groups]
-        for vote in _vote(what, "missing", presence):
-            kind: Kind = "missing" if vote.here == "none" else "extra"
-            yield name, _Vote(what, kind, vote.ranks, vote.peer, vote.sure, vote.here, vote.there)
+        for vote in _vote(what, "missing", name, presence):
+            yield vote if vote.here == "none" else vote.model_copy(update={"kind": "extra"})
         having = [(group.ranks, group.by_name[name]) for group in groups if name in group.by_name]
         for attribute, describe in _ATTRIBUTES.items():
-            answers = [(ranks, describe(tensor)) for ranks, tensor in having]
-            yield from ((name, vote) for vote in _vote(what, attribute, answers))
+            yield from _vote(what, attribute, name, [(ranks, describe(tensor)) for ranks, tensor in having])
     yield from _order(what, groups)
 
 
@@ -243,31 +210,24 @@ def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
     return len(bare) == 1 and len(sets) == len(groups)
 
 
-def _order(what: What, groups: Sequence[_Group]) -> Iterator[tuple[str, _Vote]]:
+def _order(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
     """The names that all have, where they stand in another order; the first that is elsewhere."""
     common = set.intersection(*(set(group.by_name) for group in groups))
     orders = [tuple(tensor.name for tensor in group.tensors if tensor.name in common) for group in groups]
-    for vote in _vote(what, "order", list(zip((group.ranks for group in groups), orders, strict=True)), _listed):
+    for vote in _vote(what, "order", "", list(zip((group.ranks for group in groups), orders, strict=True))):
         theirs, wanted = (
             next(order for group, order in zip(groups, orders, strict=True) if rank in group.ranks)
             for rank in (vote.ranks[0], vote.peer)
         )
         place = next(index for index, pair in enumerate(zip(theirs, wanted, strict=True)) if len(set(pair)) > 1)
         here, there = (f"number {place} is {order[place]}" for order in (theirs, wanted))
-        yield wanted[place], _Vote(what, "order", vote.ranks, vote.peer, vote.sure, here, there)
-
-
-def _listed(value: Hashable) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
+        yield vote.model_copy(update={"names": (wanted[place],), "here": here, "there": there})
 
 
 def _vote(
-    what: What,
-    kind: Kind,
-    answers: Sequence[tuple[tuple[int, ...], Hashable]],
-    describe: Callable[[Hashable], str] = str,
-) -> Iterator[_Vote]:
-    """One vote for each answer that is not the majority's or, without one, not the lowest rank's."""
+    what: What, kind: Kind, name: str, answers: Sequence[tuple[tuple[int, ...], Hashable]]
+) -> Iterator[Difference]:
+    """A difference for each answer that is not the majority's or, without one, not the lowest rank's."""
     ranks: dict[Hashable, list[int]] = defaultdict(list)
     for voting, answer in answers:
         ranks[answer] += voting
@@ -279,8 +239,17 @@ def _vote(
     right = major if sure else min(ranks, key=lambda answer: min(ranks[answer]))
     for answer, members in ranks.items():
         if answer != right:
-            there = describe(right)
-            yield _Vote(what, kind, tuple(sorted(members)), min(ranks[right]), sure, describe(answer), there)
+            yield Difference(
+                what=what,
+                kind=kind,
+                names=(name,),
+                count=1,
+                ranks=tuple(sorted(members)),
+                peer=min(ranks[right]),
+                sure=sure,
+                here=str(answer),
+                there=str(right),
+            )
 
 
 def _shape(tensor: Tensor) -> str:

@@ -9,7 +9,7 @@ Sources: NVIDIA/nccl src/transport/net_ib (ibGdrSupportInitOnce, ncclIbDmaBufSup
 (dmaBufSupported: CUDA driver 11.7); NVIDIA GPU Operator, GPUDirect RDMA, prerequisites of DMA-BUF.
 """
 
-import re
+from ddp_doctor.knowledge.versions import release
 
 #: One of these files is there: NCCL takes GPU memory to be registrable. The first two are in the way
 #: of the peer memory interface of MLNX_OFED and of Ubuntu's kernels, where the module's client is nv_mem.
@@ -38,16 +38,10 @@ def dma_buf(kernel: str | None, driver: str | None, *, open_modules: bool | None
         return None, "the NVIDIA kernel driver is not known"
     if not open_modules:
         return False, "the proprietary NVIDIA kernel module cannot export dma-bufs, the open one can"
-    if _numbers(driver)[:1] < (DMA_BUF_DRIVER,):
+    if release(driver)[:1] < (DMA_BUF_DRIVER,):
         return False, f"driver {driver} is older than {DMA_BUF_DRIVER}, the first with dma-buf"
     if kernel is None:
         return None, "the kernel's version is not known"
-    if _numbers(kernel)[:2] < DMA_BUF_KERNEL:
+    if release(kernel)[:2] < DMA_BUF_KERNEL:
         return None, f"kernel {kernel} is older than 5.12; only a back-port registers dma-bufs with a NIC"
     return True, f"open NVIDIA kernel module {driver} on kernel {kernel}"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "5.15.0-131-generic" is (5, 15, 0)."""
-    found = re.match(r"\d{1,5}(?:\.\d{1,5})*", version, re.ASCII)
-    return tuple(int(part) for part in found[0].split(".")) if found else ()

@@ -7,7 +7,6 @@ of 10.0.0.0/8, and is dialled by all of 172.16.0.0/12 and 192.168.0.0/16, which 
 
 import ipaddress
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -65,11 +64,6 @@ def network_of(interfaces: Sequence[Interface], address: str) -> Network | None:
     return None
 
 
-def is_in(address: str, network: Network) -> bool:
-    """Whether the address belongs to the network."""
-    return ipaddress.ip_address(address) in network
-
-
 def shared_interface(
     hosts: Mapping[int, Sequence[Interface]], *, ipv6: bool | None = None, in_use: frozenset[str] = frozenset()
 ) -> dict[int, str]:
@@ -99,8 +93,14 @@ def shared_networks(
     if not offers:
         return {}
     shared = reduce(lambda left, right: left & right, (set(offer) for offer in offers))
-    usable = [network for network in offers[0] if network in shared and _is_network(network, offers)]
-    return {network: {host: offer[network] for host, offer in zip(hosts, offers, strict=True)} for network in usable}
+    usable = {}
+    for network in offers[0]:
+        if network not in shared or network.num_addresses == 1:
+            continue
+        held = {host: offer[network] for host, offer in zip(hosts, offers, strict=True)}
+        if len({own.address for own in held.values()}) == len(held):
+            usable[network] = held
+    return usable
 
 
 def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Network, Held]:
@@ -113,12 +113,6 @@ def _networks(interfaces: Sequence[Interface], ipv6: bool | None) -> dict[Networ
             if wanted and not own.is_loopback and not own.is_link_local:
                 found.setdefault(own.network, Held(address_of(held), interface))
     return found
-
-
-def _is_network(network: Network, offers: Sequence[Mapping[Network, Held]]) -> bool:
-    """Whether there is room for several hosts, and each of these has an address of its own."""
-    distinct = max(Counter(offer[network].address for offer in offers).values()) == 1
-    return network.num_addresses > 1 and distinct
 
 
 def likely_interface(interfaces: Sequence[Interface], *, ipv6: bool | None = None) -> str | None:

@@ -70,19 +70,18 @@ def gloo_choice(interfaces: Sequence[Interface], env: Mapping[str, str], own_add
 
 def _gloo_told(interfaces: Sequence[Interface], value: str) -> Choice:
     """Exact names; a list makes a device of each, so one that is wrong fails all."""
-    choices = [_first_address(interfaces, name) for name in value.removesuffix(",").split(",")]
+    by_name = {interface.name: interface for interface in reversed(interfaces)}
+    choices = []
+    for name in value.removesuffix(",").split(","):
+        if name not in by_name:
+            choices.append(Choice(error=f"no interface is called {name!r}"))
+        elif not by_name[name].addresses:
+            choices.append(Choice(interface=name, error=f"{name} has no address"))
+        else:
+            choices.append(Choice(interface=name, address=address_of(by_name[name].addresses[0])))
     error = next((choice.error for choice in choices if choice.error), None)
     why = f"{GLOO_IFNAME}={value}"
     return choices[0].model_copy(update={"why": why, "error": error, "setting": GLOO_IFNAME})
-
-
-def _first_address(interfaces: Sequence[Interface], name: str) -> Choice:
-    interface = next((interface for interface in interfaces if interface.name == name), None)
-    if interface is None:
-        return Choice(error=f"no interface is called {name!r}")
-    if not interface.addresses:
-        return Choice(interface=name, error=f"{name} has no address")
-    return Choice(interface=name, address=address_of(interface.addresses[0]))
 
 
 def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choice:
@@ -113,22 +112,18 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
 def _first_match(running: Iterable[Interface], names: str, family: str) -> Choice | None:
     """The first address, IPv4 first over all interfaces, on an interface that the list names."""
     matches = nccl_matcher(names)
+    ipv6 = {"AF_INET": False, "AF_INET6": True}.get(family)  # any other value is ignored
     usable = [
         (":" in address, position, interface.name, address)
         for position, interface in enumerate(running)
         if matches(interface.name)
         for address in map(address_of, interface.addresses)
-        if _is_of(family, address) and address != "::1"
+        if ipv6 in (None, ":" in address) and address != "::1"
     ]
     if not usable:
         return None
     _, _, name, address = min(usable, key=lambda candidate: candidate[:2])
     return Choice(interface=name, address=address)
-
-
-def _is_of(family: str, address: str) -> bool:
-    wanted = {"AF_INET": False, "AF_INET6": True}.get(family)  # any other value is ignored
-    return wanted is None or wanted == (":" in address)
 
 
 def nccl_matcher(names: str) -> Callable[[str], bool]:

@@ -6,6 +6,7 @@ nodes. Whether the job then fails depends on gloo's rule of which node dials whi
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
 from ddp_doctor.knowledge.network import addresses
@@ -96,23 +97,18 @@ def victims(sick: Sequence[Offer], offers: Iterable[Offer]) -> list[Offer]:
     if sick[0].backend != "gloo" or not sick[0].address:
         return [offer for offer in offers if any(sick_offer.host != offer.host for sick_offer in sick)]
     dialled = [*_lowest(sick, ipv6=False), *_lowest(sick, ipv6=True)]
-    dead = _dead_networks(sick)
+    down = [offer for offer in sick if offer.address and _is_down(offer)]
+    dead = {addresses.network_of(offer.interfaces, offer.address) for offer in down} - {None}
+
+    def lies_in_a_dead_network(offer: Offer) -> bool:
+        may_lie = bool(offer.address) and not _is_down(offer)
+        return may_lie and any(network and ip_address(offer.address) in network for network in dead)
+
     return [
         offer
         for offer in offers
-        if any(_dials(offer, sick_offer) for sick_offer in dialled) or any(_is_in(offer, network) for network in dead)
+        if any(_dials(offer, sick_offer) for sick_offer in dialled) or lies_in_a_dead_network(offer)
     ]
-
-
-def _dead_networks(sick: Iterable[Offer]) -> set[addresses.Network]:
-    """Networks that some host reaches over a link that is down, so that it cannot dial there either."""
-    down = (offer for offer in sick if offer.address and _is_down(offer))
-    found = (addresses.network_of(offer.interfaces, offer.address) for offer in down)
-    return {network for network in found if network is not None}
-
-
-def _is_in(offer: Offer, network: addresses.Network) -> bool:
-    return bool(offer.address) and not _is_down(offer) and addresses.is_in(offer.address, network)
 
 
 def _lowest(sick: Sequence[Offer], *, ipv6: bool) -> list[Offer]:

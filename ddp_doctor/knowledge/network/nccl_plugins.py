@@ -79,13 +79,12 @@ def wanted(kind: PluginKind, value: str | None) -> tuple[Wanted, ...]:
         return (Wanted(f"{prefix}.so", (f"{prefix}.so",)),)
     if value.lower() == "none":
         return ()
-    asked = [name for name in value.split(",") if name] if kind == "net" else [value]
-    return tuple(Wanted(name, _names(prefix, name)) for name in asked if not "STATIC_PLUGIN".startswith(name.upper()))
-
-
-def _names(prefix: str, asked: str) -> tuple[str, ...]:
-    whole = "/" in asked or (asked.startswith("lib") and asked.endswith(".so"))
-    return (asked,) if whole else (asked, f"{prefix}-{asked}.so")
+    found = []
+    for name in value.split(",") if kind == "net" else [value]:
+        if name and not "STATIC_PLUGIN".startswith(name.upper()):
+            is_whole = "/" in name or (name.startswith("lib") and name.endswith(".so"))
+            found.append(Wanted(name, (name,) if is_whole else (name, f"{prefix}-{name}.so")))
+    return tuple(found)
 
 
 def is_loaded_by_torch(library: str) -> bool:

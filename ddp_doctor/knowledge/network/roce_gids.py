@@ -14,6 +14,7 @@ issues 1538 and 1573), 2.26 goes on.
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.versions import Version
@@ -116,12 +117,13 @@ class _Wanted:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "_Wanted":
-        ipv4 = env.get(FAMILY) != "AF_INET6"
-        try:
+        ipv4, version, addresses = env.get(FAMILY) != "AF_INET6", 2, env.get(RANGE, "")
+        with suppress(ValueError):
             version = int(env.get(VERSION, "2").strip(), 0)
-        except ValueError:
-            version = 2
-        return cls(ipv4, version, _range(env.get(RANGE, ""), ipv4=ipv4))
+        network = ipaddress.IPv4Network if ipv4 else ipaddress.IPv6Network
+        with suppress(ValueError):
+            return cls(ipv4, version, network(addresses, strict=False) if "/" in addresses else None)
+        return cls(ipv4, version, None)
 
     def prefers(self, held: Gid | None, candidate: Gid, nccl: Version) -> tuple[bool, bool]:
         """Whether NCCL fails at this step, and whether it takes the candidate for the one it holds."""
@@ -143,15 +145,6 @@ class _Wanted:
             return True
         text = gid.address.removeprefix("::ffff:") if gid.is_ipv4 else gid.address
         return ipaddress.ip_address(text) in self.range
-
-
-def _range(value: str, *, ipv4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    if "/" not in value:
-        return None
-    try:
-        return ipaddress.IPv4Network(value, False) if ipv4 else ipaddress.IPv6Network(value, False)
-    except ValueError:
-        return None
 
 
 def common_index(tables: Sequence[Sequence[Gid]]) -> int | None:

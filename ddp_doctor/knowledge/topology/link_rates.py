@@ -8,6 +8,8 @@ unknown: NCCL itself takes an unknown PCIe speed for Gen3 and an unknown network
 
 from collections.abc import Iterable, Mapping
 
+from ddp_doctor.knowledge.versions import release
+
 #: Below this an all-reduce is bound by latency: eight A100 reach 73 % of their best busbw at 64 MiB, eight
 #: H200 72 %, eight B200 47 % (stas00/ml-engineering, network benchmarks).
 LEAST_BYTES = 64 << 20
@@ -47,8 +49,8 @@ _INTEL_P2P = 5 / 6
 
 def nvlink(capability: str | None, links: int, version: tuple[int, ...] = ()) -> float | None:
     """``links`` NVLinks of a GPU of this compute capability ("9.0"); ``version`` is NCCL's, () for a recent one."""
-    generation = _numbers(capability)
-    if generation is None:
+    generation = release(capability or "")
+    if len(generation) != 2:
         return None
     rates = _NVLINK[1:] if version and version < _KNOWS_BLACKWELL else _NVLINK
     # NCCL compares 86 alone for the slower kind, and takes 87 and 89 for 80.
@@ -99,8 +101,3 @@ def slowest(rates: Iterable[float | None]) -> float | None:
     """The rate of a path: its slowest part; None where one part is not known."""
     known = list(rates)
     return min(rate for rate in known if rate is not None) if known and None not in known else None
-
-
-def _numbers(capability: str | None) -> tuple[int, int] | None:
-    major, _, minor = (capability or "").partition(".")
-    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None

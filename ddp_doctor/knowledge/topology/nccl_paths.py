@@ -95,7 +95,9 @@ def _p2p(node: Node, pair: Pair) -> Choice:
     """P2P, or SHM with the reason against P2P."""
     if node.is_on("NCCL_P2P_DISABLE"):
         return Choice("SHM", "NCCL_P2P_DISABLE=1 forbids P2P")
-    path = _path(pair)
+    path = link_codes.link_code(pair.code).nccl_path
+    if pair.bridged and path != "NVL":
+        path = "NVB"  # two NVLinks by way of a third GPU are nearer than PCIe (PATH_NVB)
     limit, says = node.limit()
     if link_codes.NCCL_PATHS.index(path) > link_codes.NCCL_PATHS.index(limit):
         sure = not (path == "PHB" and node.version and node.version < _OLD)
@@ -110,12 +112,6 @@ def _p2p(node: Node, pair: Pair) -> Choice:
     sure = vendor and (ignored or pair.p2p_status == "OK")
     unasked = "" if pair.p2p_status or ignored else ", where the driver offers it"
     return Choice("P2P", f"P2P goes up to {limit} ({says}){unasked}", sure)
-
-
-def _path(pair: Pair) -> str:
-    """The path as NCCL calls it; two NVLinks by way of a third GPU are nearer than PCIe (PATH_NVB)."""
-    path = link_codes.link_code(pair.code).nccl_path
-    return "NVB" if pair.bridged and path != "NVL" else path
 
 
 def gpudirect(node: Node, code: str, model: str | None, *, kernel: tuple[bool | None, str]) -> tuple[bool | None, str]:

@@ -4,16 +4,17 @@ Names and messages come from anywhere and are shown as text: the templates escap
 allows no script, and what looks like a credential is left out.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
+from statistics import median
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import CheckStatus, Severity, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
@@ -22,12 +23,12 @@ from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import measurements, timeline
+from ddp_doctor.render.html import timeline
 from ddp_doctor.render.layout import Captioned, Table
-from ddp_doctor.render.text import plain
+from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.report import pictures
-from ddp_doctor.render.used_transports import used_transports
+from ddp_doctor.render.used_transports import slowest_p2p, used_transports
 from ddp_doctor.settings.in_force import with_settings
 from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.wording.nodes import name_list
@@ -39,7 +40,13 @@ _MOST_PICTURES = 6
 _MOST_CULPRITS = 6
 #: Up to so many nodes have a row each.
 _EACH_NODE = 8
-_WORST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+#: More ends than this are no grid that a person reads: then nodes stand for their ranks.
+_MOST_ENDS = 32
+#: Shares of the median at which a cell gets the next darker shade.
+_SHADES = (1 / 3, 2 / 3, 0.9)
+#: Of the median; slower grids are told in MB/s.
+_LEAST_IN_GB_PER_S = 1e8
+
 #: A sign beside the word, so that nothing depends on the colour.
 _SIGNS = {
     Verdict.SICK: "✗",
@@ -101,8 +108,8 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "nodes": _nodes(report),
         "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
-        "bandwidth": measurements.bandwidth(report, recording),
-        "heat_maps": list(measurements.heat_maps(report)),
+        "bandwidth": _bandwidth(report, recording),
+        "heat_maps": list(_heat_maps(report)),
         "tables": [table for table in measured if table is not None],
         "topology": _topology(report, recording),
         "settings": _settings(report, recording),
@@ -185,7 +192,7 @@ def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
         )
         for nodes in alike.values()
     ]
-    return sorted(rows, key=lambda row: _WORST.index(row[1]))
+    return sorted(rows, key=lambda row: WORST_FIRST.index(row[1]))
 
 
 def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
@@ -237,3 +244,102 @@ def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], 
     for check in selected:
         if check.status not in words and check.reason:
             yield [check], "not tested everywhere", check.reason
+
+
+# --- measurements ---------------------------------------------------------------------------------
+
+_Ends = Mapping[tuple[int, int], float]
+_Part = dict[str, object]
+
+
+def _bandwidth(report: Report, recording: Recording) -> _Part | None:
+    """The bus bandwidths of the slowest rank by size, beside the rate that large messages should reach.
+
+    Bars and that rate are in percent of the width. None where nothing was measured.
+    """
+    rows, untested = tables.rows(report.measurements), list(tables.untested(report.measurements))
+    if not rows and not untested:
+        return None
+    expected, source = _expected_bandwidth(report, recording)
+    widest = max(*(busbw for *_, busbw, _ in rows), expected, 0.0) or 1.0
+    sizes = [
+        {
+            "size": amount(size, "B"),
+            "time": amount(float(f"{time_us:.4g}") / 1e6, "s"),
+            "algbw": f"{algbw:.2f}",
+            "busbw": f"{busbw:.2f}",
+            "wrong": wrong,
+            "percent": 100 * busbw / widest,
+        }
+        for size, time_us, algbw, busbw, wrong in rows
+    ]
+    words = f"{expected:.3g} GB/s, {source}" if expected else ""
+    return {"sizes": sizes, "untested": untested, "expected": words, "expected_percent": 100 * expected / widest}
+
+
+def _expected_bandwidth(report: Report, recording: Recording) -> tuple[float, str]:
+    """GB/s that large messages should reach, and who says so; a finding's before the constants of NCCL."""
+    for finding in report.findings:
+        for item in finding.evidence:
+            if item.check == "allreduce" and item.unit == "GB/s" and item.expected:
+                return item.expected, item.expected_from or finding.code
+    rate = slowest_p2p(recording)
+    return (rate, "NCCL's own constants for the slowest pair of GPUs") if rate else (0.0, "")
+
+
+def _heat_maps(report: Report) -> Iterator[_Part]:
+    """What ranks exchanged with each other, and what nodes sent each other."""
+    between_ranks = _rates(report, "p2p_bandwidth", "rank")
+    names = {node.node_rank: node.hostname for node in report.nodes}
+    if between_ranks:
+        both_ways = {**{(peer, rank): rate for (rank, peer), rate in between_ranks.items()}, **between_ranks}
+        of_ranks = {rank for ends in both_ways for rank in ends}
+        world = report.world
+        if len(of_ranks) <= _MOST_ENDS or world is None or world.nnodes < 2:
+            yield _grid("Exchanges between ranks", both_ways, {rank: f"rank {rank}" for rank in of_ranks})
+        else:
+            node_of = {rank: world.node_of(rank) for rank in of_ranks}
+            nodes: dict[tuple[int, int], float] = {}
+            for (rank, peer), rate in both_ways.items():
+                ends = (node_of[rank], node_of[peer])
+                nodes[ends] = min(rate, nodes.get(ends, rate))
+            yield _grid("The slowest exchange between ranks of each two nodes", nodes, names)
+    if between_nodes := _rates(report, "reach_throughput", "node"):
+        yield _grid("TCP between nodes, from the row to the column", between_nodes, names)
+
+
+def _rates(report: Report, name: str, end: str) -> _Ends:
+    measured = (measurement for measurement in report.measurements if measurement.name == name)
+    return {(int(one_way.labels[end]), int(one_way.labels["peer"])): one_way.value for one_way in measured}
+
+
+def _grid(title: str, rates: _Ends, names: Mapping[int, str]) -> _Part:
+    """One grid. A cell is None where its pair was not measured; its shade is 0 for the slowest."""
+    typical = median(rates.values())
+    ends = sorted({end for pair in rates for end in pair})
+    note = ""
+    if len(ends) > _MOST_ENDS:
+        least = {end: min(rate for pair, rate in rates.items() if end in pair) for end in ends}
+        note = f"Shown are the {_MOST_ENDS} of {len(ends)} with the slowest pairs."
+        ends = sorted(sorted(ends, key=least.__getitem__)[:_MOST_ENDS])
+    unit, scale = ("GB/s", 1e9) if typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
+    labels = {end: names.get(end, f"node rank {end}") for end in ends}
+
+    def words(pair: tuple[int, int], sign: str) -> str:
+        return f"{labels[pair[0]]} to {labels[pair[1]]}{sign} {amount(rates[pair], 'B/s')}"
+
+    def cell(pair: tuple[int, int]) -> _Part | None:
+        if pair not in rates:
+            return None
+        shade = sum(rates[pair] >= share * typical for share in _SHADES)
+        return {"text": f"{rates[pair] / scale:.3g}", "shade": shade, "words": words(pair, ":")}
+
+    return {
+        "title": title,
+        "unit": unit,
+        "ends": list(labels.values()),
+        "rows": [[cell((row, column)) for column in ends] for row in ends],
+        "slowest": words(min(rates, key=rates.__getitem__), ","),
+        "typical": amount(typical, "B/s"),
+        "note": note,
+    }

@@ -26,14 +26,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.node.topology import (
-    GpuNvlinks,
-    NvlinksFact,
-    P2pStatusFact,
-    RocmTopologyFact,
-    TopologyFact,
-    TopologyMatrix,
-)
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITIES, link_code, meaning_of, p2p_status
 from ddp_doctor.model.base import Json, grouped
 from ddp_doctor.model.recording import FactAt, Recording
@@ -98,8 +91,13 @@ def matrix_rows(matrix: TopologyMatrix) -> list[list[str]]:
 
 def matrix_text(matrix: TopologyMatrix, width: int | None = None) -> str:
     """The table and what it says, in plain ASCII."""
-    notes = (folded(note, width, hang=6) for note in _notes(matrix))
-    return "\n".join((*matrix_lines(matrix_rows(matrix), width), "", *notes))
+    notes = [f"{nic} is {device}" for nic, device in matrix.nics.items() if nic != device]
+    by_code = grouped((code, f"{gpu}-{peer}") for gpu, peer, code in matrix.gpu_pairs())
+    for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
+        notes.append(f"{code:5} {meaning_of(code)}: {_listed(pairs)}")
+    notes += [*matrix.nearest_in_words(), *_doubts(matrix)]
+    folded_notes = (folded(note, width, hang=6) for note in notes)
+    return "\n".join((*matrix_lines(matrix_rows(matrix), width), "", *folded_notes))
 
 
 def styled_matrix(text: str) -> "Text":
@@ -111,18 +109,6 @@ def styled_matrix(text: str) -> "Text":
         styled.stylize(_STYLES[link_code(found[0]).code], found.start(), found.end())
     styled.highlight_regex(r"(?m)^Unclear:.*$", "yellow")
     return styled
-
-
-def _notes(matrix: TopologyMatrix) -> Iterator[str]:
-    for nic, device in matrix.nics.items():
-        if nic != device:
-            yield f"{nic} is {device}"
-    by_code = grouped((code, f"{gpu}-{peer}") for gpu, peer, code in matrix.gpu_pairs())
-    for code, pairs in sorted(by_code.items(), key=lambda item: (link_code(item[0]).distance, item[0])):
-        yield f"{code:5} {meaning_of(code)}: {_listed(pairs)}"
-    yield from matrix.nearest_in_words()
-    for warning in matrix.warnings:
-        yield f"Unclear: {warning}"
 
 
 def with_topology(report: Report, recording: Recording) -> TopologyReport:
@@ -195,8 +181,12 @@ def show(recording: Recording, out: "Console") -> None:
 def p2p_text(fact: P2pStatusFact) -> str:
     """Which pairs have what, the exceptions first."""
     pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
+    asked = "P2P (of what, the text does not say)"
+    if fact.capability is not None:
+        names = [CAPABILITIES[letter] for letter in dict.fromkeys(fact.capability)]
+        asked = f"P2P {' and '.join(names)} ({fact.capability})"
     if list(pairs) in ([], ["OK"]):
-        return "\n".join([f"{_asked(fact)}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)])
+        return "\n".join([f"{asked}: {'OK between all GPUs' if pairs else 'one GPU only'}", *_doubts(fact)])
     parts = [f"{words} between {_listed(names)}" for words, names in pairs.items() if words != "OK"]
     if "OK" in pairs:
         parts.append(f"OK between {_listed(pairs['OK'])}")
@@ -205,17 +195,10 @@ def p2p_text(fact: P2pStatusFact) -> str:
         for word in dict.fromkeys(word for _, _, words in fact.pairs() for word in words)
         if word != "OK"
     ]
-    return "\n".join([f"{_asked(fact)}: {'; '.join(parts)}", *meanings, *_doubts(fact)])
+    return "\n".join([f"{asked}: {'; '.join(parts)}", *meanings, *_doubts(fact)])
 
 
-def _asked(fact: P2pStatusFact) -> str:
-    if fact.capability is None:
-        return "P2P (of what, the text does not say)"
-    names = [CAPABILITIES[letter] for letter in dict.fromkeys(fact.capability)]
-    return f"P2P {' and '.join(names)} ({fact.capability})"
-
-
-def _doubts(fact: P2pStatusFact | NvlinksFact | RocmTopologyFact) -> Iterator[str]:
+def _doubts(fact: TopologyMatrix | P2pStatusFact | NvlinksFact | RocmTopologyFact) -> Iterator[str]:
     for warning in fact.warnings:
         yield f"Unclear: {warning}"
 
@@ -226,20 +209,16 @@ def _listed(names: Sequence[str], most: int = _MOST_PAIRS, noun: str = "pairs of
 
 def nvlinks_text(fact: NvlinksFact) -> str:
     """One line a GPU."""
-    return "\n".join([*(f"{gpu.gpu:5} {gpu.name or 'GPU'}: {_links(gpu)}" for gpu in fact.gpus), *_doubts(fact)])
-
-
-def _links(gpu: GpuNvlinks) -> str:
-    if not gpu.links:
-        return "no active NVLink"
-    rates = sorted({link.gb_per_s for link in gpu.links if link.gb_per_s is not None})
-    speeds = " and ".join(f"{rate:.1f}" for rate in rates)
-    down = ", ".join(str(link.index) for link in gpu.links if link.active is False)
-    return (
-        f"{gpu.active()} of {len(gpu.links)} NVLinks active"
-        + (f", {speeds} GB/s each" if speeds else "")
-        + (f"; inactive: {down}" if down else "")
-    )
+    lines = []
+    for gpu in fact.gpus:
+        rates = sorted({link.gb_per_s for link in gpu.links if link.gb_per_s is not None})
+        speeds = " and ".join(f"{rate:.1f}" for rate in rates)
+        down = ", ".join(map(str, gpu.inactive()))
+        links = f"{gpu.active()} of {len(gpu.links)} NVLinks active" if gpu.links else "no active NVLink"
+        links += f", {speeds} GB/s each" if speeds else ""
+        links += f"; inactive: {down}" if down else ""
+        lines.append(f"{gpu.gpu:5} {gpu.name or 'GPU'}: {links}")
+    return "\n".join([*lines, *_doubts(fact)])
 
 
 def rocm_text(fact: RocmTopologyFact, width: int | None = None) -> str:

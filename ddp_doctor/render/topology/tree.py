@@ -83,7 +83,11 @@ def machine_of(matrix: TopologyMatrix) -> Machine:
     fabric = _fabric(matrix)
     linked = ((gpu, peer, link_codes.nvlinks(code)) for gpu, peer, code in matrix.gpu_pairs())
     bridged = tuple(pair for pair in linked if pair[2] and fabric is None)
-    return Machine(boxes, tuple(_between(matrix, boxes)), fabric, bridged)
+    between = []  # the code between each box and the next; the farthest, where pairs differ
+    for box, neighbour in pairwise(boxes):
+        codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
+        between.append(max(filter(None, codes), key=lambda code: link_codes.link_code(code).distance, default=""))
+    return Machine(boxes, tuple(between), fabric, bridged)
 
 
 def pcie_code(matrix: TopologyMatrix, first: str, peer: str) -> str | None:
@@ -170,13 +174,6 @@ def _order(matrix: TopologyMatrix, members: Sequence[str]) -> tuple[int, int, in
     numa = matrix.numa_affinity[gpus[0]] if gpus else None
     number = int(numa) if numa and numa.isdecimal() else 10**6
     return (0 if gpus else 1, number, (matrix.gpus.index(gpus[0]) if gpus else 0))
-
-
-def _between(matrix: TopologyMatrix, boxes: Sequence[Box]) -> Iterator[str]:
-    """The code between each box and the next; the farthest, where pairs differ."""
-    for box, neighbour in pairwise(boxes):
-        codes = {pcie_code(matrix, a, b) for a in box.devices() for b in neighbour.devices()}
-        yield max(filter(None, codes), key=lambda code: link_codes.link_code(code).distance, default="")
 
 
 # --- host bridges and switches ---------------------------------------------------------------------
