@@ -198,24 +198,17 @@ def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequ
     if check is None or check not in _STEPS:
         return
     steps = {rank.rank: step for rank in here if (step := _open_step(rank, check))}
-    if check != "p2p" and not (_all_wait(trial, steps) and _same_calls(trial)):
+    # A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
+    # are on other nodes.
+    all_wait = all(rank.done or rank.rank in steps for rank in trial.evidence)
+    if check != "p2p" and not (all_wait and _same_calls(trial)):
         return
     log = parse_nccl_log("\n".join(rank.output_tail for rank in here))
     for ranks, transport in _by_pair(log, trial.ranks).items():
         gpus = _gpus_of(transport, matrix)
-        if gpus is not None and _meet(ranks, steps):
-            code = matrix.links[gpus[0]].get(gpus[1], "")
-            if nvlinks(code) == 0:
-                yield Stall(trial, node, ranks, gpus, code, transport.via, log)
-
-
-def _all_wait(trial: TrialRecord, steps: Mapping[int, Step]) -> bool:
-    """Whether every rank is in the step.
-
-    A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
-    are on other nodes.
-    """
-    return all(rank.done or rank.rank in steps for rank in trial.evidence)
+        code = matrix.links[gpus[0]].get(gpus[1], "") if gpus is not None else ""
+        if gpus is not None and _meet(ranks, steps) and nvlinks(code) == 0:
+            yield Stall(trial, node, ranks, gpus, code, transport.via, log)
 
 
 def _same_calls(trial: TrialRecord) -> bool:

@@ -34,23 +34,13 @@ _MOST_LINES = 8
 _MOST_FRAMES = 12
 #: So often the same data was sent again in a row.
 _SENT_AGAIN = 2
+#: What is said where all ranks wait, or but a few.
+_ALL_WAIT = ("collective-stalled", "cross-group-deadlock", "collective-mismatch", "rank0-only-collective")
 #: What flight recorders tell better, by groups and numbers of collectives.
-_BY_STACKS_ALONE = (
-    "progress-not-known",
-    "collective-stalled",
-    "cross-group-deadlock",
-    "collective-mismatch",
-    "rank0-only-collective",
-)
+_BY_STACKS_ALONE = ("progress-not-known", *_ALL_WAIT)
 #: What ranks that nobody looked at may explain.
-_OF_ALL_RANKS = (
-    "cross-group-deadlock",
-    "collective-mismatch",
-    "rank0-only-collective",
-    "collective-stalled",
-    "stuck-outside-collective",
-)
-#: What they tell of ranks whose recorder did not answer, or of none: attach has looked at those.
+_OF_ALL_RANKS = ("stuck-outside-collective", *_ALL_WAIT)
+#: What recorders tell of ranks whose own did not answer, or of none: attach has looked at those.
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 
 

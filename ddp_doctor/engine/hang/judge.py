@@ -139,9 +139,13 @@ def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     if len(everyone) > 1 and len(own) == len(everyone):
         return Judgement("raised-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     most = max(alike.values(), key=len)
-    if len(everyone) > 1 and 2 * len(most) > len(everyone):
-        return _what_most_met(ranks, trial, set(numbers(most)))
-    return _named("raised", own, ranks)
+    if len(everyone) == 1 or 2 * len(most) <= len(everyone):
+        return _named("raised", own, ranks)
+    for cause in (_stopped, _never_began, _behind):  # a rank that never came may be what most met
+        found = cause(ranks, trial)
+        if found is not None and found.suspects and not {*numbers(most)} & {*found.suspects}:
+            return found
+    return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
 
 
 def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:
@@ -154,15 +158,6 @@ def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | 
         return None
     left = [rank for rank in ranks if not _ended(rank)]
     return Judgement("at-odds", waiting=numbers(left), step=shared_step(ranks))
-
-
-def _what_most_met(ranks: Sequence[RankEvidence], trial: TrialRecord, most: set[int]) -> Judgement:
-    """Most ranks failed the same way: a rank that never came may be the cause."""
-    for cause in (_stopped, _never_began, _behind):
-        found = cause(ranks, trial)
-        if found is not None and found.suspects and not most & set(found.suspects):
-            return found
-    return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
 
 
 def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:

@@ -2,7 +2,7 @@
 
 A rank waits in a call of a group for the members that have not come to it. In the order of certainty:
 
-1. a rank that is gone, raised an exception, or cannot run keeps all others waiting, whatever they do,
+1. a rank that is gone, stopped or in the kernel keeps all others waiting, whatever they do,
 2. where a rank that should wait moves, the job gets on,
 3. different calls at one number of one group: the minority,
 4. ranks that wait for each other in a circle, in different groups: those whose order of groups differs; nobody where
@@ -22,7 +22,6 @@ and 8. Where two sides are equal, nobody is named.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
 from ddp_doctor.engine.waits.standings import UNABLE, Call, Group, Standing, Wait
@@ -69,7 +68,9 @@ def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Rulin
         return None
     groups = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
     ruling = different_calls(standings, groups)
-    return ruling or next((ruling for cause in _CAUSES if (ruling := cause(ranks))), None)
+    ruling = ruling or next((ruling for cause in _CAUSES if (ruling := cause(ranks))), None)
+    waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
+    return ruling or Ruling("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
 
 
 def minority(sides: Collection[Sequence[int]]) -> tuple[int, ...]:
@@ -98,7 +99,7 @@ class _Ranks:
         """The waits of which one of these ranks is missing."""
         return tuple(wait for wait in self.waits if not wait.missing.isdisjoint(ranks))
 
-    @cached_property
+    @property
     def in_a_circle(self) -> dict[int, Wait]:
         """Ranks that wait for each other, or for ranks that do, and where each waits first."""
         edges: dict[int, set[int]] = defaultdict(set)
@@ -107,7 +108,7 @@ class _Ranks:
         inside = _before_a_circle(edges)
         return {wait.rank: wait for wait in reversed(self.waits) if wait.rank in inside and wait.missing & inside}
 
-    @cached_property
+    @property
     def in_other_orders(self) -> dict[int, Wait]:
         """Each rank's first wait, where all have queued the same calls of several groups in other orders.
 
@@ -234,15 +235,4 @@ def _different_unnumbered_calls(ranks: _Ranks) -> Ruling | None:
     return replace(ruling, suspects=(), who=tuple(calls))
 
 
-def _all_in_one(ranks: _Ranks) -> Ruling | None:
-    waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
-    return Ruling("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
-
-
-_CAUSES: Sequence[Callable[[_Ranks], Ruling | None]] = (
-    _circle,
-    _outside,
-    _unreachable,
-    _different_unnumbered_calls,
-    _all_in_one,
-)
+_CAUSES: Sequence[Callable[[_Ranks], Ruling | None]] = (_circle, _outside, _unreachable, _different_unnumbered_calls)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 #: Of those at ``outside`` it is known that they wait for nobody; of those at ``unknown`` nothing is.
-State = Literal["gone", "raised", "stopped", "kernel", "waits", "outside", "unknown"]
+State = Literal["gone", "stopped", "kernel", "waits", "outside", "unknown"]
 #: Of these ranks nothing is to be expected.
-UNABLE: tuple[State, ...] = ("gone", "raised", "stopped", "kernel")
+UNABLE: tuple[State, ...] = ("gone", "stopped", "kernel")
 
 
 @dataclass(frozen=True, eq=False)

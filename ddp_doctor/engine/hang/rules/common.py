@@ -42,11 +42,6 @@ def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
     return {stall.ranks for stall in stalls(recording)}
 
 
-def holds_one_of(trial: TrialRecord, pairs: set[tuple[int, int]]) -> bool:
-    """Whether both ends of one of these pairs took part, so that its link may explain the trial."""
-    return any(set(pair) <= set(trial.ranks) for pair in pairs)
-
-
 @dataclass(frozen=True)
 class Case:
     """A trial that did not finish, what it was judged to be, and how findings speak of it."""

@@ -6,7 +6,6 @@ from ddp_doctor.engine.hang.judgement import INIT, Judgement
 from ddp_doctor.engine.hang.rules.common import (
     cases,
     connects,
-    holds_one_of,
     link_remedies,
     names,
     pairs_of_topology,
@@ -133,7 +132,8 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
     explained = pairs_of_topology(recording) | hanging
     for case in cases(recording, "all-entered", "left-behind"):
         trial, judgement = case.trial, case.judgement
-        if holds_one_of(trial, explained) or failed_trials.explains(recording, trial):
+        # Where both ends of such a pair took part, its link may explain the trial.
+        if any({*pair} <= {*trial.ranks} for pair in explained) or failed_trials.explains(recording, trial):
             continue
         nodes = recording.world.nnodes if recording.world else 1
         where = f" on {nodes} nodes" if nodes > 1 else ""

@@ -105,15 +105,16 @@ def pair(recording: Recording) -> Iterator[Draft]:
         stuck.update((pair, case) for pair in case.judgement.pairs if pair not in explained)
     common = _common_rank(recording, set(stuck))
     between = _nodes_between(recording, set(stuck))
+    ends = recording.world.ranks_of(between[0]) if recording.world and between else range(0)
     if common is not None and _others_passed(recording, stuck, (common,)):
         yield _many_pairs(recording, common, stuck)
-    elif between[1:] or (between and _others_passed(recording, stuck, _ranks_of(recording, between[0]))):
+    elif between[1:] or (between and _others_passed(recording, stuck, ends)):
         yield _between_nodes(recording, between, stuck)
     elif len(stuck) > MOST_LINES or _is_every_pair(recording, set(stuck)):
         yield _everywhere(recording, stuck)
     else:
-        for ends, case in stuck.items():
-            yield _one_pair(case, ends, _of_the_others(recording, stuck))
+        for link, case in stuck.items():
+            yield _one_pair(case, link, _of_the_others(recording, stuck))
 
 
 #: Pairs of ranks, lower first, with the trial in which they got stuck.
@@ -152,10 +153,6 @@ def _common_rank(recording: Recording, pairs: set[tuple[int, int]]) -> int | Non
     if rank is None or world is None or not all(is_across(recording, pair) for pair in pairs):
         return rank
     return rank if len(world.ranks_of(world.node_of(rank))) > 1 else None
-
-
-def _ranks_of(recording: Recording, node: int) -> range:
-    return recording.world.ranks_of(node) if recording.world else range(0)
 
 
 def _others_passed(recording: Recording, stuck: _Stuck, suspects: Collection[int]) -> bool:
