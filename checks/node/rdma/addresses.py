@@ -69,11 +69,6 @@ class Entry:
         local = ", link-local" if gid.is_link_local else ""
         return f"entry {index} is {gid.address} ({kind}{local}); {why}"
 
-    @property
-    def is_certain_to_fail(self) -> bool:
-        """Whether no connection can be made from it: there is nothing, or nothing of this network namespace."""
-        return self.choice.gid is None or self.choice.gid.hidden
-
 
 @once_a_recording
 def entries(recording: Recording) -> list[Entry]:
@@ -96,7 +91,8 @@ def _draft(
     recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy | None], detail: str
 ) -> Draft:
     others_fit = len({entry.is_fit for entry in entries(recording)}) > 1
-    fails = others_fit or any(entry.is_certain_to_fail for entry in some)
+    # No connection is made from nothing, or from an entry of another network namespace.
+    fails = others_fit or any(entry.choice.gid is None or entry.choice.gid.hidden for entry in some)
     return port_draft(
         recording,
         [(entry.hit, entry.words) for entry in some],

@@ -229,7 +229,8 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
     if not refused or (near and not near_refused):
         return None
     by_setting = host.asked and any(pair.word == "DR" for pair in near_refused)
-    uneven = host.asked and 0 < len(near_refused) < len(near) and not _models_differ(recording, host)
+    models = {gpu.name for fact in recording.at(GpusFact, host.seen.node) for gpu in fact.gpus}  # that seldom share P2P
+    uneven = host.asked and 0 < len(near_refused) < len(near) and len(models) < 2
     shown = near_refused if by_setting or uneven else refused
     return _Lack(shown, host.asked, by_setting, uneven)
 
@@ -237,12 +238,6 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
 def _within_reach(code: str) -> bool:
     """Whether NCCL would use P2P here by itself: PCIe bridges and no more."""
     return not link_codes.nvlinks(code) and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
-
-
-def _models_differ(recording: Recording, host: Host) -> bool:
-    """Whether the GPUs are known to be of several models, which seldom share P2P."""
-    facts = recording.at(GpusFact, host.seen.node)
-    return len({gpu.name for fact in facts for gpu in fact.gpus}) > 1
 
 
 def _detail(lack: _Lack) -> str:

@@ -142,14 +142,12 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
     for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
+        chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
-            ends = (rdma.get(node), rdma.get(crossing.other))
-            if (
-                network_name
-                and network_name[0] == "Socket"
-                and all(end and _ports_are_usable(end, log) for end in ends)
-            ):
+            ends = [end for end in (rdma.get(node), rdma.get(crossing.other)) if end is not None]
+            usable = [end for end in ends if end.chosen() and end.unused_by is None and end.verbs_library is not None]
+            if network_name and network_name[0] == "Socket" and len(usable) == 2 and not chosen_tcp:
                 groups.setdefault(_reason(log), []).append(crossing)
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(crossing.node for crossing in group))
@@ -170,11 +168,6 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
             wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
         )
-
-
-def _ports_are_usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
-    chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
-    return bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
 
 
 def _reason(log: NcclTransportFact) -> str:

@@ -213,10 +213,6 @@ class _Host:
     numa: dict[str, dict[str, int]] = field(default_factory=lambda: {"Node": {}, "Affinity": {}})
     warnings: list[str] = field(default_factory=list)
 
-    def has(self, part: str, gpus: tuple[str, ...]) -> bool:
-        """Whether this part was there already, or is of other GPUs: it is another host's then."""
-        return part in self.tables or (bool(self.gpus) and gpus != self.gpus)
-
 
 def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopologyFact]]:
     """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
@@ -228,7 +224,8 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
         if title:
             part = _PARTS[title[1]]
             table = _table(lines, index, part)
-            if host is not None and host.has(part, table.gpus):
+            # A part that was there already, or is of other GPUs, is another host's.
+            if host is not None and (part in host.tables or (host.gpus and table.gpus != host.gpus)):
                 yield _rocm_fact(host)
                 host = None
             host = host or _Host(index)

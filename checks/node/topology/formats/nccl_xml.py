@@ -44,15 +44,6 @@ DEEPEST = 64
 _FORBIDDEN = re.compile(r"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
 
 
-class XmlError(Exception):
-    """Why the text is not read; ``line`` counts from 1."""
-
-    def __init__(self, reason: str, line: int) -> None:
-        self.reason = reason
-        self.line = line
-        super().__init__(f"line {line}: {reason}")
-
-
 @dataclass
 class Tag:
     """One element."""
@@ -72,18 +63,18 @@ class Tag:
 
 
 def parse_xml(text: str, first_line: int = 1) -> Tag:
-    """The root of a text that begins in ``first_line``, without comments and text between tags. Raises XmlError."""
+    """The root of a text that begins in ``first_line``, without comments and text between. Raises TopologyError."""
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
-        raise XmlError("a document type or entity stands here: such a file is not read", line)
+        raise TopologyError("a document type or entity stands here: such a file is not read", line)
     if len(text) > MOST_CHARACTERS:
-        raise XmlError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
+        raise TopologyError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
     builder = _Builder(first_line)
     try:
         builder.parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as error:
-        raise XmlError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
+        raise TopologyError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
     return builder.root
 
 
@@ -109,7 +100,7 @@ class _Builder:
         tag = Tag(name, attributes, self._before + self.parser.CurrentLineNumber)
         self._count += 1
         if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
-            raise XmlError("the file has more tags, or deeper ones, than any machine needs", tag.line)
+            raise TopologyError("the file has more tags, or deeper ones, than any machine needs", tag.line)
         if self._open:
             self._open[-1].children.append(tag)
         else:
@@ -179,10 +170,7 @@ def _end(first: str, lines: Sequence[str], start: int) -> int:
 
 
 def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
-    try:
-        system = parse_xml(text, first_line)
-    except XmlError as error:
-        raise TopologyError(error.reason, error.line) from None
+    system = parse_xml(text, first_line)
     if system.get("version") not in _VERSIONS:
         reason = f"version {system.get('version')[:20]!a} of NCCL's topology file is not known"
         raise TopologyError(reason, system.line)

@@ -84,11 +84,6 @@ class Block:
     cut: dict[str, int] = field(default_factory=dict)  # the line of each row that is cut
     warnings: list[str] = field(default_factory=list)
 
-    @property
-    def complete(self) -> bool:
-        """Whether every column has its row."""
-        return len(self.links) == len(self.header.columns)
-
 
 def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
     """The matrices in the text, in order, and why others are refused: once up to the next header."""
@@ -180,7 +175,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
             break
         label, start = label_of(line, header)
         # Behind the last row only a line of codes is taken for one more.
-        if label and (not block.complete or _ONLY_CODES.fullmatch(line[start:])):
+        if label and (len(block.links) < len(header.columns) or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
         elif block.links and _ONLY_CODES.fullmatch(line.strip()):
             raise TopologyError("this row has no column of its own in the header", index + 1, line)
