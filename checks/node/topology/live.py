@@ -173,7 +173,9 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
         cpu_affinity={name: _affinity(gpu.cpu_affinity) for name, gpu in gpus.items()},
         numa_affinity={name: _affinity(gpu.numa_affinity) for name, gpu in gpus.items()},
         gpu_numa_id={name: _NONE if gpu.gpu_numa_id is None else str(gpu.gpu_numa_id) for name, gpu in gpus.items()},
-        warnings=_warnings(hidden, bus),
+        warnings=(f"{', '.join(hidden)} cannot be seen in /sys, so the NICs near the GPUs are not known",)
+        if hidden and bus.nics
+        else (),
     )
 
 
@@ -198,12 +200,6 @@ def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> It
 def _affinity(text: str | None) -> str | None:
     """As nvidia-smi prints it: N/A where there is none, blank where none of it is ours."""
     return _NONE if text is None else text or None
-
-
-def _warnings(hidden: list[str], bus: Bus) -> tuple[str, ...]:
-    if not hidden or not bus.nics:
-        return ()
-    return (f"{', '.join(hidden)} cannot be seen in /sys, so the NICs near the GPUs are not known",)
 
 
 _COMMAND = "nvidia-smi topo -m"
@@ -231,7 +227,8 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         errors = [answer.error, *(gpu.error for gpu in answer.gpus)]
         why = ", ".join(dict.fromkeys(error for error in errors if error)) or "NVML lists no GPU"
         raise CannotAsk(f"{answer.call or 'NVML'}: {why} {answer.text}".rstrip())
-    bus = _bus(ctx, answer.ours())
+    devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in answer.ours() if gpu.bus_id}
+    bus = Bus({name: device for name, device in devices.items() if device}, pci_devices.rdma_devices(ctx))
     try:
         matrix = live_matrix(answer, bus)
     except LookupError as error:
@@ -253,11 +250,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         allowed_cpus=next(allowed, None),
         job_gpus=tuple(gpu.column for gpu in job_gpus(answer.ours(), ctx.env)),
     )
-
-
-def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
-    devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
-    return Bus(gpus={name: device for name, device in devices.items() if device}, nics=pci_devices.rdma_devices(ctx))
 
 
 def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyFact | TopologyHangFact:

@@ -1,6 +1,6 @@
 """DD408, DD409, DD437, DD441: GPUs far from NICs or CPUs, and NICs that do not reach the memory of a GPU near them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_doctor.checks.node.topology import wording
@@ -76,9 +76,8 @@ def _evidence(found: Staged) -> Evidence:
 def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     level = found.forbidding_level
     if level is not None:
-        return f"{GDR_LEVEL}={level} forbids it", wording.unset_setting(
-            GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
-        )
+        unset = wording.unset_setting(GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA")
+        return f"{GDR_LEVEL}={level} forbids it", unset
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
         return "NCCL's log says that it found no module for GPUDirect RDMA", LOAD_PEERMEM
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
@@ -168,11 +167,15 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         return
     for gpus, group in by_cause(recording.facts(TopologyFact), _gpus_far_from_nics).items():
         fact = group[0].fact
+        near = [gpu for gpu in fact.gpus if gpu not in gpus]
+        detail = "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
+        if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
+            detail = "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across the CPU sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
-            detail=_nic_detail(fact, gpus),
+            detail=detail,
         )
 
 
@@ -180,13 +183,6 @@ def _gpus_far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
     nearest = {gpu: fact.nearest_hcas(gpu)[0] for gpu in fact.gpus}
     far = tuple(gpu for gpu, code in nearest.items() if code and link_codes.crosses_sockets(code))
     return far if far and len(far) < len(fact.gpus) else None
-
-
-def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
-    near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
-        return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
-    return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 
 
 @rule("DD409", "job-pinned-away-from-its-gpus", Severity.WARNING, TopologyFact)

@@ -65,13 +65,8 @@ class Host:
         return tuple(Refused(pair, words[0], self.codes.get(pair)) for pair, words in bad.items() if words)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """One answer of the driver, from NVML or pasted; ``asked`` as in ``Host``."""
-
-    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
-    asked: bool
-    pairs: tuple[tuple[str, str, tuple[str, ...]], ...]
+#: One answer of the driver, from NVML or pasted: where it was read, ``asked`` as in ``Host``, and its pairs with words.
+_Table = tuple[FactAt[TopologyFact] | FactAt[P2pStatusFact], bool, list[tuple[str, str, tuple[str, ...]]]]
 
 
 def _tables(recording: Recording) -> Iterator[_Table]:
@@ -83,11 +78,11 @@ def _tables(recording: Recording) -> Iterator[_Table]:
                 gpus = [gpu for gpu in live.fact.gpus if gpu not in live.fact.mig_gpus]
                 job = live.fact.job_gpus
                 gpus = gpus if job is None else [gpu for gpu in gpus if gpu in job]
-                yield _Table(live, asked=True, pairs=tuple(_pairs_with_words(gpus, answers)))
+                yield live, True, list(_pairs_with_words(gpus, answers))
     for pasted in recording.facts(P2pStatusFact):
         asked = pasted.fact.capability
         if asked is None or set(asked) & set(ASKED_BY_NCCL):
-            yield _Table(pasted, asked=asked is not None, pairs=tuple(pasted.fact.pairs()))
+            yield pasted, asked is not None, list(pasted.fact.pairs())
 
 
 def _pairs_with_words(
@@ -105,16 +100,16 @@ def hosts(recording: Recording) -> list[Host]:
     """The hosts with any recorded answer that NCCL would ask for."""
     found = []
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    for node, tables in grouped((table.seen.node, table) for table in _tables(recording)).items():
-        asked = [table for table in tables if table.asked]
+    for node, tables in grouped((seen.node, (seen, asked, pairs)) for seen, asked, pairs in _tables(recording)).items():
+        asked = [table for table in tables if table[1]]
         words: dict[Pair, tuple[str, ...]] = {}
-        for table in asked or tables:
-            for gpu, peer, more_words in table.pairs:
+        for _, _, pairs in asked or tables:
+            for gpu, peer, more_words in pairs:
                 words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *more_words)))
         matrix = matrices.get(node)
         joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}
-        found.append(Host(tables[0].seen, words, bool(asked), joined, settings))
+        found.append(Host(tables[0][0], words, bool(asked), joined, settings))
     return found
 
 

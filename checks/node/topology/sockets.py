@@ -10,7 +10,6 @@ from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.nccl import NcclFact
-from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
@@ -142,13 +141,17 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
     for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
+        reason = "NCCL's log does not say why it passed them over"
+        if log.no_verbs_library or log.no_ib_device:
+            says = "that it could not open libibverbs.so" if log.no_verbs_library else '"NET/IB : No device found"'
+            reason = f"NCCL's log says {says}"
         chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
             ends = [end for end in (rdma.get(node), rdma.get(crossing.other)) if end is not None]
             usable = [end for end in ends if end.chosen() and end.unused_by is None and end.verbs_library is not None]
             if network_name and network_name[0] == "Socket" and len(usable) == 2 and not chosen_tcp:
-                groups.setdefault(_reason(log), []).append(crossing)
+                groups.setdefault(reason, []).append(crossing)
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(crossing.node for crossing in group))
         ports = rdma[nodes[0]].chosen()
@@ -168,14 +171,6 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
             wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
         )
-
-
-def _reason(log: NcclTransportFact) -> str:
-    if log.no_verbs_library:
-        return "NCCL's log says that it could not open libibverbs.so"
-    if log.no_ib_device:
-        return 'NCCL\'s log says "NET/IB : No device found"'
-    return "NCCL's log does not say why it passed them over"
 
 
 @rule("DD436", "setting-forbids-rdma", Severity.WARNING, RdmaFact)
