@@ -4,26 +4,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_versions, users
-from ddp_doctor.checks.node.rdma.wording import (
-    GIVE_ADDRESS,
-    UPGRADE_NCCL,
-    USE_IPV6,
-    Hit,
-    per_node,
-    port_draft,
-    unset_index,
-)
+from ddp_doctor.checks.node.rdma.wording import GIVE_ADDRESS, UPGRADE_NCCL, USE_IPV6, Hit, per_node, port_draft
 from ddp_doctor.facts.node.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.nodes import name_list
 
 _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
 
@@ -154,15 +148,19 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     ]
     if not astray:
         return
-    settings = {
-        name: value
-        for entry in astray
-        for name, value in entry.fact.settings.items()
-        if name in (INDEX, *SEARCH_SETTINGS)
-    }
+    given = {name: value for entry in astray for name, value in entry.fact.settings.items()}
+    settings = {name: value for name, value in given.items() if name in (INDEX, *SEARCH_SETTINGS)}
     shown_settings = ", ".join(shown(name, value) for name, value in settings.items())
     old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
-    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
+    names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
+    search = nccl.by_setting(
+        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
+        *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
+        cost="none, unless the fabric needs that very entry",
+        undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
+        conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # beside these no setting about RDMA does anything
+    )
+    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [search]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
         recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail

@@ -164,8 +164,10 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
     hidden = [gpu for gpu in gpus if gpu not in bus.gpus]
     nics = {} if hidden else {device.name: device for device in bus.nics.values()}
     links: Pairs = {name: {} for name in (*gpus, *nics)}
-    for device, peer, code in (*_between_gpus(answer, bus), *_to_nics(bus.gpus, nics)):
-        links[device][peer] = links[peer][device] = code
+    for gpu, peer, code in _between_gpus(answer, bus):
+        links[gpu][peer] = links[peer][gpu] = code
+    for (name, place), (nic, device) in (*product(bus.gpus.items(), nics.items()), *combinations(nics.items(), 2)):
+        links[name][nic] = links[nic][name] = link_code(place, device)
     return TopologyMatrix(
         gpus=tuple(gpus),
         nics={device.name: name for name, device in bus.nics.items() if device.name in nics},
@@ -189,12 +191,6 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
         if code is None and not (gpu in bus.gpus and peer in bus.gpus):
             raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
         yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
-
-
-def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[tuple[str, str, str]]:
-    pairs = (*product(gpus.items(), nics.items()), *combinations(nics.items(), 2))
-    for (name, place), (nic, device) in pairs:
-        yield name, nic, link_code(place, device)
 
 
 def _affinity(text: str | None) -> str | None:

@@ -6,16 +6,17 @@ from dataclasses import replace
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.formats.cpus import share_a_cpu
 from ddp_doctor.checks.node.topology.p2p import tree_hidden
-from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of, widen_gpudirect
+from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.network import Staged, rdma_of, staged, to_network
@@ -117,7 +118,12 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
-            widen_gpudirect(GDR_LEVEL, level),
+            nccl.by_setting(
+                "Measure the job with it and without, on the same nodes, and keep what is faster",
+                Setting(name=GDR_LEVEL, value=level, why="NICs behind the CPU then read and write GPU memory"),
+                cost="where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the"
+                " job must bear it",
+            ),
             detail="By default NCCL goes through host memory where the nearest NIC is behind the CPU. That is often"
             " right; nothing was tried.",
             reproduced_by=everybody(recording),

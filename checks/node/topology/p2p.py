@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ddp_doctor.checks.node.topology.p2p_status import pairs_without_p2p
+from ddp_doctor.checks.node.topology import p2p_status
 from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of, name_hca, use_hca
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
@@ -163,11 +163,6 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
     return groups
 
 
-def hosts_crossing_sockets(recording: Recording) -> set[int]:
-    """The nodes that DD402 reports."""
-    return {node.node for group in _crossing(recording).values() for node in group}
-
-
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
     return Evidence(text=f"{'-'.join(gpus)} is {code}: {link_codes.meaning_of(code)}")
 
@@ -228,21 +223,6 @@ _ANY = (
 )
 
 
-def topology_file(clusters: Sequence[Cluster]) -> Remedy:
-    """NCCL's topology file for this kind of machine, from whoever ships it."""
-    kinds = {cluster.kind for cluster in clusters}
-    who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
-    return remedy(
-        f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
-        command,
-        scope="job",
-        cost="a file of another kind of machine misleads NCCL",
-        undo="unset NCCL_TOPO_FILE",
-        untried="the file is the provider's",
-        references=("https://github.com/NVIDIA/nccl/issues/1298",),
-    )
-
-
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
 _LEAST_HIDDEN = 4
 
@@ -268,7 +248,8 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     """
     if recording.options.command != "topology":
         return
-    tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
+    crossing = {node.node for group in _crossing(recording).values() for node in group}  # DD402 reports these
+    tested = nodes_nccl_ran_on(recording.trials) | crossing
     nodes = [node for node in recording.facts(TopologyFact) if node.node not in tested and not tree_hidden(node.fact)]
     open_paths = {node.node: _open_paths(recording, node) for node in nodes}
     groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
@@ -292,7 +273,8 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     fact = node.fact
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
         return ()
-    refused = pairs_without_p2p(recording, node.node)
+    mine = [host for host in p2p_status.hosts(recording) if host.seen.node == node.node]
+    refused = {pair.pair for host in mine for pair in host.refused()}
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
@@ -335,6 +317,8 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variable NCCL_TOPO_FILE
     """
     for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
+        kinds = {cluster(recording, node.node).kind for node in group}
+        who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
         yield finding(
             NOBODY,
             f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: probably a virtual machine"
@@ -344,7 +328,15 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *evidence(recording, group[0].node),
             ),
-            topology_file([cluster(recording, node.node) for node in group]),
+            remedy(
+                f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+                command,
+                scope="job",
+                cost="a file of another kind of machine misleads NCCL",
+                undo="unset NCCL_TOPO_FILE",
+                untried="the file is the provider's",
+                references=("https://github.com/NVIDIA/nccl/issues/1298",),
+            ),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
             detail="NCCL then cannot know which GPUs are near each other. Nothing is wrong while jobs are fast.",
         )

@@ -113,11 +113,6 @@ def hosts(recording: Recording) -> list[Host]:
     return found
 
 
-def pairs_without_p2p(recording: Recording, node: int) -> set[Pair]:
-    """The pairs of this node's GPUs that the driver refuses P2P, as far as it was asked."""
-    return {pair.pair for host in hosts(recording) if host.seen.node == node for pair in host.refused()}
-
-
 #: More pairs than this are counted in the title, and left out of the evidence.
 _MOST_TOLD = 6
 

@@ -5,7 +5,6 @@ from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.p2p import evidence as cluster_evidence
-from ddp_doctor.checks.node.topology.wording import more_sockets
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
@@ -17,7 +16,7 @@ from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKET
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
@@ -256,6 +255,7 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     if not nodes or len(nodes) < len(slow):
         return
     least = min(slow.values())
+    (threads, sockets), why = SOCKETS, "one connection is bound by one core"
     yield possible(
         NOBODY,
         f"NCCL uses a single TCP connection on {hosts(recording, nodes)}:"
@@ -272,7 +272,12 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
             Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
-        more_sockets(*SOCKETS),
+        nccl.by_setting(
+            "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
+            Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
+            Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), why=why),
+            cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
+        ),
         detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tried.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )

@@ -99,7 +99,7 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
         label, start = label_of(line, header)
         complete = len(table.cells) == len(table.gpus)
         if label and (not complete or all(split(token) for token in line[start:].split()[1:])):
-            _add_row(table, label, _row_cells(label, line[start:], index + 1, split, what), index + 1)
+            _add_row(table, label, line[start:], index + 1, split, what)
         elif complete or (not NOTHING.fullmatch(line) and shape_of(line) != header.shape):
             table.end = index
             break
@@ -110,17 +110,13 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
     return table
 
 
-def _row_cells(label: str, text: str, line: int, split: Split, what: str) -> list[str]:
+def _add_row(table: Table, label: str, text: str, line: int, split: Split, what: str) -> None:
     cells: list[str] = []
-    for token in re.findall(r"\S+", text)[1:]:
+    for token in text.split()[1:]:
         parts = split(token)
         if not parts:
             raise TopologyError(f"{token[:40]} in row {label} is no {what}", line, text)
         cells += parts
-    return cells
-
-
-def _add_row(table: Table, label: str, cells: Sequence[str], line: int) -> None:
     if label not in table.gpus:
         raise TopologyError(f"row {label} has no column of its own in the header", line)
     if len(cells) != len(table.gpus):

@@ -182,7 +182,14 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
         elif not NOTHING.fullmatch(line) and shape_of(line) != header.shape:
             block.end = index
             break
-    _refuse_missing_rows(block, lines)
+    missing = [name for name in header.columns if name not in block.links]
+    if not block.links:
+        raise TopologyError("no row of a matrix follows this header", header.line)
+    if missing and len(block.links) < _LEAST_WITNESSES:
+        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+        number = line_behind(lines, block.end)
+        reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
+        raise TopologyError(reason, number, lines[number - 1])
     return block
 
 
@@ -199,20 +206,6 @@ def label_of(line: str, header: Header) -> tuple[str | None, int]:
             is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
             return (name if is_row else None), start
     return None, 0
-
-
-def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
-    missing = [name for name in block.header.columns if name not in block.links]
-    if not missing:
-        return
-    if not block.links:
-        raise TopologyError("no row of a matrix follows this header", block.header.line)
-    if len(block.links) >= _LEAST_WITNESSES:
-        return
-    more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
-    reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
-    line = line_behind(lines, block.end)
-    raise TopologyError(reason, line, lines[line - 1])
 
 
 def line_behind(lines: Sequence[str], end: int) -> int:
