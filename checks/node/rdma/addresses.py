@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_versions, users
-from ddp_doctor.checks.node.rdma.wording import GIVE_ADDRESS, UPGRADE_NCCL, USE_IPV6, Hit, per_node, port_draft
+from ddp_doctor.checks.node.rdma.wording import UPGRADE_NCCL, USE_IPV6, Hit, per_node, port_draft
 from ddp_doctor.facts.node.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
@@ -15,6 +15,7 @@ from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.nodes import name_list
@@ -116,7 +117,23 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
     if bare:
         detail = "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
         what = f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2"
-        yield _draft(recording, bare, what, [GIVE_ADDRESS, _ipv6(recording)], detail)
+        yield _draft(
+            recording,
+            bare,
+            what,
+            [
+                by_administrator(
+                    "Give the interface of each such port an IPv4 address in the network of its rail",
+                    "ip -br address",
+                    "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
+                    cost="an administrator's work; addresses as the fabric's plan says",
+                    undo="ip address del",
+                    references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
+                ),
+                _ipv6(recording),
+            ],
+            detail,
+        )
 
 
 def _ipv6(recording: Recording) -> Remedy | None:

@@ -167,15 +167,6 @@ UPGRADE_NCCL = remedy(
     untried="the doctor installs nothing",
 )
 
-GIVE_ADDRESS = by_administrator(
-    "Give the interface of each such port an IPv4 address in the network of its rail",
-    "ip -br address",
-    "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
-    cost="an administrator's work; addresses as the fabric's plan says",
-    undo="ip address del",
-    references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
-)
-
 #: The RDMA devices of a host for a container.
 GIVE_DEVICES = remedy(
     "Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",

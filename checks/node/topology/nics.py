@@ -102,13 +102,11 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     if world is None or world.backend != "nccl" or world.nnodes < 2:
         return
-    groups: dict[tuple[str, tuple[ToNetwork, ...]], list[int]] = {}
-    for place in places(recording):
-        level = _level_to_try(recording, place)
-        ways = tuple(_gpus_gained(recording, place, level)) if level else ()
-        if level and ways:
-            groups.setdefault((level, ways), []).append(place.seen.node)
-    for (level, ways), nodes in groups.items():
+    levels = [(place, _level_to_try(recording, place)) for place in places(recording)]
+    wider = [(place, level, tuple(_gpus_gained(recording, place, level))) for place, level in levels if level]
+    for (level, ways), nodes in grouped(
+        ((level, ways), place.seen.node) for place, level, ways in wider if ways
+    ).items():
         gpus = name_list([way.gpu for way in ways])
         yield possible(
             NOBODY,

@@ -177,12 +177,9 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
     See: NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; NVIDIA/nccl issue 1127 (GeForce)
         nvidia-smi topo -p2p r and w; nvml.h, nvmlGpuP2PStatus_t
     """
-    groups: dict[_Lack, list[Host]] = {}
-    for host in hosts(recording):
-        lack = _lack(recording, host)
-        if lack is not None:
-            groups.setdefault(lack, []).append(host)
-    for lack, group in groups.items():
+    for lack, group in grouped((_lack(recording, host), host) for host in hosts(recording)).items():
+        if lack is None:
+            continue
         words = dict.fromkeys(pair.word for pair in lack.shown)
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
