@@ -83,6 +83,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
         shows = "the driver shows" if of_node else "the job can use"
+        # Who writes --require-gpus wants them, whatever else is set; else it is as grave as the job's use of GPUs.
         wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
             of_nodes(recording, group),

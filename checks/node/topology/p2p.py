@@ -53,6 +53,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
     several = recording.world is not None and recording.world.nnodes > 1
     roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
+    another_hca = several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
@@ -60,11 +61,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         *_nearer_level(fact, found),
         *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
-        *(
-            map(name_hca, _candidate_hca(recording, hosts[0]))
-            if several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
-            else []
-        ),
+        *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
