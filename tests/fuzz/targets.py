@@ -356,7 +356,7 @@ TARGETS: tuple[Target, ...] = (
     Target(setting_origins.file_settings, lambda text: list(setting_origins.file_settings(text)), _SETTINGS),
     direct(setting_origins.stat_of, "4711 (a) b) S 4700 1 1 "),
     direct(setting_origins.environ_of, "PATH=/bin\0NCCL_DEBUG=INFO\0"),
-    direct(nccl_xml.parse_xml, *_NCCL_FILES, refuses=nccl_xml.XmlError),
+    direct(nccl_xml.parse_xml, *_NCCL_FILES, refuses=topo_rows.TopologyError),
     direct(pci.is_bus_id, "0000:1b:00.0"),
     direct(pci.read_path, "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"),
     direct(verbs_library.provider_of, "mlx5_core"),

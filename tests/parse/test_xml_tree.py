@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.nccl_xml import MOST_CHARACTERS, MOST_TAGS, Tag, XmlError, parse_xml
+from ddp_doctor.checks.node.topology.formats.nccl_xml import MOST_CHARACTERS, MOST_TAGS, Tag, parse_xml
+from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 
 LAUGHS = "\n".join(f'<!ENTITY l{at} "{f"&l{at - 1};" * 10}">' for at in range(1, 10))
 
@@ -30,7 +31,7 @@ def test_tags_keep_their_attributes_lines_and_order() -> None:
 )
 def test_a_document_type_or_entity_is_refused_unread(text: str) -> None:
     started = time.process_time()
-    with pytest.raises(XmlError, match="line 1: a document type or entity"):
+    with pytest.raises(TopologyError, match="line 1: a document type or entity"):
         parse_xml(text)
     assert time.process_time() - started < 1
 
@@ -48,7 +49,7 @@ def test_a_document_type_or_entity_is_refused_unread(text: str) -> None:
     ],
 )
 def test_what_is_broken_or_too_large_is_refused_with_the_line(text: str, reason: str) -> None:
-    with pytest.raises(XmlError, match=reason):
+    with pytest.raises(TopologyError, match=reason):
         parse_xml(text)
 
 
@@ -60,6 +61,6 @@ def test_what_a_text_says_of_its_encoding_does_not_matter() -> None:
 def test_any_text_is_a_tree_or_refused(text: str) -> None:
     try:
         root = parse_xml(text)
-    except XmlError:
+    except TopologyError:
         return
     assert isinstance(root, Tag)

@@ -72,7 +72,15 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
     for name in NUMBERS:
         if env.get(name) and name not in numbers:
             yield Fault((name,), f"{shown(name, env[name])} is no number", fatal=name in RENDEZVOUS)
-    yield from _ranks(numbers)
+    for rank in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
+        size = "WORLD_SIZE" if rank == "RANK" else rank.replace("RANK", "WORLD_SIZE")
+        is_fatal = rank == "RANK"
+        if rank in numbers and numbers[rank] < 0:
+            yield Fault((rank,), f"{rank}={numbers[rank]} is not possible: ranks count from 0", is_fatal)
+        elif rank in numbers and size in numbers and numbers[rank] >= max(numbers[size], 1):
+            last = f"the last is {numbers[size] - 1}"
+            fault_text = f"{rank}={numbers[rank]} is not possible with {size}={numbers[size]}: {last}"
+            yield Fault((rank, size), fault_text, is_fatal)
     yield from _sizes(numbers, launcher)
     yield from _meeting_point(env, numbers, launcher)
     own = {"slurm": "SLURM_PROCID", "mpi": "OMPI_COMM_WORLD_RANK"}.get(launcher or "")
@@ -84,18 +92,6 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
 def _number(value: str | None) -> int | None:
     # ASCII: int() does not take all that \s takes for white space otherwise, U+001F for one.
     return int(value) if value and re.fullmatch(r"\s*[+-]?[0-9]{1,18}\s*", value, re.ASCII) else None
-
-
-def _ranks(numbers: Mapping[str, int]) -> Iterator[Fault]:
-    for rank in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
-        size = "WORLD_SIZE" if rank == "RANK" else rank.replace("RANK", "WORLD_SIZE")
-        fatal = rank == "RANK"
-        if rank in numbers and numbers[rank] < 0:
-            yield Fault((rank,), f"{rank}={numbers[rank]} is not possible: ranks count from 0", fatal)
-        elif rank in numbers and size in numbers and numbers[rank] >= max(numbers[size], 1):
-            last = f"the last is {numbers[size] - 1}"
-            text = f"{rank}={numbers[rank]} is not possible with {size}={numbers[size]}: {last}"
-            yield Fault((rank, size), text, fatal)
 
 
 def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fault]:

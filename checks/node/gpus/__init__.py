@@ -40,16 +40,11 @@ def probe(ctx: Context) -> GpusFact:
     answer = _ask(ctx, thresholds.NVML_BASE_LIMIT_S + thresholds.NVML_LIMIT_PER_GPU_S * len(pci or ()))
     nodes = host_gpus.device_nodes(ctx)
     gpus = GpusFact(
-        gpus=answer.gpus,
-        driver_version=answer.driver_version,
-        cuda_driver_version=answer.cuda_driver_version,
-        nvml_version=answer.nvml_version,
-        confidential_compute=answer.confidential_compute,
+        **dict(answer),
         nvml_error=answer.failure(),
         nvml_elapsed_s=answer.elapsed_s,
         kernel_module=first_line(ctx, "/proc/driver/nvidia/version"),
         pci_gpus=pci,
-        excluded_bus_ids=answer.excluded_bus_ids,
         device_nodes=nodes,
         fabric_manager=host_gpus.fabric_manager_runs(ctx, nodes),
         in_container=host_gpus.in_container(ctx),

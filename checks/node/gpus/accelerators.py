@@ -23,6 +23,7 @@ laptop's processor, and cards for a display, count only where the installed torc
 Sources: linux drivers/gpu/drm/amd/amdkfd/kfd_topology.c; drivers/accel/habanalabs/common/habanalabs_drv.c
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -134,15 +135,11 @@ def _bus_id(values: dict[str, int]) -> str:
 
 
 def _gaudi(ctx: Context) -> Iterator[Accelerator]:
-    doors = [name for name in (*names_in(ctx, "/dev/accel"), *names_in(ctx, "/dev")) if _is_door(name)]
+    names = (*names_in(ctx, "/dev/accel"), *names_in(ctx, "/dev"))
+    doors = [name for name in names if re.fullmatch(r"(accel|hl)[0-9]+", name)]
     for bus_id in names_in(ctx, PCI) if doors else ():
         if end_of(ctx, f"{PCI}/{bus_id}/driver") == GAUDI_DRIVER:
             yield Accelerator("Intel Gaudi accelerator", bus_id)
-
-
-def _is_door(name: str) -> bool:
-    stem = name.rstrip("0123456789")
-    return stem != name and stem in ("accel", "hl")
 
 
 def _torch_is_for_rocm(ctx: Context) -> bool:

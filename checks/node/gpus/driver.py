@@ -160,6 +160,14 @@ FABRIC_MANAGER = by_operator(
 _802 = "Until then CUDA answers with error 802, system not yet initialized, and no rank starts."
 
 
+#: By whether the fabric manager's process runs.
+_MANAGER = {
+    None: "Whether the fabric manager runs cannot be seen from here.",
+    True: "The fabric manager runs; its version must be that of the driver, {driver}.",
+    False: "The fabric manager does not run on the node.",
+}
+
+
 @dataclass(frozen=True)
 class _State:
     """What keeps GPUs out of the fabric; GPUs with the same reason are one finding."""
@@ -188,9 +196,9 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             recording,
             hits,
             state.words,
-            lambda gpu: Evidence(text=_fabric_in_words(gpu), expected_from="state completed, without error"),
+            _fabric_evidence,
             FABRIC_MANAGER,
-            detail=f"{_802} {_manager_words(state.manager, state.driver)}",
+            detail=f"{_802} {_MANAGER[state.manager].format(driver=state.driver or 'which is unknown')}",
             severity=state.severity,
             confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
         )
@@ -229,17 +237,10 @@ def _state_words(gpu: Gpu) -> str | None:
     return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
 
 
-def _fabric_in_words(gpu: Gpu) -> str:
+def _fabric_evidence(gpu: Gpu) -> Evidence:
     status = f", status {gpu.fabric_status}" if gpu.fabric_status else ""
-    return f"fabric state {(gpu.fabric_state or '').replace('_', ' ')}{status}"
-
-
-def _manager_words(manager: bool | None, driver: str | None) -> str:
-    if manager is None:
-        return "Whether the fabric manager runs cannot be seen from here."
-    if manager:
-        return f"The fabric manager runs; its version must be that of the driver, {driver or 'which is unknown'}."
-    return "The fabric manager does not run on the node."
+    state = (gpu.fabric_state or "").replace("_", " ")
+    return Evidence(text=f"fabric state {state}{status}", expected_from="state completed, without error")
 
 
 def _unmanaged(fact: GpusFact) -> Severity | None:

@@ -83,6 +83,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
         shows = "the driver shows" if of_node else "the job can use"
+        # Who writes --require-gpus wants them, whatever else is set; else it is as grave as the job's use of GPUs.
         wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
             of_nodes(recording, group),
@@ -154,6 +155,10 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
         if not seen.shown:
             remedies.append(by_operator("Where the CPU is meant, say so: --backend gloo.", scope="job"))
         sliced = any(gpu.mig_enabled for gpu in fact.gpus)
+        there = f"The driver has {len(fact.gpus)} GPUs there."
+        if not fact.visible:
+            no_grant = "SLURM_PROCID" in fact.environment and not fact.granted
+            there = f"{'SLURM granted this step none. ' if no_grant else ''}The job would compute on the CPU."
         yield proved(
             (*([Culprit(kind="setting", name=name)] if name else []), *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
@@ -165,7 +170,7 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
                 expected_from="one GPU a rank" if short else "every entry names a GPU",
             ),
             *remedies,
-            detail=_there(fact) + (" With MIG a process is shown one slice, whatever their number." if sliced else ""),
+            detail=there + (" With MIG a process is shown one slice, whatever their number." if sliced else ""),
             severity=asked_for(recording, Severity.ERROR if is_fatal else Severity.WARNING),
         )
 
@@ -202,13 +207,6 @@ def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | Non
     setting = None if value is None else f'CUDA_VISIBLE_DEVICES="{value}"'
     there = fact.others_hidden or ("its only GPU" if count == 1 else f"the {count} GPUs there")
     return _Selection(ranks, shown, there, fact.others_hidden_by or setting, fact.rejected)
-
-
-def _there(fact: GpusFact) -> str:
-    if fact.visible:
-        return f"The driver has {len(fact.gpus)} GPUs there."
-    nothing = "SLURM granted this step none. " if "SLURM_PROCID" in fact.environment and not fact.granted else ""
-    return f"{nothing}The job would compute on the CPU."
 
 
 @rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)

@@ -58,10 +58,6 @@ class _Limit:
     default: Callable[[Gpu], float | None]
     remedy: Remedy
 
-    def is_below_default(self, gpu: Gpu) -> bool:
-        """Whether somebody set it far below what the GPU comes with."""
-        return (self.value_of(gpu) or 0.0) < thresholds.GPU_LIMIT_SHARE * (self.default(gpu) or 0.0)
-
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
         was = {self.value_of(gpu) for _, gpu in hits}
@@ -135,7 +131,9 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
             words = f"lowered to {least:g} {limit.unit}; most of this model have {expected:g} {limit.unit}"
         else:
             # A laptop's limit goes up and down with its battery and its processor.
-            low = [] if "Laptop" in model else [(node, gpu) for node, gpu in hits if limit.is_below_default(gpu)]
+            compared = [] if "Laptop" in model else [(node, gpu, limit.default(gpu) or 0.0) for node, gpu in hits]
+            least = thresholds.GPU_LIMIT_SHARE
+            low = [(node, gpu) for node, gpu, usual in compared if (limit.value_of(gpu) or 0.0) < least * usual]
             expected = next((limit.default(gpu) or 0.0 for _, gpu in low), 0.0)
             words = f"below its default of {expected:g} {limit.unit}"
         if low:

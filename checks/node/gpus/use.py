@@ -23,23 +23,6 @@ FREE_MEMORY = by_operator(
     cost="the processes found may be somebody's job",
 )
 
-FIND_HOLDER_ON_HOST = by_operator(
-    "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
-    "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
-    "sudo fuser -v /dev/nvidia*   # on the host",
-    cost="the processes found may be somebody's job",
-)
-
-FREE_LEAKED_MEMORY = by_operator(
-    "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
-    "them; where there are none, or they do not end, reset the GPU, or reboot.",
-    "sudo fuser -v /dev/nvidia*",
-    "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
-    "sudo nvidia-smi --gpu-reset -i INDEX",
-    cost="the processes found may be somebody's job; the reset ends every process on the GPU",
-    undo=NOTHING_TO_UNDO,
-)
-
 
 @rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
 def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
@@ -82,14 +65,27 @@ _NAMED = _Holder("by other processes", "A pid may be another container's.", FREE
 _HIDDEN = _Holder(
     "by a process that this container does not see",
     "In a container the driver names only processes of the container itself.",
-    FIND_HOLDER_ON_HOST,
+    by_operator(
+        "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
+        "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
+        "sudo fuser -v /dev/nvidia*   # on the host",
+        cost="the processes found may be somebody's job",
+    ),
 )
 _UNLISTED = _Holder("by others", "The driver lists no processes here.", FREE_MEMORY)
 _LEAKED = _Holder(
     "without a process that the driver names",
     "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
     " holds any more.",
-    FREE_LEAKED_MEMORY,
+    by_operator(
+        "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
+        "them; where there are none, or they do not end, reset the GPU, or reboot.",
+        "sudo fuser -v /dev/nvidia*",
+        "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
+        "sudo nvidia-smi --gpu-reset -i INDEX",
+        cost="the processes found may be somebody's job; the reset ends every process on the GPU",
+        undo=NOTHING_TO_UNDO,
+    ),
 )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, World
@@ -49,13 +50,10 @@ def shortages(
     world = recording.world
     if world is None or (of_the_job and recording.command.is_of_root):
         return
-    groups: dict[Severity, list[FactAt[Host]]] = {}
-    for node in recording.facts(Host):
-        severity = severity_of(node.fact, len(world.ranks_of(node.node)), world)
+    graded = [(severity_of(node.fact, len(world.ranks_of(node.node)), world), node) for node in recording.facts(Host)]
+    for severity, nodes in grouped(graded).items():
         if severity is not None:
-            groups.setdefault(severity, []).append(node)
-    for severity, nodes in groups.items():
-        yield Shortage(severity, nodes, world, min(nodes, key=lambda node: least(node.fact) or 0))
+            yield Shortage(severity, nodes, world, min(nodes, key=lambda node: least(node.fact) or 0))
 
 
 def shortage_draft(

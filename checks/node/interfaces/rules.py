@@ -29,7 +29,7 @@ from ddp_doctor.settings import values
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.network import offer_of
 from ddp_doctor.wording.findings import finding, possible
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, hosts, name_list
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, hosts, name_list, node_culprit
 
 
 def use_interface(
@@ -176,15 +176,8 @@ def reproduced_by(severity: Severity, offered: Sequence[Remedy]) -> Reproducer |
 
 def culprits(recording: Recording, offers: Sequence[Offer]) -> tuple[Culprit, ...]:
     """One for each node: the setting that decided there, or the node itself."""
-    return tuple(
-        Culprit(
-            kind="setting" if offer.choice.setting else "node",
-            node=host(recording, offer.node),
-            node_rank=offer.node,
-            name=offer.choice.setting,
-        )
-        for offer in offers
-    )
+    chosen = [(offer.node, offer.choice.setting) for offer in offers]
+    return tuple(node_culprit(recording, node, kind="setting" if name else "node", name=name) for node, name in chosen)
 
 
 def evidence(recording: Recording, offers: Sequence[Offer]) -> tuple[Evidence, ...]:

@@ -14,7 +14,7 @@ The log is the host's, also in a container, and tells of other people's GPUs and
 tell is whether a GPU was reset since; there the rules ask what NVML said.
 """
 
-from ddp_doctor.checks.node.kernel import driver, faults, xids
+from ddp_doctor.checks.node.kernel import faults, xids
 from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
 from ddp_doctor.checks.node.kernel.processes_in_driver import stuck_processes
 from ddp_doctor.facts.node.kernel import KernelFact
@@ -72,7 +72,7 @@ CHECK = Check(
     where=Where.NODE,
     probe=probe,
     facts=(KernelFact,),
-    rules=rules_in(faults, driver, xids),
+    rules=rules_in(faults, xids),
     cost_s=0.2,
     deadline_s=30.0,  # a process that seems stuck is watched for some seconds
 )

@@ -154,9 +154,6 @@ class _Groups:
             self.groups[entry._replace(past=True)] = self.groups.pop(entry)
         self.since_load.clear()
 
-    def events(self) -> tuple[KernelEvent, ...]:
-        return tuple(group.event(entry) for entry, group in self.groups.items())
-
 
 @dataclass(frozen=True)
 class KernelLog:
@@ -186,7 +183,8 @@ def parse_kernel_log(text: str, booted_at: float | None = None, since_s: float =
             groups, begins_at_s = _Groups(), at_s
         elif at_s is None or at_s >= since_s:
             _add_line(groups, line, at_s)
-    return KernelLog(groups.events(), tuple(groups.lines), begins_at_s)
+    events = tuple(group.event(entry) for entry, group in groups.groups.items())
+    return KernelLog(events, tuple(groups.lines), begins_at_s)
 
 
 @dataclass

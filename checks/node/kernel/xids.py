@@ -128,6 +128,12 @@ def _meaning(event: KernelEvent) -> Xid:
     return Xid(f"the driver asks for: {wanted}", "reboot" if reboot else "reset", stays=True)
 
 
+#: How grave an Xid is, one of the last day and an older one.
+_SEVERITIES: dict[Standing, tuple[Severity, Severity | None]] = {
+    "out": (Severity.ERROR, Severity.ERROR),
+    "back": (Severity.INFO, None),
+    "unknown": (Severity.WARNING, Severity.INFO),
+}
 _Staying = dict[tuple[int, Severity, Standing], list[Hit]]
 
 
@@ -141,7 +147,7 @@ def _staying_xids(recording: Recording) -> _Staying:
             if not staying:
                 continue
             standing = _standing_by_nvml(view, staying[0])
-            severity = _severity(standing, recent=_is_recent(view, staying[0], RECENT_S))
+            severity = _SEVERITIES[standing][0 if _is_recent(view, staying[0], RECENT_S) else 1]
             if severity is not None:
                 others = {f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)}
                 note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
@@ -157,14 +163,6 @@ def _by_device(view: NodeView) -> dict[str, list[KernelEvent]]:
     concerning = [event for event in events if view.concerns(event.device)]
     by_time = sorted(concerning, key=lambda event: event.first_at_s or 0.0)
     return grouped((event.device or "", event) for event in by_time)
-
-
-def _severity(standing: Standing, *, recent: bool) -> Severity | None:
-    if standing == "out":
-        return Severity.ERROR
-    if standing == "back":
-        return Severity.INFO if recent else None
-    return Severity.WARNING if recent else Severity.INFO
 
 
 def _standing_by_nvml(view: NodeView, event: KernelEvent) -> Standing:

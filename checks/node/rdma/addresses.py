@@ -4,26 +4,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks.node.rdma.nodes import fast_and_others, nccl_versions, users
-from ddp_doctor.checks.node.rdma.wording import (
-    GIVE_ADDRESS,
-    UPGRADE_NCCL,
-    USE_IPV6,
-    Hit,
-    per_node,
-    port_draft,
-    unset_index,
-)
+from ddp_doctor.checks.node.rdma.wording import UPGRADE_NCCL, USE_IPV6, Hit, per_node, port_draft
 from ddp_doctor.facts.node.rdma import Port, RdmaFact
 from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
+from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.reproducers import everybody
+from ddp_doctor.wording.nodes import name_list
 
 _SOURCE = "NCCL src/transport/net_ib/connect.cc, ncclIbGetGidIndex"
 
@@ -69,11 +64,6 @@ class Entry:
         local = ", link-local" if gid.is_link_local else ""
         return f"entry {index} is {gid.address} ({kind}{local}); {why}"
 
-    @property
-    def is_certain_to_fail(self) -> bool:
-        """Whether no connection can be made from it: there is nothing, or nothing of this network namespace."""
-        return self.choice.gid is None or self.choice.gid.hidden
-
 
 @once_a_recording
 def entries(recording: Recording) -> list[Entry]:
@@ -96,7 +86,8 @@ def _draft(
     recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy | None], detail: str
 ) -> Draft:
     others_fit = len({entry.is_fit for entry in entries(recording)}) > 1
-    fails = others_fit or any(entry.is_certain_to_fail for entry in some)
+    # No connection is made from nothing, or from an entry of another network namespace.
+    fails = others_fit or any(entry.choice.gid is None or entry.choice.gid.hidden for entry in some)
     return port_draft(
         recording,
         [(entry.hit, entry.words) for entry in some],
@@ -126,7 +117,23 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
     if bare:
         detail = "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
         what = f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2"
-        yield _draft(recording, bare, what, [GIVE_ADDRESS, _ipv6(recording)], detail)
+        yield _draft(
+            recording,
+            bare,
+            what,
+            [
+                by_administrator(
+                    "Give the interface of each such port an IPv4 address in the network of its rail",
+                    "ip -br address",
+                    "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
+                    cost="an administrator's work; addresses as the fabric's plan says",
+                    undo="ip address del",
+                    references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
+                ),
+                _ipv6(recording),
+            ],
+            detail,
+        )
 
 
 def _ipv6(recording: Recording) -> Remedy | None:
@@ -158,15 +165,19 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     ]
     if not astray:
         return
-    settings = {
-        name: value
-        for entry in astray
-        for name, value in entry.fact.settings.items()
-        if name in (INDEX, *SEARCH_SETTINGS)
-    }
+    given = {name: value for entry in astray for name, value in entry.fact.settings.items()}
+    settings = {name: value for name, value in given.items() if name in (INDEX, *SEARCH_SETTINGS)}
     shown_settings = ", ".join(shown(name, value) for name, value in settings.items())
     old = [entry for entry in astray if entry.nccl is not None and entry.nccl < SEARCHES_SINCE]
-    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [unset_index(settings)]
+    names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
+    search = nccl.by_setting(
+        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
+        *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
+        cost="none, unless the fabric needs that very entry",
+        undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
+        conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # beside these no setting about RDMA does anything
+    )
+    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [search]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
         recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail

@@ -25,11 +25,11 @@ from ddp_doctor.checks.node.rdma.wording import (
     lowered,
     port_draft,
     port_name,
-    try_path,
     wait_s,
 )
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.rdma import RdmaAfterFact, RdmaFact
+from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import (
     BIT_ERROR_RATE,
     GAPS,
@@ -51,7 +51,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_log import settings_in
 from ddp_doctor.probing import rdma
 from ddp_doctor.remedies import nccl
-from ddp_doctor.remedies.kinds import NO_TRIAL, unset
+from ddp_doctor.remedies.kinds import NO_TRIAL, by_administrator, unset
 from ddp_doctor.views.failed_trials import RankComplaint, nodes_of, rank_complaints
 from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import texts
@@ -272,7 +272,15 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
         )
     if any(change.hit[2].is_roce for change in lossy):
         yield LOSSLESS
-    yield try_path(next((change.hit[1].name for change in changes(recording) if change.is_used), None))
+    used = (change.hit[1].name for change in changes(recording) if change.is_used)
+    name = next((name for name in used if nccl_hca.is_name(name)), "DEVICE")
+    yield by_administrator(
+        "Test the path without NCCL, from one of the nodes to the other",
+        f"ib_write_bw -d {name} -R   # on one node",
+        f"ib_write_bw -d {name} -R HOST   # on the other",
+        cost="some seconds; perftest must be installed",
+        references=("https://github.com/linux-rdma/perftest",),
+    )
     yield SOCKETS_ON_ALL.model_copy(
         update={"summary": "Rule RDMA out: let the nodes talk over TCP until the path is repaired"}
     )

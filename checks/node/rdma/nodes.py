@@ -83,11 +83,11 @@ def odd_ones(hits: Iterable[Hit], value: Callable[[Hit], float | None]) -> list[
     """
     found: dict[tuple[int, str, int], Odd] = {}
     groups: dict[Hashable, list[Hit]] = {}
-    for each in hits:
-        node, hca, port = each
+    for hit in hits:
+        node, hca, port = hit
         kind = (hca.model, port.number, port.link_layer)
-        groups.setdefault(("node", node, kind), []).append(each)
-        groups.setdefault(("name", hca.name, kind), []).append(each)
+        groups.setdefault(("node", node, kind), []).append(hit)
+        groups.setdefault(("name", hca.name, kind), []).append(hit)
     for group in groups.values():
         values = [(port_at, reading) for port_at in group if (reading := value(port_at)) is not None]
         best = max((reading for _, reading in values), default=0.0)

@@ -172,10 +172,6 @@ class _Bond:
         each = ", ".join(f"{slave.name} {slave.mii_status or 'unknown'}" for slave in self.slaves)
         return f"{self.netdev.name} ({self.netdev.bond_mode or 'mode unknown'}): {each}"
 
-    def had_them(self) -> bool:
-        """Whether a lost slave had its link since the machine started."""
-        return any((netdev.carrier_up_count or 0) > 0 for netdev in self.lost())
-
 
 @rule("DD576", "rdma-bond-lost-a-link", Severity.WARNING, RdmaFact)
 def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
@@ -204,7 +200,7 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     grades: dict[Severity, list[_Bond]] = {}
     for bond in bonds:
         if bond.lost():
-            sure = whole or bond.had_them()
+            sure = whole or any(netdev.carrier_up_count for netdev in bond.lost())
             severity = for_later_jobs(recording, Severity.WARNING) if sure else Severity.INFO
             grades.setdefault(severity, []).append(bond)
     for severity, some in grades.items():

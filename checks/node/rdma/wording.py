@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from ddp_doctor.facts.node.rdma import Hca, Port
 from ddp_doctor.knowledge.network import nccl_hca
-from ddp_doctor.knowledge.network.roce_gids import FAMILY, INDEX, SEARCH_SETTINGS
+from ddp_doctor.knowledge.network.roce_gids import FAMILY
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Reproducer, Setting
@@ -146,18 +146,6 @@ def per_node(recording: Recording, name: str, values: Mapping[int, str | None], 
     )
 
 
-def unset_index(settings: Mapping[str, str]) -> Remedy:
-    """Let NCCL search the tables itself."""
-    names = [name for name in (INDEX, *SEARCH_SETTINGS) if name in settings]
-    return nccl.by_setting(
-        f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
-        *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
-        cost="none, unless the fabric needs that very entry",
-        undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
-        conflicts=_WITHOUT_RDMA,
-    )
-
-
 USE_IPV6 = nccl.by_setting(
     "Or let NCCL look for IPv6 entries, which every port has",
     Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),
@@ -177,15 +165,6 @@ UPGRADE_NCCL = remedy(
     cost="another release of torch",
     undo="install the former one",
     untried="the doctor installs nothing",
-)
-
-GIVE_ADDRESS = by_administrator(
-    "Give the interface of each such port an IPv4 address in the network of its rail",
-    "ip -br address",
-    "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
-    cost="an administrator's work; addresses as the fabric's plan says",
-    undo="ip address del",
-    references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
 )
 
 #: The RDMA devices of a host for a container.
@@ -208,15 +187,3 @@ LOSSLESS = by_administrator(
     cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that is intended",
     references=(nccl.entry("NCCL_IB_TC"), f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce"),
 )
-
-
-def try_path(device: str | None) -> Remedy:
-    """RDMA between two nodes without NCCL."""
-    name = device if device is not None and nccl_hca.is_name(device) else "DEVICE"
-    return by_administrator(
-        "Test the path without NCCL, from one of the nodes to the other",
-        f"ib_write_bw -d {name} -R   # on one node",
-        f"ib_write_bw -d {name} -R HOST   # on the other",
-        cost="some seconds; perftest must be installed",
-        references=("https://github.com/linux-rdma/perftest",),
-    )

@@ -37,11 +37,6 @@ class Difference:
     reason: str
     remedy: Remedy
 
-    @property
-    def cause(self) -> tuple[str, ...]:
-        """Equal for what is one finding."""
-        return (self.expected.choice.kind, self.expected.choice.why, self.kind, self.reason)
-
     def instead(self) -> float | None:
         """How fast NCCL holds the way to be that it takes."""
         return self.place.rate(self.expected.gpus, self.expected.code, "SHM" if self.kind == "SHM" else "NET")
@@ -174,7 +169,8 @@ def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[
         for difference in _differences(recording)
         if difference.expected.choice.kind == expected and is_meant(difference)
     ]
-    for group in grouped((difference.cause, difference) for difference in meant).values():
+    causes = (((found.expected.choice.why, found.kind, found.reason), found) for found in meant)
+    for group in grouped(causes).values():
         first = group[0]
         hosts = hosts_of(recording, [difference.place.seen for difference in group])
         pairs = wording.pair_names([difference.used.gpus for difference in group])

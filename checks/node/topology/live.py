@@ -164,8 +164,10 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
     hidden = [gpu for gpu in gpus if gpu not in bus.gpus]
     nics = {} if hidden else {device.name: device for device in bus.nics.values()}
     links: Pairs = {name: {} for name in (*gpus, *nics)}
-    for device, peer, code in (*_between_gpus(answer, bus), *_to_nics(bus.gpus, nics)):
-        links[device][peer] = links[peer][device] = code
+    for gpu, peer, code in _between_gpus(answer, bus):
+        links[gpu][peer] = links[peer][gpu] = code
+    for (name, place), (nic, device) in (*product(bus.gpus.items(), nics.items()), *combinations(nics.items(), 2)):
+        links[name][nic] = links[nic][name] = link_code(place, device)
     return TopologyMatrix(
         gpus=tuple(gpus),
         nics={device.name: name for name, device in bus.nics.items() if device.name in nics},
@@ -173,7 +175,9 @@ def live_matrix(answer: NvmlTopology, bus: Bus) -> TopologyMatrix:
         cpu_affinity={name: _affinity(gpu.cpu_affinity) for name, gpu in gpus.items()},
         numa_affinity={name: _affinity(gpu.numa_affinity) for name, gpu in gpus.items()},
         gpu_numa_id={name: _NONE if gpu.gpu_numa_id is None else str(gpu.gpu_numa_id) for name, gpu in gpus.items()},
-        warnings=_warnings(hidden, bus),
+        warnings=(f"{', '.join(hidden)} cannot be seen in /sys, so the NICs near the GPUs are not known",)
+        if hidden and bus.nics
+        else (),
     )
 
 
@@ -189,21 +193,9 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
         yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
 
 
-def _to_nics(gpus: Mapping[str, PciDevice], nics: Mapping[str, PciDevice]) -> Iterator[tuple[str, str, str]]:
-    pairs = (*product(gpus.items(), nics.items()), *combinations(nics.items(), 2))
-    for (name, place), (nic, device) in pairs:
-        yield name, nic, link_code(place, device)
-
-
 def _affinity(text: str | None) -> str | None:
     """As nvidia-smi prints it: N/A where there is none, blank where none of it is ours."""
     return _NONE if text is None else text or None
-
-
-def _warnings(hidden: list[str], bus: Bus) -> tuple[str, ...]:
-    if not hidden or not bus.nics:
-        return ()
-    return (f"{', '.join(hidden)} cannot be seen in /sys, so the NICs near the GPUs are not known",)
 
 
 _COMMAND = "nvidia-smi topo -m"
@@ -231,7 +223,8 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         errors = [answer.error, *(gpu.error for gpu in answer.gpus)]
         why = ", ".join(dict.fromkeys(error for error in errors if error)) or "NVML lists no GPU"
         raise CannotAsk(f"{answer.call or 'NVML'}: {why} {answer.text}".rstrip())
-    bus = _bus(ctx, answer.ours())
+    devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in answer.ours() if gpu.bus_id}
+    bus = Bus({name: device for name, device in devices.items() if device}, pci_devices.rdma_devices(ctx))
     try:
         matrix = live_matrix(answer, bus)
     except LookupError as error:
@@ -254,11 +247,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         allowed_cpus=next(allowed, None),
         job_gpus=tuple(f"GPU{gpu.index}" for gpu in job_gpus(gpus, ctx.env)),
     )
-
-
-def _bus(ctx: Context, gpus: tuple[WiredGpu, ...]) -> Bus:
-    devices = {gpu.column: pci_devices.gpu_device(ctx, gpu.column, gpu.bus_id) for gpu in gpus if gpu.bus_id}
-    return Bus(gpus={name: device for name, device in devices.items() if device}, nics=pci_devices.rdma_devices(ctx))
 
 
 def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyFact | TopologyHangFact:

@@ -1,21 +1,22 @@
 """DD408, DD409, DD437, DD441: GPUs far from NICs or CPUs, and NICs that do not reach the memory of a GPU near them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.formats.cpus import share_a_cpu
 from ddp_doctor.checks.node.topology.p2p import tree_hidden
-from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of, widen_gpudirect
+from ddp_doctor.checks.node.topology.wording import MOST_PAIRS, culprit, hosts_of
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.hardware import LOAD_PEERMEM
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.network import Staged, rdma_of, staged, to_network
@@ -76,9 +77,8 @@ def _evidence(found: Staged) -> Evidence:
 def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     level = found.forbidding_level
     if level is not None:
-        return f"{GDR_LEVEL}={level} forbids it", wording.unset_setting(
-            GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA"
-        )
+        unset = wording.unset_setting(GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA")
+        return f"{GDR_LEVEL}={level} forbids it", unset
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
         return "NCCL's log says that it found no module for GPUDirect RDMA", LOAD_PEERMEM
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
@@ -102,13 +102,11 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
     world = recording.world
     if world is None or world.backend != "nccl" or world.nnodes < 2:
         return
-    groups: dict[tuple[str, tuple[ToNetwork, ...]], list[int]] = {}
-    for place in places(recording):
-        level = _level_to_try(recording, place)
-        ways = tuple(_gpus_gained(recording, place, level)) if level else ()
-        if level and ways:
-            groups.setdefault((level, ways), []).append(place.seen.node)
-    for (level, ways), nodes in groups.items():
+    levels = [(place, _level_to_try(recording, place)) for place in places(recording)]
+    wider = [(place, level, tuple(_gpus_gained(recording, place, level))) for place, level in levels if level]
+    for (level, ways), nodes in grouped(
+        ((level, ways), place.seen.node) for place, level, ways in wider if ways
+    ).items():
         gpus = name_list([way.gpu for way in ways])
         yield possible(
             NOBODY,
@@ -118,7 +116,12 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
-            widen_gpudirect(GDR_LEVEL, level),
+            nccl.by_setting(
+                "Measure the job with it and without, on the same nodes, and keep what is faster",
+                Setting(name=GDR_LEVEL, value=level, why="NICs behind the CPU then read and write GPU memory"),
+                cost="where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the"
+                " job must bear it",
+            ),
             detail="By default NCCL goes through host memory where the nearest NIC is behind the CPU. That is often"
             " right; nothing was tried.",
             reproduced_by=everybody(recording),
@@ -168,11 +171,15 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
         return
     for gpus, group in by_cause(recording.facts(TopologyFact), _gpus_far_from_nics).items():
         fact = group[0].fact
+        near = [gpu for gpu in fact.gpus if gpu not in gpus]
+        detail = "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
+        if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
+            detail = "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across the CPU sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
-            detail=_nic_detail(fact, gpus),
+            detail=detail,
         )
 
 
@@ -180,13 +187,6 @@ def _gpus_far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
     nearest = {gpu: fact.nearest_hcas(gpu)[0] for gpu in fact.gpus}
     far = tuple(gpu for gpu, code in nearest.items() if code and link_codes.crosses_sockets(code))
     return far if far and len(far) < len(fact.gpus) else None
-
-
-def _nic_detail(fact: TopologyFact, gpus: Sequence[str]) -> str:
-    near = [gpu for gpu in fact.gpus if gpu not in gpus]
-    if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
-        return "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
-    return "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
 
 
 @rule("DD409", "job-pinned-away-from-its-gpus", Severity.WARNING, TopologyFact)

@@ -233,15 +233,14 @@ def _is_lossy(link: Nvlink, *, growing: bool) -> bool:
 
 
 def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
-    for gpu in fact.nvlinks:
-        for link in gpu.links:
-            if (gpu.gpu, link.index) not in links:
-                continue
-            for name, count in link.errors.items():
-                if count:
-                    rate = link.errors_per_s.get(name, 0.0)
-                    text = f"{gpu.gpu}, link {link.index}: {MEANINGS.get(name, name)}, {rate:g} more a second"
-                    yield Evidence(text=text, value=count, expected_from="DCGM's limits")
+    known = {(gpu.gpu, link.index): link for gpu in fact.nvlinks for link in gpu.links}
+    for gpu, number in links:
+        link = known[gpu, number]
+        for name, count in link.errors.items():
+            if count:
+                rate = link.errors_per_s.get(name, 0.0)
+                text = f"{gpu}, link {number}: {MEANINGS.get(name, name)}, {rate:g} more a second"
+                yield Evidence(text=text, value=count, expected_from="DCGM's limits")
 
 
 @rule("DD403", "nvlinks-missing", Severity.WARNING, TopologyFact)

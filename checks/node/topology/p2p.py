@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ddp_doctor.checks.node.topology.p2p_status import pairs_without_p2p
+from ddp_doctor.checks.node.topology import p2p_status
 from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_of, name_hca, use_hca
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
@@ -53,6 +53,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
     several = recording.world is not None and recording.world.nnodes > 1
     roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
+    another_hca = several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
@@ -60,11 +61,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         *_nearer_level(fact, found),
         *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
-        *(
-            map(name_hca, _candidate_hca(recording, hosts[0]))
-            if several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
-            else []
-        ),
+        *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
         confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
         detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
@@ -163,11 +160,6 @@ def _crossing(recording: Recording) -> dict[_Cause, list[FactAt[TopologyFact]]]:
     return groups
 
 
-def hosts_crossing_sockets(recording: Recording) -> set[int]:
-    """The nodes that DD402 reports."""
-    return {node.node for group in _crossing(recording).values() for node in group}
-
-
 def _path_evidence(gpus: tuple[str, str], code: str) -> Evidence:
     return Evidence(text=f"{'-'.join(gpus)} is {code}: {link_codes.meaning_of(code)}")
 
@@ -228,21 +220,6 @@ _ANY = (
 )
 
 
-def topology_file(clusters: Sequence[Cluster]) -> Remedy:
-    """NCCL's topology file for this kind of machine, from whoever ships it."""
-    kinds = {cluster.kind for cluster in clusters}
-    who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
-    return remedy(
-        f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
-        command,
-        scope="job",
-        cost="a file of another kind of machine misleads NCCL",
-        undo="unset NCCL_TOPO_FILE",
-        untried="the file is the provider's",
-        references=("https://github.com/NVIDIA/nccl/issues/1298",),
-    )
-
-
 #: So many GPUs below one host bridge, with no switch and no NVLink, are rather a virtual machine's.
 _LEAST_HIDDEN = 4
 
@@ -268,7 +245,8 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     """
     if recording.command is not Command.TOPOLOGY:
         return
-    tested = nodes_nccl_ran_on(recording.trials) | hosts_crossing_sockets(recording)
+    crossing = {node.node for group in _crossing(recording).values() for node in group}  # DD402 reports these
+    tested = nodes_nccl_ran_on(recording.trials) | crossing
     nodes = [node for node in recording.facts(TopologyFact) if node.node not in tested and not tree_hidden(node.fact)]
     open_paths = {node.node: _open_paths(recording, node) for node in nodes}
     groups = grouped((open_paths[node.node], node) for node in nodes if open_paths[node.node])
@@ -292,7 +270,8 @@ def _open_paths(recording: Recording, node: FactAt[TopologyFact]) -> _Paths:
     fact = node.fact
     if fact.nccl_settings.get("NCCL_P2P_DISABLE") == "1":
         return ()
-    refused = pairs_without_p2p(recording, node.node)
+    mine = [host for host in p2p_status.hosts(recording) if host.seen.node == node.node]
+    refused = {pair.pair for host in mine for pair in host.refused()}
     on_amd = fact.cpu_vendor in {None, link_codes.SYS_BY_DEFAULT_VENDOR}
     bridged = connected(fact.gpus, [(gpu, peer) for gpu, peer, code in fact.gpu_pairs() if link_codes.nvlinks(code)])
     by_code: dict[str, list[tuple[str, str]]] = {}
@@ -335,6 +314,8 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
         NCCL user guide, environment variable NCCL_TOPO_FILE
     """
     for ranges, group in by_cause(recording.facts(TopologyFact), _hidden_behind).items():
+        kinds = {cluster(recording, node.node).kind for node in group}
+        who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
         yield finding(
             NOBODY,
             f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: probably a virtual machine"
@@ -344,7 +325,15 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *evidence(recording, group[0].node),
             ),
-            topology_file([cluster(recording, node.node) for node in group]),
+            remedy(
+                f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+                command,
+                scope="job",
+                cost="a file of another kind of machine misleads NCCL",
+                undo="unset NCCL_TOPO_FILE",
+                untried="the file is the provider's",
+                references=("https://github.com/NVIDIA/nccl/issues/1298",),
+            ),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
             detail="NCCL then cannot know which GPUs are near each other. Nothing is wrong while jobs are fast.",
         )

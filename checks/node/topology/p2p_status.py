@@ -65,13 +65,8 @@ class Host:
         return tuple(Refused(pair, words[0], self.codes.get(pair)) for pair, words in bad.items() if words)
 
 
-@dataclass(frozen=True)
-class _Table:
-    """One answer of the driver, from NVML or pasted; ``asked`` as in ``Host``."""
-
-    seen: FactAt[TopologyFact] | FactAt[P2pStatusFact]
-    asked: bool
-    pairs: tuple[tuple[str, str, tuple[str, ...]], ...]
+#: One answer of the driver, from NVML or pasted: where it was read, ``asked`` as in ``Host``, and its pairs with words.
+_Table = tuple[FactAt[TopologyFact] | FactAt[P2pStatusFact], bool, list[tuple[str, str, tuple[str, ...]]]]
 
 
 def _tables(recording: Recording) -> Iterator[_Table]:
@@ -83,11 +78,11 @@ def _tables(recording: Recording) -> Iterator[_Table]:
                 gpus = [gpu for gpu in live.fact.gpus if gpu not in live.fact.mig_gpus]
                 job = live.fact.job_gpus
                 gpus = gpus if job is None else [gpu for gpu in gpus if gpu in job]
-                yield _Table(live, asked=True, pairs=tuple(_pairs_with_words(gpus, answers)))
+                yield live, True, list(_pairs_with_words(gpus, answers))
     for pasted in recording.facts(P2pStatusFact):
         asked = pasted.fact.capability
         if asked is None or set(asked) & set(ASKED_BY_NCCL):
-            yield _Table(pasted, asked=asked is not None, pairs=tuple(pasted.fact.pairs()))
+            yield pasted, asked is not None, list(pasted.fact.pairs())
 
 
 def _pairs_with_words(
@@ -105,22 +100,17 @@ def hosts(recording: Recording) -> list[Host]:
     """The hosts with any recorded answer that NCCL would ask for."""
     found = []
     matrices = {node.node: node.fact for node in recording.facts(TopologyFact)}
-    for node, tables in grouped((table.seen.node, table) for table in _tables(recording)).items():
-        asked = [table for table in tables if table.asked]
+    for node, tables in grouped((seen.node, (seen, asked, pairs)) for seen, asked, pairs in _tables(recording)).items():
+        asked = [table for table in tables if table[1]]
         words: dict[Pair, tuple[str, ...]] = {}
-        for table in asked or tables:
-            for gpu, peer, more_words in table.pairs:
+        for _, _, pairs in asked or tables:
+            for gpu, peer, more_words in pairs:
                 words[gpu, peer] = tuple(dict.fromkeys((*words.get((gpu, peer), ()), *more_words)))
         matrix = matrices.get(node)
         joined = {(gpu, peer): code for gpu, peer, code in matrix.gpu_pairs()} if matrix else {}
         settings = matrix.nccl_settings if matrix else {}
-        found.append(Host(tables[0].seen, words, bool(asked), joined, settings))
+        found.append(Host(tables[0][0], words, bool(asked), joined, settings))
     return found
-
-
-def pairs_without_p2p(recording: Recording, node: int) -> set[Pair]:
-    """The pairs of this node's GPUs that the driver refuses P2P, as far as it was asked."""
-    return {pair.pair for host in hosts(recording) if host.seen.node == node for pair in host.refused()}
 
 
 #: More pairs than this are counted in the title, and left out of the evidence.
@@ -187,12 +177,9 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
     See: NVIDIA/nccl src/graph/paths.cc, ncclTopoCheckP2p; NVIDIA/nccl issue 1127 (GeForce)
         nvidia-smi topo -p2p r and w; nvml.h, nvmlGpuP2PStatus_t
     """
-    groups: dict[_Lack, list[Host]] = {}
-    for host in hosts(recording):
-        lack = _lack(recording, host)
-        if lack is not None:
-            groups.setdefault(lack, []).append(host)
-    for lack, group in groups.items():
+    for lack, group in grouped((_lack(recording, host), host) for host in hosts(recording)).items():
+        if lack is None:
+            continue
         words = dict.fromkeys(pair.word for pair in lack.shown)
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
@@ -229,7 +216,8 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
     if not refused or (near and not near_refused):
         return None
     by_setting = host.asked and any(pair.word == "DR" for pair in near_refused)
-    uneven = host.asked and 0 < len(near_refused) < len(near) and not _models_differ(recording, host)
+    models = {gpu.name for fact in recording.at(GpusFact, host.seen.node) for gpu in fact.gpus}  # that seldom share P2P
+    uneven = host.asked and 0 < len(near_refused) < len(near) and len(models) < 2
     shown = near_refused if by_setting or uneven else refused
     return _Lack(shown, host.asked, by_setting, uneven)
 
@@ -237,12 +225,6 @@ def _lack(recording: Recording, host: Host) -> _Lack | None:
 def _within_reach(code: str) -> bool:
     """Whether NCCL would use P2P here by itself: PCIe bridges and no more."""
     return not link_codes.nvlinks(code) and link_codes.allowed(code, link_codes.DEFAULT_P2P_LIMIT)
-
-
-def _models_differ(recording: Recording, host: Host) -> bool:
-    """Whether the GPUs are known to be of several models, which seldom share P2P."""
-    facts = recording.at(GpusFact, host.seen.node)
-    return len({gpu.name for fact in facts for gpu in fact.gpus}) > 1
 
 
 def _detail(lack: _Lack) -> str:

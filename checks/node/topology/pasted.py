@@ -5,7 +5,7 @@ kind has its reader; all of them read the whole text, and what they found is put
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables, find_rocm_topologies
@@ -112,9 +112,11 @@ def read_pasted(text: str) -> tuple[Reading, ...]:
         refused.append(TopologyError(why_none(text)))
     found.sort(key=lambda table: table.lines.start)
     hosts = list(_hosts(found))
-    readings = [
-        _reading(_with_tables(table, host, found, hosts), host) for table, host in zip(found, hosts, strict=True)
-    ]
+    readings = []
+    for table, host in zip(found, hosts, strict=True):
+        fact = _with_tables(table, host, found, hosts).recorded()
+        status = Status.FAILED if table.unsure else Status.COLLECTED
+        readings.append(Reading(check="topology", status=status, node=host, fact=fact, reason=table.unsure))
     readings += [_refused(error) for error in refused]
     return (readings[0].model_copy(update={"raw": raw}), *readings[1:])
 
@@ -147,10 +149,10 @@ def _hosts(found: Iterable[Found]) -> Iterable[int]:
         yield host
 
 
-def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Found:
-    """A matrix with what the host's other tables say of its GPUs, as NVML reports it live."""
+def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequence[int]) -> Fact:
+    """What a table tells; a matrix with what the host's other tables say of its GPUs, as NVML reports it live."""
     if not isinstance(table.fact, TopologyFact):
-        return table
+        return table.fact
     beside = [beside_it.fact for beside_it, its in zip(found, hosts, strict=True) if its == host]
     p2p = {
         CAPABILITY_NAMES[letter]: fact.statuses
@@ -160,12 +162,7 @@ def _with_tables(table: Found, host: int, found: Sequence[Found], hosts: Sequenc
         if letter in CAPABILITY_NAMES
     }
     nvlinks = tuple(gpu for fact in beside if isinstance(fact, NvlinksFact) for gpu in fact.gpus)
-    return replace(table, fact=table.fact.model_copy(update={"p2p": p2p, "nvlinks": nvlinks}))
-
-
-def _reading(table: Found, host: int) -> Reading:
-    status = Status.FAILED if table.unsure else Status.COLLECTED
-    return Reading(check="topology", status=status, node=host, fact=table.fact.recorded(), reason=table.unsure)
+    return table.fact.model_copy(update={"p2p": p2p, "nvlinks": nvlinks})
 
 
 def _refused(error: TopologyError, raw: str | None = None) -> Reading:

@@ -5,12 +5,10 @@ from collections.abc import Container, Iterator, Sequence
 
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.p2p import evidence as cluster_evidence
-from ddp_doctor.checks.node.topology.wording import more_sockets
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.nccl import NcclFact
-from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
@@ -18,7 +16,7 @@ from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKET
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
@@ -142,15 +140,17 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     rdma, groups = rdma_of(recording), dict[str, list[Crossing]]()
     for node in nodes_whose_log_has(recording, _SOCKET):
         log = log_of(recording, node)
+        reason = "NCCL's log does not say why it passed them over"
+        if log.no_verbs_library or log.no_ib_device:
+            says = "that it could not open libibverbs.so" if log.no_verbs_library else '"NET/IB : No device found"'
+            reason = f"NCCL's log says {says}"
+        chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
         for crossing in crossings(recording, node):
             network_name = crossing.transport.network
-            ends = (rdma.get(node), rdma.get(crossing.other))
-            if (
-                network_name
-                and network_name[0] == "Socket"
-                and all(end and _ports_are_usable(end, log) for end in ends)
-            ):
-                groups.setdefault(_reason(log), []).append(crossing)
+            ends = [end for end in (rdma.get(node), rdma.get(crossing.other)) if end is not None]
+            usable = [end for end in ends if end.chosen() and end.unused_by is None and end.verbs_library is not None]
+            if network_name and network_name[0] == "Socket" and len(usable) == 2 and not chosen_tcp:
+                groups.setdefault(reason, []).append(crossing)
     for reason, group in groups.items():
         nodes = list(dict.fromkeys(crossing.node for crossing in group))
         ports = rdma[nodes[0]].chosen()
@@ -170,19 +170,6 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
             wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
         )
-
-
-def _ports_are_usable(fact: RdmaFact, log: NcclTransportFact) -> bool:
-    chosen_tcp = log.settings.get("NCCL_IB_DISABLE", "0") != "0" or "NCCL_NET" in log.settings
-    return bool(fact.chosen()) and fact.unused_by is None and fact.verbs_library is not None and not chosen_tcp
-
-
-def _reason(log: NcclTransportFact) -> str:
-    if log.no_verbs_library:
-        return "NCCL's log says that it could not open libibverbs.so"
-    if log.no_ib_device:
-        return 'NCCL\'s log says "NET/IB : No device found"'
-    return "NCCL's log does not say why it passed them over"
 
 
 @rule("DD436", "setting-forbids-rdma", Severity.WARNING, RdmaFact)
@@ -268,6 +255,7 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     if not nodes or len(nodes) < len(slow):
         return
     least = min(slow.values())
+    (threads, sockets), why = SOCKETS, "one connection is bound by one core"
     yield possible(
         NOBODY,
         f"NCCL uses a single TCP connection on {hosts(recording, nodes)}:"
@@ -284,7 +272,12 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
             Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
-        more_sockets(*SOCKETS),
+        nccl.by_setting(
+            "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
+            Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
+            Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), why=why),
+            cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
+        ),
         detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tried.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
     )

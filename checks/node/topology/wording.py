@@ -66,29 +66,6 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
     )
 
 
-def widen_gpudirect(name: str, level: str) -> Remedy:
-    """Let GPUDirect RDMA go farther than NCCL does by itself, as a trial."""
-    return nccl.by_setting(
-        "Measure the job with it and without, on the same nodes, and keep what is faster",
-        Setting(name=name, value=level, why="NICs behind the CPU then read and write GPU memory"),
-        cost=(
-            "where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the job"
-            " must bear it"
-        ),
-    )
-
-
-def more_sockets(threads: int, each: int) -> Remedy:
-    """Several TCP connections between two nodes, as a trial."""
-    why = "one connection is bound by one core"
-    return nccl.by_setting(
-        "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
-        Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
-        Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(each), why=why),
-        cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
-    )
-
-
 def _log_more(summary: str, subsystems: str, *commands: str) -> Remedy:
     why = "the job's own output then says which way NCCL takes, and why"
     return Remedy(

@@ -99,7 +99,7 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
         label, start = label_of(line, header)
         complete = len(table.cells) == len(table.gpus)
         if label and (not complete or all(split(token) for token in line[start:].split()[1:])):
-            _add_row(table, label, _row_cells(label, line[start:], index + 1, split, what), index + 1)
+            _add_row(table, label, line[start:], index + 1, split, what)
         elif complete or (not NOTHING.fullmatch(line) and shape_of(line) != header.shape):
             table.end = index
             break
@@ -110,17 +110,13 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
     return table
 
 
-def _row_cells(label: str, text: str, line: int, split: Split, what: str) -> list[str]:
+def _add_row(table: Table, label: str, text: str, line: int, split: Split, what: str) -> None:
     cells: list[str] = []
-    for token in re.findall(r"\S+", text)[1:]:
+    for token in text.split()[1:]:
         parts = split(token)
         if not parts:
             raise TopologyError(f"{token[:40]} in row {label} is no {what}", line, text)
         cells += parts
-    return cells
-
-
-def _add_row(table: Table, label: str, cells: Sequence[str], line: int) -> None:
     if label not in table.gpus:
         raise TopologyError(f"row {label} has no column of its own in the header", line)
     if len(cells) != len(table.gpus):
@@ -213,10 +209,6 @@ class _Host:
     numa: dict[str, dict[str, int]] = field(default_factory=lambda: {"Node": {}, "Affinity": {}})
     warnings: list[str] = field(default_factory=list)
 
-    def has(self, part: str, gpus: tuple[str, ...]) -> bool:
-        """Whether this part was there already, or is of other GPUs: it is another host's then."""
-        return part in self.tables or (bool(self.gpus) and gpus != self.gpus)
-
 
 def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopologyFact]]:
     """The outputs in plain lines, each with the indices of the lines it takes. Raises TopologyError."""
@@ -228,7 +220,8 @@ def find_rocm_topologies(lines: Sequence[str]) -> Iterator[tuple[range, RocmTopo
         if title:
             part = _PARTS[title[1]]
             table = _table(lines, index, part)
-            if host is not None and host.has(part, table.gpus):
+            # A part that was there already, or is of other GPUs, is another host's.
+            if host is not None and (part in host.tables or (host.gpus and table.gpus != host.gpus)):
                 yield _rocm_fact(host)
                 host = None
             host = host or _Host(index)

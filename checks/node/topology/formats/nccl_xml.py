@@ -44,15 +44,6 @@ DEEPEST = 64
 _FORBIDDEN = re.compile(r"<!\s*(?:DOCTYPE|ENTITY)", re.IGNORECASE)
 
 
-class XmlError(Exception):
-    """Why the text is not read; ``line`` counts from 1."""
-
-    def __init__(self, reason: str, line: int) -> None:
-        self.reason = reason
-        self.line = line
-        super().__init__(f"line {line}: {reason}")
-
-
 @dataclass
 class Tag:
     """One element."""
@@ -72,18 +63,18 @@ class Tag:
 
 
 def parse_xml(text: str, first_line: int = 1) -> Tag:
-    """The root of a text that begins in ``first_line``, without comments and text between tags. Raises XmlError."""
+    """The root of a text that begins in ``first_line``, without comments and text between. Raises TopologyError."""
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
-        raise XmlError("a document type or entity stands here: such a file is not read", line)
+        raise TopologyError("a document type or entity stands here: such a file is not read", line)
     if len(text) > MOST_CHARACTERS:
-        raise XmlError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
+        raise TopologyError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
     builder = _Builder(first_line)
     try:
         builder.parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as error:
-        raise XmlError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
+        raise TopologyError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
     return builder.root
 
 
@@ -109,7 +100,7 @@ class _Builder:
         tag = Tag(name, attributes, self._before + self.parser.CurrentLineNumber)
         self._count += 1
         if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
-            raise XmlError("the file has more tags, or deeper ones, than any machine needs", tag.line)
+            raise TopologyError("the file has more tags, or deeper ones, than any machine needs", tag.line)
         if self._open:
             self._open[-1].children.append(tag)
         else:
@@ -163,26 +154,18 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
             at += 1
             continue
         first = lines[at][start.start() :]  # the text before it may be the end of another file
-        end = _end(first, lines, at)
+        last = at if _END in first else next((line for line in range(at + 1, len(lines)) if _END in lines[line]), None)
+        if last is None:
+            raise TopologyError("the topology file that begins here is cut off", at + 1, lines[at])
+        end = last + 1
         text = "\n".join((first, *lines[at + 1 : end]))
         for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):
             yield range(at, end), host
         at = end
 
 
-def _end(first: str, lines: Sequence[str], start: int) -> int:
-    """The index behind the line that ends the file, whose first line is the rest of ``lines[start]``."""
-    found = start if _END in first else next((at for at in range(start + 1, len(lines)) if _END in lines[at]), None)
-    if found is None:
-        raise TopologyError("the topology file that begins here is cut off", start + 1, lines[start])
-    return found + 1
-
-
 def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
-    try:
-        system = parse_xml(text, first_line)
-    except XmlError as error:
-        raise TopologyError(error.reason, error.line) from None
+    system = parse_xml(text, first_line)
     if system.get("version") not in _VERSIONS:
         reason = f"version {system.get('version')[:20]!a} of NCCL's topology file is not known"
         raise TopologyError(reason, system.line)
@@ -223,13 +206,15 @@ class _Host:
             raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
         gpus = self._named_gpus()
         nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
+        vendors = {cpu.get("vendor") or _VENDOR_OF_ARCH.get(cpu.get("arch"), "") for cpu in self.cpus}
+        vendor = vendors.pop() if len(vendors) == 1 else ""
         joined = (
             (gpu.device.name, two.device.name) for gpu, two in permutations(gpus, 2) if two.device.bus_id in gpu.links
         )
         return NcclTopology(
             matrix=self._matrix(gpus, nics),
             pci=(*(gpu.device for gpu in gpus), *nics, *self.nets),
-            cpu_vendor=self._vendor(),
+            cpu_vendor=vendor if re.fullmatch(r"[A-Za-z ]{1,20}", vendor) else None,
             nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
             amd=any(gpu.amd for gpu in gpus),
             xgmi=frozenset(joined) if any(gpu.amd for gpu in gpus) else frozenset(),
@@ -303,11 +288,6 @@ class _Host:
             yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
         if own := _to_themselves(gpus):
             yield f"NVLinks lead from a GPU to itself, so it is not known which they join: {_some(own)}"
-
-    def _vendor(self) -> str | None:
-        vendors = {cpu.get("vendor") or _VENDOR_OF_ARCH.get(cpu.get("arch"), "") for cpu in self.cpus}
-        only = vendors.pop() if len(vendors) == 1 else ""
-        return only if re.fullmatch(r"[A-Za-z ]{1,20}", only) else None
 
 
 def _device(

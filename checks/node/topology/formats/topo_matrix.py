@@ -267,7 +267,14 @@ def fill_gaps(block: Block, unclear: Collection[str]) -> None:
     printed = {label: dict(row) for label, row in block.links.items()}
     for label, rest in block.rests.items():
         _compare_with_the_others(block, label, rest, printed)
-    block.warnings += _completed(block)
+    block.warnings += [
+        f"line {line}: the row of {label} is cut off; its other links are those that the other rows give"
+        for label, line in block.cut.items()
+    ]
+    missing = [name for name in columns if name not in block.links]
+    if missing:
+        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+        block.warnings.append(f"the row of {missing[0]}{more} is missing; its links are those that the other rows give")
     read = {label: dict(row) for label, row in block.links.items()}
     for label in columns:
         both = {name: read.get(label, {}).get(name) or read.get(name, {}).get(label) for name in columns}
@@ -296,15 +303,3 @@ def _misread(block: Block, label: str, name: str, code: str, other: str) -> Topo
         f"the end of row {label} is cut or garbled, and {label}-{name} is {code[:40]} there, {other} in row {name}",
         line,
     )
-
-
-def _completed(block: Block) -> Iterator[str]:
-    """What is missing, and where its links come from."""
-    yield from (
-        f"line {line}: the row of {label} is cut off; its other links are those that the other rows give"
-        for label, line in block.cut.items()
-    )
-    missing = [name for name in block.header.columns if name not in block.links]
-    if missing:
-        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
-        yield f"the row of {missing[0]}{more} is missing; its links are those that the other rows give"

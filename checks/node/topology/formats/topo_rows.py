@@ -84,11 +84,6 @@ class Block:
     cut: dict[str, int] = field(default_factory=dict)  # the line of each row that is cut
     warnings: list[str] = field(default_factory=list)
 
-    @property
-    def complete(self) -> bool:
-        """Whether every column has its row."""
-        return len(self.links) == len(self.header.columns)
-
 
 def read_blocks(lines: Sequence[str]) -> Iterator[Block | TopologyError]:
     """The matrices in the text, in order, and why others are refused: once up to the next header."""
@@ -180,14 +175,21 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
             break
         label, start = label_of(line, header)
         # Behind the last row only a line of codes is taken for one more.
-        if label and (not block.complete or _ONLY_CODES.fullmatch(line[start:])):
+        if label and (len(block.links) < len(header.columns) or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
         elif block.links and _ONLY_CODES.fullmatch(line.strip()):
             raise TopologyError("this row has no column of its own in the header", index + 1, line)
         elif not NOTHING.fullmatch(line) and shape_of(line) != header.shape:
             block.end = index
             break
-    _refuse_missing_rows(block, lines)
+    missing = [name for name in header.columns if name not in block.links]
+    if not block.links:
+        raise TopologyError("no row of a matrix follows this header", header.line)
+    if missing and len(block.links) < _LEAST_WITNESSES:
+        more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
+        number = line_behind(lines, block.end)
+        reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
+        raise TopologyError(reason, number, lines[number - 1])
     return block
 
 
@@ -204,20 +206,6 @@ def label_of(line: str, header: Header) -> tuple[str | None, int]:
             is_row = shape in {"", header.shape} and line[found.end() :].strip() != ""
             return (name if is_row else None), start
     return None, 0
-
-
-def _refuse_missing_rows(block: Block, lines: Sequence[str]) -> None:
-    missing = [name for name in block.header.columns if name not in block.links]
-    if not missing:
-        return
-    if not block.links:
-        raise TopologyError("no row of a matrix follows this header", block.header.line)
-    if len(block.links) >= _LEAST_WITNESSES:
-        return
-    more = f" and of {len(missing) - 1} more" if len(missing) > 1 else ""
-    reason = f"the row of {missing[0]}{more} is missing: the matrix is cut off or interrupted"
-    line = line_behind(lines, block.end)
-    raise TopologyError(reason, line, lines[line - 1])
 
 
 def line_behind(lines: Sequence[str], end: int) -> int:
