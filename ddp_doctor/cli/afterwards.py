@@ -5,22 +5,17 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.app import app
-from ddp_doctor.cli.help import WHAT, Command, epilog
-from ddp_doctor.cli.options import IgnoreOption, option, reported
+from ddp_doctor.cli.help import ENDED, TOLD, WHAT
+from ddp_doctor.cli.options import IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 
 
-@app.command(
-    cls=Command,
-    epilog=epilog(
-        "ddp-doctor logs slurm-4711.out",
-        "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*",
-        "ddp-doctor logs --job 4711",
-        after=True,
-    ),
+@command(
+    "ddp-doctor logs slurm-4711.out",
+    "ddp-doctor logs logs/ /tmp/nccl_trace_rank_*",
+    "ddp-doctor logs --job 4711",
+    exits=ENDED,
 )
-@reported
 def logs(
     paths: Annotated[
         list[str] | None,
@@ -45,10 +40,7 @@ def logs(
     return commands.logs(paths or (), outputs, ignored(ignore), job=job)
 
 
-@app.command(
-    cls=Command, epilog=epilog("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
-)
-@reported
+@command("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")
 def replay(
     recording: Annotated[
         Path | None,
@@ -69,8 +61,7 @@ def replay(
     return commands.replay(recording, outputs, last=last, ignore=ignored(ignore))
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor runs", judges=False))
-@reported
+@command("ddp-doctor runs", exits=TOLD)
 def runs() -> None:
     """List the runs that were kept here, the newest last: when, the verdict, and where the recording is."""
     from ddp_doctor.cli import commands

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.app import app
-from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE, Command, epilog
+from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     EndpointOption,
@@ -24,25 +23,21 @@ from ddp_doctor.cli.options import (
     OnlyOption,
     RequireGpusOption,
     SkipOption,
+    command,
     names,
     option,
-    reported,
 )
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import Backend, FailOn, Level
 
 
-@app.command(
-    cls=Command,
-    context_settings={"token_normalize_func": lambda name: name.replace("_", "-")},  # torchrun takes both spellings
-    epilog=epilog(
-        "ddp-doctor run",
-        "ddp-doctor run --only p2p,allreduce --backend nccl",
-        "ddp-doctor run --hosts node1,node2 --json report.json",
-        "srun --ntasks-per-node=1 ddp-doctor run",
-    ),
+@command(
+    "ddp-doctor run",
+    "ddp-doctor run --only p2p,allreduce --backend nccl",
+    "ddp-doctor run --hosts node1,node2 --json report.json",
+    "srun --ntasks-per-node=1 ddp-doctor run",
+    token_normalize_func=lambda name: name.replace("_", "-"),  # torchrun takes both spellings
 )
-@reported
 def run(
     nnodes: NnodesOption = "",
     nproc_per_node: NprocOption = "auto",
@@ -95,8 +90,7 @@ def run(
     return run(options, launch, outputs)
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail"))
-@reported
+@command("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")
 def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
@@ -122,10 +116,7 @@ def prolog(
     return commands.prolog(options, unsure=unsure, outputs=outputs)
 
 
-@app.command(
-    cls=Command, epilog=epilog("ddp-doctor topology", "nvidia-smi topo -m | ddp-doctor topology - --svg node.svg")
-)
-@reported
+@command("ddp-doctor topology", "nvidia-smi topo -m | ddp-doctor topology - --svg node.svg")
 def topology(
     file: Annotated[
         str | None,
@@ -145,8 +136,7 @@ def topology(
     return commands.topology(file, outputs, ignored(ignore))
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor env", "ddp-doctor env --from job.sbatch"))
-@reported
+@command("ddp-doctor env", "ddp-doctor env --from job.sbatch")
 def env(
     source: Annotated[
         str | None,
@@ -169,10 +159,7 @@ def env(
     return commands.env(source, outputs, ignored(ignore), fail_on)
 
 
-@app.command(
-    cls=Command, epilog=epilog("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
-)
-@reported
+@command("ddp-doctor lint train.py", "ddp-doctor lint src --select DDL1 --output-format github")
 def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE|DIR|-...", help="Scripts, folders of them, or stdin.")],
     select: Annotated[

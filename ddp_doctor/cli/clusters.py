@@ -4,20 +4,15 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.app import app
-from ddp_doctor.cli.help import OUTPUTS, Command, epilog
-from ddp_doctor.cli.options import option, reported
+from ddp_doctor.cli.help import OUTPUTS
+from ddp_doctor.cli.options import command, option
 from ddp_doctor.cli.outputs import Outputs
 
 
-@app.command(
-    cls=Command,
-    epilog=epilog(
-        "ddp-doctor fleet /shared/reports --json /shared/reports/fleet.json",
-        "ddp-doctor fleet reports/*.json --write-baseline baseline.json",
-    ),
+@command(
+    "ddp-doctor fleet /shared/reports --json /shared/reports/fleet.json",
+    "ddp-doctor fleet reports/*.json --write-baseline baseline.json",
 )
-@reported
 def fleet(
     paths: Annotated[
         list[str],
@@ -39,11 +34,7 @@ def fleet(
     return commands.fleet(paths, write_baseline, outputs)
 
 
-@app.command(
-    cls=Command,
-    epilog=epilog("ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json"),
-)
-@reported
+@command("ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json")
 def compare(
     earlier: Annotated[
         str,

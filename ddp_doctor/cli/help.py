@@ -27,23 +27,20 @@ _MOMENTS = {
     "Reference": ("checks", "explain", "template", "completion"),
 }
 
-_ENDED = (
+#: What commands exit with: those that judge a machine, a job that has ended or one that runs, and all others.
+JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
+ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
     " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
 )
-_LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
-_JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
-_TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
+LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
+TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."
 
 
-def epilog(*examples: str, judges: bool = True, after: bool = False, live: bool = False, exits: str = "") -> str:
-    """What stands below the options of a command: lines to type, and what it exits with.
-
-    ``after``: of a job that has ended; ``live``: of one that runs; ``exits`` says it of a command unlike the others.
-    """
+def epilog(*examples: str, exits: str = JUDGED) -> str:
+    """What stands below the options of a command: lines to type, and what it exits with."""
     lines = "\n".join(f"  {example}" for example in examples)
-    known = _LIVE if live else _ENDED if after else _JUDGED if judges else _TOLD
-    return f"Examples:\n{lines}\n\n{exits or known}"
+    return f"Examples:\n{lines}\n\n{exits}"
 
 
 def headed(command: Any, context: Any) -> list[tuple[str, list[tuple[str, str]]]]:

@@ -41,7 +41,9 @@ def lint(
 ) -> int:
     """Judge the files; the exit code. Raises UsageError."""
     started_at = datetime.now(timezone.utc)
-    rules = _rules(select, ignore)
+    rules = chosen(RULES, rule_codes(select, RULES), rule_codes(ignore, RULES))
+    if not rules:
+        raise UsageError("--select and --ignore leave no rule")
     paths = list(_script_paths(given))
     if not paths:
         raise UsageError(f"there is no Python file in {', '.join(given)}")
@@ -60,14 +62,6 @@ def lint(
     for problem in problems:
         print_to_stderr(f"ddp-doctor: {problem}")
     return ExitCode.USAGE.value if problems else report.exit_code
-
-
-def _rules(select: Sequence[str], ignore: Sequence[str]) -> list[LintRule]:
-    """The rules asked for. Raises UsageError."""
-    rules = chosen(RULES, rule_codes(select, RULES), rule_codes(ignore, RULES))
-    if not rules:
-        raise UsageError("--select and --ignore leave no rule")
-    return rules
 
 
 def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from ddp_doctor.cli import afterwards, before_a_job, clusters, complete, reference, while_it_runs
-from ddp_doctor.cli.app import app
+from ddp_doctor.cli.options import app
 from ddp_doctor.model.choices import ExitCode
 
 __all__ = ["afterwards", "app", "before_a_job", "clusters", "entry", "reference", "while_it_runs"]

@@ -1,4 +1,5 @@
-"""The options that several commands share, or that torchrun has too, and what is common to all commands."""
+"""The command line, to which before_a_job, while_it_runs, afterwards and reference add their commands; the options that
+several of them share, or that torchrun has too."""
 
 import inspect
 from collections.abc import Callable
@@ -8,11 +9,40 @@ from typing import Annotated, Any
 
 import typer
 
+from ddp_doctor import __version__
 from ddp_doctor.cli import complete
+from ddp_doctor.cli.help import JUDGED, TIME, VERDICT, WHAT, WHERE, Command, Commands, epilog
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
-from ddp_doctor.cli.help import TIME, VERDICT, WHAT, WHERE
-from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Output, Outputs, paths_of_forms
+from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Outputs, paths_of_forms
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
+
+app = typer.Typer(
+    name="ddp-doctor",
+    cls=Commands,
+    help="Says before a PyTorch DDP job starts whether it will start, be right and be fast on this"
+    " machine, and if not, which rank, GPU, link or setting is to blame.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=epilog("ddp-doctor run", "ddp-doctor replay --last", "ddp-doctor explain NCCL_IB_DISABLE"),
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ddp-doctor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", "-V", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Common to all commands."""
 
 
 def option(
@@ -30,10 +60,10 @@ def option(
     )
 
 
-VerboseOption = Annotated[
+_VerboseOption = Annotated[
     bool, option(UNDER_OUTPUTS, None, "Print every check, and why or why not.", "--verbose", "-v")
 ]
-QuietOption = Annotated[
+_QuietOption = Annotated[
     bool, option(UNDER_OUTPUTS, None, "Print findings and verdict only, and no progress.", "--quiet", "-q")
 ]
 FailOnOption = Annotated[FailOn, option(VERDICT, None, "The least severity that makes the verdict sick.")]
@@ -59,7 +89,7 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
-RedactOption = Annotated[
+_RedactOption = Annotated[
     bool,
     option(
         UNDER_OUTPUTS,
@@ -142,12 +172,23 @@ def names(given: list[str] | None) -> tuple[str, ...]:
 _JUDGE = ("run", "prolog", "replay", "topology", "env", "logs", "attach", "fleet", "compare")
 
 
-def reported(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Common to all commands: an error ends in one sentence, and the returned number is the exit code.
+def command(
+    *examples: str, exits: str = JUDGED, **context_settings: Any
+) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Add a function to the command line. An error ends in one sentence, and the returned number is the exit code.
 
     A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
     reads the signature.
     """
+
+    def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
+        below = epilog(*examples, exits=exits)
+        return app.command(cls=Command, epilog=below, context_settings=context_settings)(_reported(function))
+
+    return decorate
+
+
+def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
     judges = command.__name__ in _JUDGE
     offered = [output for output in OUTPUTS if command.__name__ in output.commands]
 
@@ -171,24 +212,24 @@ def reported(command: Callable[..., int | None]) -> Callable[..., None]:
             code = command(**given)
         raise typer.Exit(code or 0)
 
+    stand_for_outputs: dict[str, tuple[Any, object]] = {"output_format": (_FormatOption, OutputFormat.FULL)}
+    if judges:
+        stand_for_outputs |= {"verbose": (_VerboseOption, False), "quiet": (_QuietOption, False)}
+    for output in offered:
+        written = Annotated[str | None, option(UNDER_OUTPUTS, "PATH|-", output.help, output.option)]
+        stand_for_outputs["settings" if output.is_form else output.name] = (
+            _SettingsOption if output.is_form else written,
+            None,
+        )
+    if command.__name__ in REDACTABLE:
+        stand_for_outputs["redact"] = (_RedactOption, False)
     signature, parameters = inspect.signature(command), []
     for parameter in signature.parameters.values():
         if parameter.name == "outputs":
-            parameters.append(
-                parameter.replace(name="output_format", default=OutputFormat.FULL, annotation=_FormatOption)
-            )
             parameters += [
-                parameter.replace(name=name, default=False, annotation=annotation)
-                for name, annotation in (("verbose", VerboseOption), ("quiet", QuietOption))
-                if judges
+                parameter.replace(name=name, default=default, annotation=annotation)
+                for name, (annotation, default) in stand_for_outputs.items()
             ]
-            annotations = {"settings" if output.is_form else output.name: _annotation(output) for output in offered}
-            parameters += [
-                parameter.replace(name=name, default=None, annotation=annotation)
-                for name, annotation in annotations.items()
-            ]
-            if command.__name__ in REDACTABLE:
-                parameters.append(parameter.replace(name="redact", default=False, annotation=RedactOption))
         else:
             parameters.append(parameter)
     with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
@@ -200,11 +241,3 @@ def _detail(*, verbose: bool, quiet: bool) -> Detail:
     if verbose and quiet:
         raise UsageError("--verbose and --quiet contradict each other: give one")
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN
-
-
-def _annotation(output: Output) -> Any:
-    return (
-        _SettingsOption
-        if output.is_form
-        else Annotated[str | None, option(UNDER_OUTPUTS, "PATH|-", output.help, output.option)]
-    )

@@ -250,10 +250,9 @@ class Outputs:
             path = self.paths.get(output.name)
             if path is None:
                 continue
+            given = results
             if output.name in self.own and isinstance(results, Results):
-                given: Results | LintResults = results._replace(host=self.host)
-            else:
-                given = results
+                given = results._replace(host=self.host)
             try:
                 write(path, output.render(given), mode=_mode(output, results))
             except CannotWrite as error:
@@ -286,22 +285,19 @@ def _is_derived(output: Output) -> bool:
 def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
     """``--settings env:nccl.env --settings docker:-``: the path of each form. Raises UsageError."""
     names = [output.name for output in FORMS]
+    forms = f"forms are {', '.join(names[:-1])} and {names[-1]}"
     paths: dict[str, str] = {}
     for text in given:
         form, colon, path = text.partition(":")
         if not colon and form not in names:
-            raise UsageError(f"--settings takes FORM:PATH, as in env:{text or 'FILE'}; {_forms_are(names)}")
+            raise UsageError(f"--settings takes FORM:PATH, as in env:{text or 'FILE'}; {forms}")
         if form not in names:
             near = _ALSO_CALLED.get(form.lower()) or "".join(get_close_matches(form.lower(), names, 1, 0.5))
             meant = f"; did you mean {near}:{path or 'FILE'}?" if near else ""
-            raise UsageError(f"--settings knows no form {form!r}{meant or ';'} {_forms_are(names)}")
+            raise UsageError(f"--settings knows no form {form!r}{meant or ';'} {forms}")
         if not path:
             raise UsageError(f"--settings {form} has no path: {form}:FILE, or {form}:- for stdout")
         if form in paths:
             raise UsageError(f"--settings {form} was given twice: give it one path")
         paths[form] = path
     return paths
-
-
-def _forms_are(names: Sequence[str]) -> str:
-    return f"forms are {', '.join(names[:-1])} and {names[-1]}"

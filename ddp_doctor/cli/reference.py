@@ -6,13 +6,11 @@ from typing import Annotated
 import typer
 
 from ddp_doctor.cli import complete
-from ddp_doctor.cli.app import app
-from ddp_doctor.cli.help import Command, epilog
-from ddp_doctor.cli.options import NodeGpusOption, reported
+from ddp_doctor.cli.help import TOLD
+from ddp_doctor.cli.options import NodeGpusOption, command
 
 
-@app.command(cls=Command, epilog=epilog("ddp-doctor checks", "ddp-doctor checks p2p allreduce", judges=False))
-@reported
+@command("ddp-doctor checks", "ddp-doctor checks p2p allreduce", exits=TOLD)
 def checks(
     names: Annotated[
         list[str] | None,
@@ -27,19 +25,15 @@ def checks(
     typer.echo(commands.list_checks(names or ()), nl=False)
 
 
-@app.command(
-    cls=Command,
-    context_settings={"ignore_unknown_options": True},  # -9 is a way to write a signal
-    epilog=epilog(
-        "ddp-doctor explain DD401",
-        "ddp-doctor explain exitcode: -9",
-        "ddp-doctor explain DD4",
-        "ddp-doctor explain NCCL_IB_DISABLE",
-        'ddp-doctor explain "Watchdog caught collective operation timeout"',
-        judges=False,
-    ),
+@command(
+    "ddp-doctor explain DD401",
+    "ddp-doctor explain exitcode: -9",
+    "ddp-doctor explain DD4",
+    "ddp-doctor explain NCCL_IB_DISABLE",
+    'ddp-doctor explain "Watchdog caught collective operation timeout"',
+    exits=TOLD,
+    ignore_unknown_options=True,  # -9 is a way to write a signal
 )
-@reported
 def explain(
     words: Annotated[
         list[str],
@@ -58,10 +52,7 @@ def explain(
     typer.echo(explain(" ".join(words), width), nl=False)
 
 
-@app.command(
-    cls=Command, epilog=epilog("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", judges=False)
-)
-@reported
+@command("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", exits=TOLD)
 def template(
     name: Annotated[
         str | None,
@@ -77,16 +68,12 @@ def template(
     typer.echo(commands.template(name, require_gpus), nl=False)
 
 
-@app.command(
-    cls=Command,
-    epilog=epilog(
-        'eval "$(ddp-doctor completion bash)"',
-        'eval "$(ddp-doctor completion zsh)"',
-        "ddp-doctor completion fish | source",
-        judges=False,
-    ),
+@command(
+    'eval "$(ddp-doctor completion bash)"',
+    'eval "$(ddp-doctor completion zsh)"',
+    "ddp-doctor completion fish | source",
+    exits=TOLD,
 )
-@reported
 def completion(
     shell: Annotated[
         str | None, typer.Argument(metavar="[SHELL]", help="bash, zsh or fish; none is the one in $SHELL.")

@@ -5,23 +5,18 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.app import app
-from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, Command, epilog
-from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, option, reported
+from ddp_doctor.cli.help import LIVE, OUTPUTS, TIME, VERDICT, WHAT
+from ddp_doctor.cli.options import HostfileOption, HostsOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
 
 
-@app.command(
-    cls=Command,
-    epilog=epilog(
-        "ddp-doctor attach",
-        "ddp-doctor attach --pid 4711",
-        "ddp-doctor attach --slurm-job 4711",
-        "ddp-doctor attach --hosts node1,node2",
-        live=True,
-    ),
+@command(
+    "ddp-doctor attach",
+    "ddp-doctor attach --pid 4711",
+    "ddp-doctor attach --slurm-job 4711",
+    "ddp-doctor attach --hosts node1,node2",
+    exits=LIVE,
 )
-@reported
 def attach(
     pid: Annotated[
         int | None, option(WHAT, "P", "Look at the job of this process: a rank, or who started the ranks.", min=1)
@@ -51,17 +46,13 @@ class OnHang(str, Enum):
     KILL = "kill"
 
 
-@app.command(
-    cls=Command,
-    context_settings={"allow_interspersed_args": False},
-    epilog=epilog(
-        "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
-        "srun ddp-doctor watch -- python train.py",
-        exits="Exit codes: those of CMD, and the signal that ended it; 2 wrong use, 126 CMD cannot be executed, 127 it"
-        " was not found.",
-    ),
+@command(
+    "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
+    "srun ddp-doctor watch -- python train.py",
+    exits="Exit codes: those of CMD, and the signal that ended it; 2 wrong use, 126 CMD cannot be executed, 127 it"
+    " was not found.",
+    allow_interspersed_args=False,
 )
-@reported
 def watch(
     command: Annotated[
         list[str], typer.Argument(metavar="CMD", help="What to run, as it would be run without the watcher.")

@@ -41,7 +41,12 @@ def flags(script: Script, module: ast.ClassDef, parameters: ast.arguments) -> It
     calls = dict.fromkeys(
         call for backward in training.backwards(script) for call in training.forwards_in(script, backward.receiver)
     )
-    forwards = [call for call in calls if not call.has_stars and _is_forward_of(call, module)]
+    wrapped = {call: [wrap.argument(0, "module") for wrap in call.callee.makers()] for call in calls}
+    forwards = [
+        call
+        for call, models in wrapped.items()
+        if not call.has_stars and any(made.local is module for model in models for made in model.makers())
+    ]
     by_position = [argument.arg for argument in (*parameters.posonlyargs, *parameters.args)][1:]
     parameter_names = [*by_position, *(argument.arg for argument in parameters.kwonlyargs)]
     for position, name in enumerate(parameter_names) if forwards else ():
@@ -63,11 +68,6 @@ def _differ_by_branch(script: Script, first: tuple[Call, Value], second: tuple[C
         sides.get(id(condition.test), condition.holds) != condition.holds and varies(script, condition.test)
         for condition in second_call.conditions
     )
-
-
-def _is_forward_of(call: Call, module: ast.ClassDef) -> bool:
-    models = (wrap.argument(0, "module") for wrap in call.callee.makers())
-    return any(made.local is module for model in models for made in model.makers())
 
 
 def varies(script: Script, value: Value, depth: int = 4) -> bool:
@@ -103,7 +103,7 @@ def is_drawn(value: Value) -> bool:
         return False
     if _generator_of(value):
         return "seed" not in value.method
-    return bool(_RANDOM.search(value.name or written(value.call.func))) and value.name not in _GENERATORS
+    return bool(_RANDOM.search(value.name or written(value.node.func))) and value.name not in _GENERATORS
 
 
 def _generator_of(value: Call) -> Call | None:

@@ -219,11 +219,11 @@ class Expressions:
     def _follow_into_script(self, call: Call, callee: Value) -> None:
         for option in callee.alternatives() if callee.kind in _MAY_BE_LOCAL else ():
             if isinstance(option, Function):
-                call.local = option.definition
+                call.local = option.node
                 call.returned = self.follow(option, call.args, call.keywords)
                 return
             if isinstance(option, Class):
-                call.local = option.definition
+                call.local = option.node
                 self._instances[call] = option
                 if maker := option.find("__init__"):
                     self.follow(maker, call.args, call.keywords, call)
@@ -232,7 +232,7 @@ class Expressions:
             made = _object(call.receiver)
             cls = self._instances.get(made)
             if cls and (method := cls.find(call.method)):
-                call.local = method.definition
+                call.local = method.node
                 call.returned = self.follow(method, call.args, call.keywords, made)
         elif is_launch(call):
             self._launch(call)

@@ -37,7 +37,7 @@ LintFunction = Callable[[Script], Iterable[Spot]]
 
 def hand_written(script: Script) -> bool:
     """A script of a distributed job in which no library prepares models and data."""
-    return script.is_hand_written
+    return script.is_distributed and not script.libraries
 
 
 def always(_script: Script) -> bool:

@@ -28,27 +28,17 @@ class Scope:
 class Function(Value):
     """A function of the script, and where its free names are looked up."""
 
+    node: ast.FunctionDef | ast.AsyncFunctionDef
     scope: Scope = field(default_factory=Scope)
     cls: Class | None = None
-
-    @property
-    def definition(self) -> ast.FunctionDef | ast.AsyncFunctionDef:
-        """The node."""
-        assert isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef)
-        return self.node
 
 
 @dataclass(eq=False, slots=True)
 class Class(Value):
     """A class of the script; ``parts`` are its bases."""
 
+    node: ast.ClassDef
     methods: dict[str, Function] = field(default_factory=dict)
-
-    @property
-    def definition(self) -> ast.ClassDef:
-        """The node."""
-        assert isinstance(self.node, ast.ClassDef)
-        return self.node
 
     def find(self, name: str, depth: int = 8) -> Function | None:
         """A method of it, or of a base that the script defines."""

@@ -209,11 +209,6 @@ class Script:
         """Whether the script is one of a distributed job: it wraps a model, or starts a process group."""
         return self.calls_any(names.DDP, names.INIT, *names.FSDP)
 
-    @cached_property
-    def is_hand_written(self) -> bool:
-        """Whether it is distributed and does itself what the rules expect, not through a library."""
-        return self.is_distributed and not self.libraries
-
     def is_ddp(self, value: Value) -> bool:
         """Whether a value is, or may be, a model that was wrapped in DistributedDataParallel."""
         if value.kind not in ("choice", "call"):

@@ -75,11 +75,11 @@ class Trace(Expressions):
         self._visits[id(function.node)] = visits + 1
         outer, before, lasting = self._scope, self.place, self._lasting
         self._scope, self._lasting = Scope(function.scope), []
-        cls = function.cls.definition if function.cls else None
-        self.place = before._replace(function=function.definition, cls=cls, depth=before.depth + 1)
+        cls = function.cls.node if function.cls else None
+        self.place = before._replace(function=function.node, cls=cls, depth=before.depth + 1)
         self._bind_parameters(function, [*([bound] if bound else []), *given], named)
         self._returns.append([])
-        self.block(function.definition.body)
+        self.block(function.node.body)
         found = self._returns.pop()
         self._scope, self.place, self._lasting = outer, before, lasting
         if not found:
@@ -87,7 +87,7 @@ class Trace(Expressions):
         return found[0] if len(found) == 1 else Value(found[0].node, "choice", parts=tuple(found))
 
     def _bind_parameters(self, function: Function, given: Sequence[Value], named: dict[str, Value]) -> None:
-        arguments = function.definition.args
+        arguments = function.node.args
         known = self._bind_opaque(arguments)
         places = [*arguments.posonlyargs, *arguments.args]
         if not self.root or self.place.depth > 1:  # what nothing calls here may be given anything elsewhere
@@ -162,14 +162,11 @@ class Trace(Expressions):
         self._order += 1
         self.leaves.append(Leave(node, self.place, self._order, self.root, value))
 
-    def _assign(self, node: ast.Assign) -> None:
-        value = self.value(node.value)
-        for target in node.targets:
-            self.assign(target, value, node)
-
-    def _annotated(self, node: ast.AnnAssign) -> None:
+    def _assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         if node.value is not None:
-            self.assign(node.target, self.value(node.value), node)
+            value = self.value(node.value)
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                self.assign(target, value, node)
 
     def _augmented(self, node: ast.AugAssign) -> None:
         value = Value(node, "other", parts=(self.value(node.target), self.value(node.value)))
@@ -273,7 +270,7 @@ class Trace(Expressions):
         for function in self.functions[first:]:
             if function.cls is None and function.node in node.body:
                 function.cls, function.scope = cls, outer
-                cls.methods[function.definition.name] = function
+                cls.methods[function.node.name] = function
 
     def _import(self, node: ast.Import) -> None:
         for alias in node.names:
@@ -305,7 +302,7 @@ _WALKERS: dict[type[ast.stmt], Callable[..., bool | None]] = {
     ast.Continue: Trace._leave,
     ast.Break: Trace._leave,
     ast.Assign: Trace._assign,
-    ast.AnnAssign: Trace._annotated,
+    ast.AnnAssign: Trace._assign,
     ast.AugAssign: Trace._augmented,
     ast.If: Trace._branches,
     ast.For: Trace._loop,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from ddp_doctor.lint import names
@@ -112,7 +112,7 @@ def backwards(script: Script) -> Iterator[Call]:
 def optimizer_steps(script: Script) -> Iterator[Call]:
     """``optimizer.step()`` and ``scaler.step(optimizer)``."""
     for call in script.methods("step"):
-        text = written(call.call.func).removesuffix(".step")
+        text = written(call.node.func).removesuffix(".step")
         is_scaler = is_scaler_of(call.receiver) or "scaler" in text.lower()
         if (is_scaler and call.args) or not (_NOT_AN_OPTIMIZER.search(text.rpartition(".")[2]) or call.args):
             yield call
@@ -189,17 +189,6 @@ def iterations(script: Script) -> tuple[tuple[Value, tuple[Loop, ...]], ...]:
     return (*((over, loops) for over, loops in by_loop if over), *by_call, *by_yield)
 
 
-def depends_on(loop: Loop, values: Iterable[Value]) -> bool:
-    """Whether one of these is what a loop counts or takes out."""
-    return any(value.kind == "loop" and value.node is getattr(loop.node, "target", None) for value in values)
-
-
-def wraps_behind(script: Script, backward: Call) -> Iterator[Call]:
-    """The calls that wrapped the models of a backward pass."""
-    for forward in forwards_in(script, backward.receiver):
-        yield from (wrap for wrap in forward.callee.makers() if wrap.name == names.DDP)
-
-
 def written_to(script: Script, value: Value) -> str:
     """The target of the assignment that contains a value, as the script writes it; empty if there is none."""
     node = script.assigned_in.get(getattr(value.node, "lineno", 0))
@@ -254,12 +243,8 @@ def exclude_each_other(call: Call, other: Call) -> bool:
     )
 
 
-def only_now_and_then(condition: Condition) -> bool:
-    """Whether a condition counts: ``step % 100 == 0``, ``(i + 1) % accumulation``, or a name for such."""
-    return _counts(condition.test, 3)
-
-
-def _counts(value: Value, depth: int) -> bool:
-    if any(isinstance(node, ast.Mod) for node in ast.walk(value.node)):
+def counts(test: Value, depth: int = 3) -> bool:
+    """Whether a test lets through only now and then: ``step % 100 == 0``, ``(i + 1) % k``, or a name for such."""
+    if any(isinstance(node, ast.Mod) for node in ast.walk(test.node)):
         return True
-    return bool(depth) and value.kind in ("other", "choice") and any(_counts(part, depth - 1) for part in value.parts)
+    return bool(depth) and test.kind in ("other", "choice") and any(counts(part, depth - 1) for part in test.parts)

@@ -201,6 +201,7 @@ class Leave:
 class Call(Value):
     """One call at one moment. A line has several if its function is called from several places."""
 
+    node: ast.Call
     callee: Value = NOTHING
     method: str = ""  # where it is an attribute of a value: ``loader.sampler.set_epoch(1)`` has set_epoch
     receiver: Value = NOTHING  # the value whose method it is
@@ -212,12 +213,6 @@ class Call(Value):
     root: int = 0  # calls are ordered only within one root
     local: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None = None  # what of the script it calls
     returned: Value = NOTHING  # by a local function that was followed
-
-    @property
-    def call(self) -> ast.Call:
-        """The node, for its position."""
-        assert isinstance(self.node, ast.Call)
-        return self.node
 
     @property
     def is_itself(self) -> bool:

@@ -66,7 +66,8 @@ def difference(name: str, values: frozenset[str | None], job: Job, *, within_a_n
         found = Agreement(name, "matters", _MATTERS, variable.source)
     if _is_read_by_group(variable, job):
         return found
-    return Agreement(name, "minor", f"{_reader(job)} does not read it", variable.source)
+    reader = (job.nccl_backend if job.backend == "nccl" else None) or job.backend
+    return Agreement(name, "minor", f"{reader} does not read it", variable.source)
 
 
 def _applies(row: Agreement, values: frozenset[str | None], job: Job, within_a_node: bool) -> bool:
@@ -76,10 +77,6 @@ def _applies(row: Agreement, values: frozenset[str | None], job: Job, within_a_n
         and (row.before is None or any(release(version) < row.before for version in job.nccl_versions))
         and (not row.needs or job.has_rdma)
     )
-
-
-def _reader(job: Job) -> str:
-    return job.nccl_backend or job.backend if job.backend == "nccl" else job.backend
 
 
 def _is_read_by_group(variable: Variable, job: Job) -> bool:

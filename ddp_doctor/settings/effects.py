@@ -95,22 +95,14 @@ def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange
     if value is None or value in _OWN_CHOICE or variable is None:
         return None
     for row in variable.ranges:
-        least, most = _range_in(row, nccl)
+        known = [(least, most) for since, least, most in row.takes if not nccl or since <= nccl]
+        least, most = known[-1] if known else row.takes[0][1:]
         if not least <= value <= most:
             says = row.says or f"is out of range: it takes {least} to {most}"
-            return OutOfRange(says.format(wait=_ib_wait(value)), least, most, row)
+            # how long an RDMA connection waits: 4.096 microseconds times a power of two (InfiniBand specification)
+            wait = f"{4.096e-3 * 2 ** min(value, 63):.2g} ms" if value >= 0 else ""
+            return OutOfRange(says.format(wait=wait), least, most, row)
     return None
-
-
-def _range_in(row: Range, nccl: Version) -> tuple[int, int]:
-    """The range in a release of NCCL, of the newest where it is not known."""
-    known = [(least, most) for since, least, most in row.takes if not nccl or since <= nccl]
-    return known[-1] if known else row.takes[0][1:]
-
-
-def _ib_wait(exponent: int) -> str:
-    """How long an RDMA connection waits: 4.096 microseconds times a power of two (InfiniBand specification)."""
-    return f"{4.096e-3 * 2 ** min(exponent, 63):.2g} ms" if exponent >= 0 else ""
 
 
 _NEEDED_BY_PLUGINS = ("NCCL_FASTRAK_", "NCCL_GPUDIRECTTCPX_", "NCCL_SHIMNET_")

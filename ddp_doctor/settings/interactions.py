@@ -219,15 +219,10 @@ def _deciding() -> tuple[tuple[str, str], ...]:
     """A value for which each row's conditions hold, of the settings that decide about others."""
     conditions = [
         *(named for row in silencers() if not row.needed for named in row.when if named[0] == row.name),
-        *(named for row in _conflict_rows() if _is_decided_alone(row) for named in row.when),
+        *(named for row in _conflict_rows() if all(about.example for _, about in row.when) for named in row.when),
     ]
     examples = [(name, condition.example or "") for name, condition in conditions]
     return tuple(dict.fromkeys([("NCCL_ALGO", "NVLS"), *examples]))  # the first of what is computed
-
-
-def _is_decided_alone(row: Conflict) -> bool:
-    """Whether each of its settings has a value that decides, whatever the others' are."""
-    return all(condition.example for _, condition in row.when)
 
 
 def _harms(env: Env, name: str, value: str) -> bool:

@@ -98,7 +98,7 @@ def is_ignored(name: str, value: str, nccl: Version) -> bool:
 
 
 def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | None:
-    meant = _number_of_switch_word(value)
+    meant = _number_of_switch_word(value.strip())
     if meant is not None and meant == default_at(variable, nccl):
         return None
     why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and says so at the log level ATTN alone."
@@ -106,7 +106,7 @@ def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | No
 
 
 def _number_of_switch_word(value: str) -> str | None:
-    word = value.strip().lower()
+    word = value.lower()
     return "1" if word in _ON else "0" if word in _OFF else None
 
 
@@ -142,8 +142,10 @@ def _number(variable: Variable, value: str) -> Misread | None:
     word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
         why = "NCCL reads a number; a word without a leading digit is 0, and from 2.32 on ignored."
-        meant = _number_of_switch_word(value)
-        return None if meant == "0" else Misread(f"is read as 0{_effect_of_zero(variable.name)}", why, meant)
+        meant = _number_of_switch_word(value.strip())
+        effects = {"DISABLE": ", so nothing is disabled", "ENABLE": ", so it is switched off"}
+        effect = effects.get(variable.name.rpartition("_")[2], "")
+        return None if meant == "0" else Misread(f"is read as 0{effect}", why, meant)
     if not -_LARGEST <= number < _LARGEST:
         return Misread("is too large and ignored", "NCCL then keeps its default.")
     if suffix and not suffix.startswith("#"):
@@ -154,11 +156,6 @@ def _number(variable: Variable, value: str) -> Misread | None:
     if variable.name == "NCCL_P2P_DISABLE" and number not in (0, 1):
         return Misread("does not disable P2P", "Of all numbers, only 1 does.", "1")
     return None
-
-
-def _effect_of_zero(name: str) -> str:
-    last = name.rpartition("_")[2]
-    return {"DISABLE": ", so nothing is disabled", "ENABLE": ", so it is switched off"}.get(last, "")
 
 
 def _level(_: Variable, value: str) -> Misread | None:
@@ -257,11 +254,10 @@ def _log_file(_: Variable, value: str) -> Misread | None:
 
 
 def _strict_bool(variable: Variable, value: str) -> Misread | None:
-    word = value.lower()
-    if word in TRUE | FALSE:
+    if value.lower() in TRUE | FALSE:
         return None
-    meant = "1" if word in _ON else "0" if word in _OFF else None
-    return _refused(variable, "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else.", meant)
+    why = "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else."
+    return _refused(variable, why, _number_of_switch_word(value))
 
 
 def _strict_int(variable: Variable, value: str) -> Misread | None:
@@ -276,8 +272,7 @@ def _strict_int(variable: Variable, value: str) -> Misread | None:
 def _python_int(variable: Variable, value: str) -> Misread | None:
     if re.fullmatch(r"\s*[+-]?[0-9]+(_[0-9]+)*\s*", value):
         return None
-    meant = "1" if value.lower() in _ON else "0" if value.lower() in _OFF else None
-    return _refused(variable, "It is handed to Python's int().", meant)
+    return _refused(variable, "It is handed to Python's int().", _number_of_switch_word(value))
 
 
 def _node_range(variable: Variable, value: str) -> Misread | None:
@@ -302,9 +297,7 @@ def _switch(_: Variable, value: str) -> Misread | None:
     """Only one of 0 and 1 counts, the one that is not what unset means (torch 2.14 and 2.15 differ in which)."""
     if value in ("0", "1"):
         return None
-    word = value.lower()
-    meant = "1" if word in _ON else "0" if word in _OFF else None
-    return Misread("counts as unset", "torch compares it with a plain 0 or 1.", meant)
+    return Misread("counts as unset", "torch compares it with a plain 0 or 1.", _number_of_switch_word(value))
 
 
 def _omp_threads(_: Variable, value: str) -> Misread | None:

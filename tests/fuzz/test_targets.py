@@ -104,7 +104,7 @@ def _read_or_refused(target: Target, text: str) -> None:
     assert time.process_time() - started < 1.0, target.name
 
 
-_SETTINGS_TEXT = ("launch_words", "manifest_lines", "setting_text", "shell_settings", "shell_words")
+_SETTINGS_TEXT = ("launch_words", "setting_text", "shell_settings", "shell_words")
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "ddp_doctor/parse/job_log/endings.py",

@@ -7,6 +7,7 @@ import pytest
 
 from ddp_doctor.lint import names
 from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.rule import hand_written
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call
 
@@ -210,8 +211,8 @@ def test_a_library_that_wraps_models_is_known(line: str, library: str):
 
     assert found.libraries == {library}
     assert found.is_distributed
-    assert not found.is_hand_written
+    assert not hand_written(found)
 
 
 def test_a_library_that_only_brings_models_is_none():
-    assert script("from transformers import AutoModel\nimport accelerated\nDDP(m)\n").is_hand_written
+    assert hand_written(script("from transformers import AutoModel\nimport accelerated\nDDP(m)\n"))

@@ -59,14 +59,14 @@ def wrapper_saved(script: Script) -> Iterator[Spot]:
             yield Spot(
                 save,
                 "The DDP wrapper itself is saved: loading it needs a process group and the same classes",
-                remedy=_save_the_inner_model(*save.call.args[:1]),
+                remedy=_save_the_inner_model(*save.node.args[:1]),
             )
         for part in save.argument(0, "obj").calls():
             if part.method == "state_dict" and training.surely_ddp(part.receiver):
                 yield Spot(
                     part,
                     "The state of the DDP wrapper is saved: all its keys begin with module.",
-                    remedy=_save_the_inner_model(part.call.func),
+                    remedy=_save_the_inner_model(part.node.func),
                 )
 
 
@@ -194,6 +194,7 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     See: https://pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints
     """
     saves = [save for save in script.named(_SAVE) if _holds_on(save) == "zero"]
+    waits = [call for call in script.calls if saves and _makes_all_ranks_wait(call)]
     for load in script.named(_LOAD) if saves else ():
         if _holds_on(load) == "zero":
             continue
@@ -202,12 +203,12 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
             save
             for save in saves
             if save.precedes(load) and _is_same_path(save.argument(1, "f"), path)
-            if not any(save.order < call.order < load.order and _makes_all_ranks_wait(call) for call in script.calls)
+            if not any(save.order < wait.order < load.order for wait in waits)
         )
         for save in islice(early, 1):
             yield Spot(
                 load,
-                f"Ranks load what rank 0 saves in line {save.call.lineno} without waiting until it is written",
+                f"Ranks load what rank 0 saves in line {save.node.lineno} without waiting until it is written",
                 remedy="Put a barrier between the two, outside of the condition",
                 write=("dist.barrier()",),
                 cost="A barrier for each checkpoint",

@@ -71,7 +71,7 @@ def _swallowed(script: Script, guard: Guard, backward: Call) -> Iterator[Spot]:
 def _spot(handler: ast.ExceptHandler, missed: Call) -> Spot:
     return Spot(
         handler,
-        f"A rank that fails goes on from here, and misses the {described(missed)} in line {missed.call.lineno}: the"
+        f"A rank that fails goes on from here, and misses the {described(missed)} in line {missed.node.lineno}: the"
         " others wait in it",
         remedy="Raise again, so that all ranks are started again from the last checkpoint",
         write=("raise",),

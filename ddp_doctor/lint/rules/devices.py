@@ -194,7 +194,7 @@ def gpu_chosen_late(script: Script) -> Iterator[Spot]:
         if first.conditions == call.conditions[: len(first.conditions)]:
             yield Spot(
                 call,
-                f"torch.cuda.set_device comes too late: line {first.call.lineno} has used the current GPU, GPU 0",
+                f"torch.cuda.set_device comes too late: line {first.node.lineno} has used the current GPU, GPU 0",
                 remedy="Choose the GPU before anything uses CUDA",
             )
 
@@ -229,7 +229,7 @@ def device_ids_disagree(script: Script) -> Iterator[Spot]:
         elif ids:
             others = [("output_device", wrap.argument(2, "output_device"))]
             moves = moves_before(script, wrap)[:1]
-            others += [(f".{move.method}() in line {move.call.lineno}", target_of(move)) for move in moves]
+            others += [(f".{move.method}() in line {move.node.lineno}", target_of(move)) for move in moves]
             for what, other in others:
                 if _surely_differ(ids[0], other):
                     yield Spot(
@@ -280,7 +280,7 @@ def gloo_for_gpus(script: Script) -> Iterator[Spot]:
         if gpu:
             yield Spot(
                 starts[0],
-                f"gloo synchronises a model that line {gpu[0].call.lineno} puts on a GPU",
+                f"gloo synchronises a model that line {gpu[0].node.lineno} puts on a GPU",
                 remedy="Use NCCL between GPUs",
                 write=('dist.init_process_group("nccl")',),
             )

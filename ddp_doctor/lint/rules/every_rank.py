@@ -115,7 +115,7 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
         if around and not any(_may_call_wrapper(script, call) or training.reduces_gradients(call) for call in inside):
             yield Spot(
                 around[0],
-                f"The loss comes from {written(around[0].call.func)}(), not from the DDP wrapper: "
+                f"The loss comes from {written(around[0].node.func)}(), not from the DDP wrapper: "
                 "its gradients are not synchronised between ranks",
                 remedy=f"Call the wrapper itself, {_wrapper(script, around[0])}(...), not the module inside of it",
             )
@@ -123,7 +123,7 @@ def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
 
 def _wrapper(script: Script, around: Call) -> str:
     """The wrapper that a call goes around, as the script writes it; ``model`` where that is not certain."""
-    name, inside, _ = written(around.call.func).partition(".module")
+    name, inside, _ = written(around.node.func).partition(".module")
     if inside:
         return name
     names_of_wrappers = {training.written_to(script, wrap) for wrap in script.wraps}

@@ -125,7 +125,9 @@ def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
         steps = [call for call in beside if call.method == "step" and call.args and clip.precedes(call)]
         behind = next((step for step in steps if training.is_scaler_of(step.receiver)), None)
         passes = [call for call in beside if call.method == "backward" and call.precedes(clip)]
-        before = next((backward for backward in reversed(passes) if _is_scaled(backward)), None)
+        losses = [(backward, backward.receiver) for backward in reversed(passes)]
+        scaled = [(backward, loss) for backward, loss in losses if isinstance(loss, Call) and loss.method == "scale"]
+        before = next((backward for backward, loss in scaled if training.is_scaler_of(loss.receiver)), None)
         if not behind or not before:
             continue
         if training.exclude_each_other(clip, behind) or training.exclude_each_other(clip, before):
@@ -190,7 +192,7 @@ def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
             if len(stepped) > 1 and is_same_turn and first.node is not second.node:
                 yield Spot(
                     second,
-                    f"This scaler is updated twice in one step: line {first.call.lineno} has done it already",
+                    f"This scaler is updated twice in one step: line {first.node.lineno} has done it already",
                     remedy="Update it once, behind the last optimizer's step, or give each optimizer a scaler",
                 )
                 break
@@ -222,11 +224,6 @@ def _cast_to_half(forward: Call) -> Call | None:
 def _scalers(script: Script) -> Iterator[Call]:
     """The scalers that a script makes; the first ones, if a program wrote the script."""
     return islice(script.named(*training.SCALERS), _MOST_SCALERS)
-
-
-def _is_scaled(call: Call) -> bool:
-    receiver = call.receiver
-    return isinstance(receiver, Call) and receiver.method == "scale" and training.is_scaler_of(receiver.receiver)
 
 
 def _is_passed_to_unknown(script: Script, scaler: Call) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import islice
 
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
@@ -16,11 +17,7 @@ from ddp_doctor.lint.values import Call
 from ddp_doctor.model.choices import Severity
 
 
-def _distributed(script: Script) -> bool:
-    return script.is_distributed
-
-
-@lint_rule("DDL113", "cuda-amp-deprecated", Severity.INFO, concerns=_distributed)
+@lint_rule("DDL113", "cuda-amp-deprecated", Severity.INFO, concerns=always)
 def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
     """torch.cuda.amp is used, which torch.amp replaces.
 
@@ -30,18 +27,17 @@ def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
     Remedy: `torch.amp.autocast("cuda")` and `torch.amp.GradScaler("cuda")`, from torch 2.3 on.
     See: https://pytorch.org/docs/stable/amp.html
     """
+    if not script.is_distributed:
+        return
     for name in ("autocast", "GradScaler"):
-        call = next(script.named(f"torch.cuda.amp.{name}"), None)
-        if call is not None:
+        for call in islice(script.named(f"torch.cuda.amp.{name}"), 1):
             yield Spot(call, f"torch.cuda.amp.{name} is deprecated", remedy=f'Write torch.amp.{name}("cuda", ...)')
     for node in script.tree.body:
-        if not (isinstance(node, ast.ImportFrom) and node.module == "torch.cuda.amp"):
-            continue
-        for name in ("custom_fwd", "custom_bwd"):
-            if any(alias.name == name for alias in node.names):
-                yield Spot(
-                    node, f"torch.cuda.amp.{name} is deprecated", remedy=f'Write torch.amp.{name}(device_type="cuda")'
-                )
+        if isinstance(node, ast.ImportFrom) and node.module == "torch.cuda.amp":
+            imported = {alias.name for alias in node.names}
+            for name in [name for name in ("custom_fwd", "custom_bwd") if name in imported]:
+                remedy = f'Write torch.amp.{name}(device_type="cuda")'
+                yield Spot(node, f"torch.cuda.amp.{name} is deprecated", remedy=remedy)
 
 
 _LAUNCHES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "torch.distributed.launch.")
@@ -69,11 +65,9 @@ def old_launcher_called(script: Script) -> Iterator[Spot]:
 
 
 def _names_launcher(call: Call) -> bool:
-    return any(
-        isinstance(node, ast.Constant) and isinstance(node.value, str) and _LAUNCHER in node.value
-        for source in call.sources()
-        for node in (ast.walk(source.node) if isinstance(source.node, ast.expr) else ())
-    )
+    expressions = (source.node for source in call.sources() if isinstance(source.node, ast.expr))
+    constants = (node.value for whole in expressions for node in ast.walk(whole) if isinstance(node, ast.Constant))
+    return any(isinstance(constant, str) and _LAUNCHER in constant for constant in constants)
 
 
 #: The public names of each, and from which torch on they are there. Source: torch/distributed/distributed_c10d.py of

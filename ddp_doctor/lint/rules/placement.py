@@ -235,7 +235,7 @@ def _put_in_late(script: Script, wrap: Call) -> Iterator[Spot]:
         if not is_late or not _is_new_module(assignment.value) or any(moved(script, assignment.value)):
             continue
         if not made.isdisjoint(option for source in assignment.owner.sources() for option in source.objects()):
-            line = moves[0].call.lineno
+            line = moves[0].node.lineno
             yield _spot(assignment.value, f"This layer is put into the model after line {line} moved it to the GPU")
 
 
@@ -261,8 +261,7 @@ def _trained_parts(script: Script, whole: Call) -> list[Value]:
         return []
     by_name = {assignment.name: assignment.value for assignment in script.assignments if assignment.owner is whole}
     given = (option for part in (*whole.arguments, *by_name.values()) for option in part.objects())
-    new = {id(option): option for option in given if _is_new_module(option) and _has_parameters(script, option)}
-    return list(new.values())
+    return [option for option in dict.fromkeys(given) if _is_new_module(option) and _has_parameters(script, option)]
 
 
 def _moved_alone(script: Script, whole: Call) -> Iterator[Spot]:

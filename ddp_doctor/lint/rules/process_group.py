@@ -240,13 +240,13 @@ def _choices(script: Script) -> Iterator[_Choice]:
 
 def _argument(call: Call, position: int, name: str) -> ast.expr | None:
     """An argument as the call writes it, not the origin of its value; None if ``**options`` gives it."""
-    given = call.call.args[position : position + 1]
-    return next((keyword.value for keyword in call.call.keywords if keyword.arg == name), given[0] if given else None)
+    given = call.node.args[position : position + 1]
+    return next((keyword.value for keyword in call.node.keywords if keyword.arg == name), given[0] if given else None)
 
 
 def _spot(script: Script, group: Call, choice: _Choice, way: Way) -> Spot:
     by = "LOCAL_RANK" if "LOCAL_RANK" in script.texts else "rank % device_count"
-    line, text = choice.call.call.lineno, choice.text
+    line, text = choice.call.node.lineno, choice.text
     but = f"but line {line} uses {text}" if way == "surely" else f"which may differ from {text} in line {line}"
     is_index = index_in(choice.device) is choice.device
     return Spot(

@@ -82,11 +82,13 @@ def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
         return
     for leave in script.leaves:
         for condition, who in _rank_0_conditions(leave.place.conditions):
-            missed = None if condition.early else _first_missed(script, leave, condition)
+            calls = () if condition.early else collectives(script)
+            candidates = (call for call in calls if _misses(leave, condition, call))
+            missed = next((call for call in candidates if len(_sides(script)[_site(call)]) < 2), None)
             if missed is not None:
                 yield Spot(
                     leave.node,
-                    _LEFT[who].format(described(missed), missed.call.lineno),
+                    _LEFT[who].format(described(missed), missed.node.lineno),
                     remedy="Let all ranks decide alike: broadcast the decision from rank 0, then leave together",
                 )
 
@@ -124,11 +126,6 @@ def _rank_0_conditions(conditions: tuple[Condition, ...]) -> Iterator[tuple[Cond
         test = rank_condition(condition)
         if test is not None and test.holds_on != "some":
             yield condition, test.holds_on
-
-
-def _first_missed(script: Script, leave: Leave, condition: Condition) -> Call | None:
-    candidates = (call for call in collectives(script) if _misses(leave, condition, call))
-    return next((call for call in candidates if len(_sides(script)[_site(call)]) < 2), None)
 
 
 def _misses(leave: Leave, condition: Condition, call: Call) -> bool:
@@ -200,7 +197,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
         for loop in call.loops:
             why = _why_local(script, loop.test, call.order) if loop.test else None
             if why is not None:
-                title = f"A rank leaves this loop by {why}, and misses the {described(call)} in line {call.call.lineno}"
+                title = f"A rank leaves this loop by {why}, and misses the {described(call)} in line {call.node.lineno}"
                 yield _spot(loop.test, title)
     for leave in script.leaves[:_MOST_LEAVES]:
         for condition in leave.place.conditions:
@@ -210,7 +207,7 @@ def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
             missed = next((call for call in collectives(script) if _misses(leave, condition, call)), None)
             if missed is not None:
                 title = f"A rank may leave here because of {why}, and miss the {described(missed)} in line"
-                yield _spot(leave.node, f"{title} {missed.call.lineno}")
+                yield _spot(leave.node, f"{title} {missed.node.lineno}")
 
 
 def _is_in_both_branches(script: Script, call: Call, condition: Condition) -> bool:
@@ -294,7 +291,7 @@ def _asks_a_batch(value: Value, depth: int = 6) -> bool:
 
 
 def _makes_equal(call: Call) -> bool:
-    name = written(call.call.func).rpartition(".")[2]
+    name = written(call.node.func).rpartition(".")[2]
     is_local = call.method == "mean" or call.name.startswith(("torch.nn", "torch.utils.data"))
     return bool(_AGREES.search(name)) and not is_local
 

@@ -54,7 +54,7 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     """
     if not script.wraps:
         return
-    sharding = (call for call in script.calls if _SHARDED.search(written(call.call.func)))
+    sharding = (call for call in script.calls if _SHARDED.search(written(call.node.func)))
     elsewhere = any(not training.is_for_evaluation(script, call) for call in sharding)
     for call in training.loaders(script):
         if not _has_no_shard(call) or any(_ON_THE_JOB.search(condition.test.text) for condition in call.conditions):
@@ -203,25 +203,24 @@ def _is_gone_through_again(script: Script, sampler: Call) -> bool:
         given = (loader.argument(training.SAMPLER, "sampler"), loader.argument(None, "batch_sampler"))
         if not any(sampler in each.sources() for each in given):
             continue
-        made = [wrap for call in _backwards_of(script, loader) for wrap in training.wraps_behind(script, call)]
+        passes = (
+            backward
+            for backward in training.passes(script)
+            if loader in backward.receiver.sources() or any(loader in loop.over.sources() for loop in backward.loops)
+        )
+        forwards = (forward for backward in passes for forward in training.forwards_in(script, backward.receiver))
+        made = [wrap for forward in forwards for wrap in forward.callee.makers() if wrap.name == names.DDP]
         for over, loops in training.iterations(script):
             sources = list(over.sources()) if loops and made else []
+            taken = [source.node for source in [*sources, *sampler.sources()] if source.kind == "loop"]
             if loader in sources and any(
                 _repeats(loop)
-                and not training.depends_on(loop, [*sources, *sampler.sources()])
+                and getattr(loop.node, "target", None) not in taken
                 and not any(loop in wrap.loops for wrap in made)
                 for loop in loops
             ):
                 return True
     return False
-
-
-def _backwards_of(script: Script, loader: Call) -> Iterator[Call]:
-    return (
-        call
-        for call in training.passes(script)
-        if loader in call.receiver.sources() or any(loader in loop.over.sources() for loop in call.loops)
-    )
 
 
 def _repeats(loop: Loop) -> bool:

@@ -53,7 +53,9 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
     Remedy: Call `torch.distributed.init_process_group("nccl")` first, and start the script with torchrun.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.init_process_group
     """
-    if _has_start(script) or script.has_unknown_star or calls_what_may_set_up(script):
+    if script.calls_any(*_STARTS) or any(script.methods("init_process_group")) or script.has_unknown_star:
+        return
+    if calls_what_may_set_up(script):
         return
     for wrap in script.wraps:
         if wrap.root == 0 and wrap.lacks(names.SHARED_BY_DDP, "process_group", "device_mesh"):
@@ -63,10 +65,6 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
                 remedy="Call init_process_group before the model is wrapped",
                 write=('torch.distributed.init_process_group("nccl")',),
             )
-
-
-def _has_start(script: Script) -> bool:
-    return script.calls_any(*_STARTS) or any(script.methods("init_process_group"))
 
 
 @lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
@@ -84,7 +82,7 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
         if late and len(late) == len(starts):
             yield Spot(
                 late[0],
-                f"The process group is started after line {wrap.call.lineno} wrapped the model",
+                f"The process group is started after line {wrap.node.lineno} wrapped the model",
                 remedy="Start the group before the model is wrapped",
             )
 
@@ -129,20 +127,16 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     """
     for call in script.methods("add_argument"):
         is_local_rank = any(argument.constant in ("--local_rank", "--local-rank") for argument in call.args)
-        if is_local_rank and not script.uses("LOCAL_RANK") and _uses_local_rank(script):
+        if not is_local_rank or script.uses("LOCAL_RANK"):
+            continue
+        attributes = (node for node in script.nodes if isinstance(node, ast.Attribute))
+        if any(node.attr == "local_rank" and isinstance(node.ctx, ast.Load) for node in attributes):
             yield Spot(
                 call,
                 "The local rank is expected as an argument, but torchrun does not pass it",
                 remedy="Read it from the environment",
                 write=('local_rank = int(os.environ["LOCAL_RANK"])',),
             )
-
-
-def _uses_local_rank(script: Script) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and node.attr == "local_rank" and isinstance(node.ctx, ast.Load)
-        for node in script.nodes
-    )
 
 
 @lint_rule("DDL114", "setting-read-by-nothing", Severity.WARNING, concerns=always)
@@ -203,7 +197,7 @@ def _set_by(call: Call, *keys: object) -> Iterator[Assignment]:
     for key in keys:
         name = key.value if isinstance(key, ast.Constant) else key
         if isinstance(name, str):
-            yield Assignment(call.node, call.call, name, call.receiver, NOTHING, call.place, call.order, call.root)
+            yield Assignment(call.node, call.node, name, call.receiver, NOTHING, call.place, call.order, call.root)
 
 
 @lint_rule("DDL115", "setting-too-late", Severity.WARNING)
@@ -222,7 +216,7 @@ def setting_too_late(script: Script) -> Iterator[Spot]:
     for setting in settings(script):
         if reader := _read_before(script, setting):
             may_come_later = reader.name == names.INIT and _is_read_by_nccl(setting) and reader.lacks(8, "device_id")
-            line = reader.call.lineno
+            line = reader.node.lineno
             yield Spot(
                 setting.node,
                 f"{setting.name} is set too late in torch 2.15: NCCL has read it in line {line}"

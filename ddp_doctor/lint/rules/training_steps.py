@@ -17,7 +17,7 @@ from ddp_doctor.lint import training
 from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
-from ddp_doctor.lint.values import NOTHING, Call, Condition, Value, written
+from ddp_doctor.lint.values import NOTHING, Call, Value, written
 from ddp_doctor.model.choices import Severity
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
@@ -65,7 +65,7 @@ def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
             if all(context not in forward.place.withs for forward in forwards):
                 yield Spot(
                     context,
-                    f"no_sync() does nothing here: the forward in line {forwards[0].call.lineno} ran outside of it",
+                    f"no_sync() does nothing here: the forward in line {forwards[0].node.lineno} ran outside of it",
                     remedy="Move the forward into the context as well",
                 )
 
@@ -112,7 +112,7 @@ def _steps_now_and_then(call: Call, steps: list[Call], clears: list[Call]) -> bo
     here = [step for step in steps if loop in step.loops]
     return (
         bool(here)
-        and all(any(map(training.only_now_and_then, training.beyond(step, call))) for step in here)
+        and all(any(training.counts(each.test) for each in training.beyond(step, call)) for step in here)
         and not any(loop in clear.loops and not training.beyond(clear, call) for clear in clears)
     )
 
@@ -159,17 +159,14 @@ def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
             continue
         if training.no_gradients(call):
             continue
-        if all(map(_is_on_the_rank_alone, training.beyond(call, pass_of))):
+        conditions = training.beyond(call, pass_of)
+        if all(rank_condition(each) and not isinstance(each.test.node, ast.BoolOp) for each in conditions):
             reported.add(id(pass_of.loops[-1].node))
             yield Spot(
                 call,
                 "The host waits here for the GPU in every step",
                 remedy="Add up on the GPU with detach(), and read the number every hundred steps",
             )
-
-
-def _is_on_the_rank_alone(condition: Condition) -> bool:
-    return rank_condition(condition) is not None and not isinstance(condition.test.node, ast.BoolOp)
 
 
 def _values_read_by_host(call: Call) -> Iterator[Value]:

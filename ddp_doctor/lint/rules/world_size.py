@@ -94,7 +94,9 @@ def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
         while gradient.kind == "attribute" and gradient.attribute == "data":
             gradient = gradient.owner
         is_gradient = gradient.kind == "attribute" and gradient.attribute == "grad"
-        if is_gradient and _is_parameter_of_ddp(gradient.owner):
+        calls = gradient.owner.calls() if is_gradient and gradient.owner.kind in ("loop", "element") else ()
+        parameters = next((each for each in calls if each.method in ("parameters", "named_parameters")), None)
+        if parameters and training.surely_ddp(parameters.receiver.wrapper):
             yield Spot(
                 call,
                 "These gradients are all-reduced a second time: DDP has done it already",
@@ -208,12 +210,6 @@ def _is_summed(division: Value) -> bool:
         if isinstance(part, Call) and _SUMMED.search(part.text):
             return True
     return False
-
-
-def _is_parameter_of_ddp(value: Value) -> bool:
-    calls = value.calls() if value.kind in ("loop", "element") else ()
-    parameters = next((call for call in calls if call.method in ("parameters", "named_parameters")), None)
-    return parameters is not None and training.surely_ddp(parameters.receiver.wrapper)
 
 
 def _shares(call: Call) -> bool:

@@ -94,7 +94,7 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
             if wrap.precedes(call) and not may_have_been_moved:
                 yield Spot(
                     call,
-                    f"The model is moved by .{call.method}() after line {wrap.call.lineno} wrapped it in DDP",
+                    f"The model is moved by .{call.method}() after line {wrap.node.lineno} wrapped it in DDP",
                     remedy="Move the model before it is wrapped",
                 )
 
@@ -114,7 +114,7 @@ def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
         if wrap is not None and wrap.precedes(call):
             yield Spot(
                 call,
-                f"The model is converted to SyncBatchNorm after line {wrap.call.lineno} wrapped it in DDP",
+                f"The model is converted to SyncBatchNorm after line {wrap.node.lineno} wrapped it in DDP",
                 remedy="Convert the model before it is wrapped",
             )
 

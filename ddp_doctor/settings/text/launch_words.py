@@ -116,11 +116,12 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     options = _SLURM if name == "srun" else _MPI if name in _MPIRUN else None
     launch = around
     if options is not None:
-        rest = _started_program(words)
-        launch = Launch(
-            program="srun" if name == "srun" else "mpirun", line=line, **dict(_leading_options(words[1:], options))
-        )
-        words = rest
+        fields = dict(_leading_options(words[1:], options))
+        launch = Launch(program="srun" if name == "srun" else "mpirun", line=line, **fields)
+        at = 1
+        while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
+            at += _words_of_option(words, at)
+        words = words[at:]
     while words and ("=" in words[0] or posixpath.basename(words[0]) in ("env", "numactl", "time", "exec")):
         words = words[1:]
     if not words:
@@ -129,7 +130,8 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     is_module = _PYTHON.fullmatch(name) and any(word in _TORCHRUN_MODULES for word in words[1:6])
     if name == "torchrun" or is_module:
         start = 1 if name == "torchrun" else next(at for at, word in enumerate(words) if word in _TORCHRUN_MODULES) + 1
-        fields = dict(_leading_options([_dashed(word) for word in words[start:]], _TORCHRUN))
+        dashed = [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words[start:]]
+        fields = dict(_leading_options(dashed, _TORCHRUN))
         launch = launch or Launch(program="torchrun", line=line)
         return launch.model_copy(update={**fields, "line": line, "starts": "torchrun"})
     if launch is not None and _PYTHON.fullmatch(name):
@@ -137,18 +139,6 @@ def launch_of(words: Sequence[str], line: int, resolve: Resolve, around: Launch 
     if launch is not None and (name in _SHELLS or name.endswith((".sh", ".py")) or name.startswith("$")):
         return launch.model_copy(update={"starts": "script"})
     return None
-
-
-def _dashed(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value if name.startswith("--") else word
-
-
-def _started_program(words: Sequence[str]) -> list[str]:
-    at = 1
-    while at < len(words) and (words[at].startswith("-") or words[at] == ":"):
-        at += _words_of_option(words, at)
-    return list(words[at:])
 
 
 def _words_of_option(words: Sequence[str], at: int) -> int:

@@ -8,8 +8,11 @@ r"""Settings in a text that somebody wrote or saved: an environment, a job scrip
     ENV NCCL_DEBUG=INFO                                  a Dockerfile
     Environment="NCCL_DEBUG=INFO"                        a unit of systemd
     export APPTAINERENV_NCCL_DEBUG=INFO                  what apptainer and singularity hand into the container
-    - name: NCCL_DEBUG                                   a pod; also NCCL_DEBUG: INFO, "NCCL_DEBUG=INFO",
+    - name: NCCL_DEBUG                                   a pod; also - {name: NCCL_DEBUG, value: INFO}
       value: INFO
+    NCCL_DEBUG: INFO                                     a map
+    - NCCL_DEBUG=INFO                                    a list of docker compose
+    "NCCL_DEBUG=INFO",                                   docker inspect
 
 Nothing is run: of a value with an expansion in it only the text is known, and of ${NAME:-1} that it is 1 unless
 NAME is set before. What a line writes into nccl.conf, .deepspeed_env or .bashrc counts. Of two lines about one
@@ -25,7 +28,6 @@ from ddp_doctor.parse.redact import is_withheld
 from ddp_doctor.parse.text import plain_lines
 from ddp_doctor.settings.names import is_recorded
 from ddp_doctor.settings.text.launch_words import job_of, job_of_operator, resolver
-from ddp_doctor.settings.text.manifest_lines import Manifest
 from ddp_doctor.settings.text.shell_settings import Given, Shell, is_kept
 from ddp_doctor.settings.text.shell_words import commands, commands_and_signs
 
@@ -71,6 +73,20 @@ _OF_A_LOGIN = frozenset(("PATH", "HOME", "PWD", "USER", "SHELL", "SHLVL", "LANG"
 _OF_SET = frozenset(("BASHOPTS", "BASH_VERSINFO", "IFS", "PPID", "OPTIND"))
 
 
+_PAIR_NAME = re.compile(r"""\s*(?:-\s+)?["']?name["']?\s*:\s*["']?([A-Za-z_]\w*)["']?\s*,?\s*""", re.ASCII)
+_PAIR_VALUE = re.compile(r"""\s*["']?(value|valueFrom)["']?\s*:\s*(.*)""", re.ASCII)
+_FLOW = re.compile(
+    r"""\{\s*["']?name["']?\s*:\s*["']?([A-Za-z_]\w*)["']?\s*,\s*["']?value["']?\s*:\s*([^{}]*)\}""", re.ASCII
+)
+_MAP = re.compile(r"""\s*(?:-\s+)?["']?([A-Za-z_]\w*)["']?\s*:\s+(\S.*)""", re.ASCII)
+_ITEM = re.compile(r"""\s*(?:-\s+|(?=["']))(["']?)([A-Za-z_]\w*)=(.*?)\1\s*\]?,?\s*""", re.ASCII)
+_EXPANSION = re.compile(r"\$(?:\w+|\([^)]*\)?|\{[^}]*\}?)", re.ASCII)
+#: Compose then hands on what it has itself.
+_NULLS = ("~", "null", "Null", "NULL")
+#: Lines between a name and its value.
+_NEAR = 2
+
+
 class NoSettings(ValueError):
     """The text holds nothing that sets a variable; the message is one sentence for people."""
 
@@ -87,11 +103,13 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         raise NoSettings("is a Python script; `ddp-doctor lint` reads those")
     form = _form([*filter(None, lines)])
     shell = Shell(
-        is_wanted=lambda name: _is_wanted(_name_in_container(name), also),
+        is_wanted=lambda name: is_recorded(_name_in_container(name)) or _name_in_container(name) in also,
         exports_all=form != "script",
         resolve=resolver("\n".join(lines)),
     )
-    if form == "environment" and not _is_printed_by_shell(lines):
+    of_shell = ("declare -", "typeset -", "export ")
+    is_printed_by_shell = any(line.startswith(of_shell) or line.partition("=")[0] in _OF_SET for line in lines)
+    if form == "environment" and not is_printed_by_shell:
         _read_plain(lines, shell)
     else:
         _read_lines(lines, shell)
@@ -109,10 +127,6 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
         job=job,
         launches=tuple(launches),
     )
-
-
-def _is_wanted(name: str, also: Collection[str]) -> bool:
-    return is_recorded(name) or name in also
 
 
 def _name_in_container(name: str) -> str:
@@ -138,12 +152,6 @@ def _form(lines: Sequence[str]) -> Form:
     return "listing" if others * 4 <= named else "script"
 
 
-def _is_printed_by_shell(lines: Sequence[str]) -> bool:
-    return any(
-        line.startswith(("declare -", "typeset -", "export ")) or line.partition("=")[0] in _OF_SET for line in lines
-    )
-
-
 def _read_plain(lines: Sequence[str], shell: Shell) -> None:
     for number, line in enumerate(lines, 1):
         found = _BARE.fullmatch(line)
@@ -153,7 +161,7 @@ def _read_plain(lines: Sequence[str], shell: Shell) -> None:
 
 
 def _read_lines(lines: Sequence[str], shell: Shell) -> None:
-    manifest, at = Manifest(shell), 0
+    manifest, at = _Manifest(shell), 0
     while at < len(lines):
         if not lines[at]:
             at += 1
@@ -233,15 +241,69 @@ def _stop_if_many(shell: Shell) -> None:
 
 def _written(given: Given) -> Written:
     name, value, depends_on = _name_in_container(given.name), given.value, given.depends_on
+    written = Written(name=name, line=given.line, void=given.void, path=given.path)
     if is_withheld(name, value):
-        return Written(name=name, line=given.line, void=given.void, path=given.path)
+        return written
     default = _DEFAULT.fullmatch(value) if depends_on else None
     if default:
-        return Written(
-            name=name, line=given.line, value=default[2], unless_set=default[1], void=given.void, path=given.path
-        )
+        return written.model_copy(update={"value": default[2], "unless_set": default[1]})
     command = _COMMAND.search(value) if depends_on else None
     if command:  # what is in a command may be anything
         depends_on = f"$({command[1]} …)"
         value = value[: command.start()] + depends_on
-    return Written(name=name, line=given.line, value=value, depends_on=depends_on, void=given.void, path=given.path)
+    return written.model_copy(update={"value": value, "depends_on": depends_on})
+
+
+class _Manifest:
+    """Reads lines of YAML and JSON one by one, and hands what they set to ``shell``.
+
+    No document is parsed: a paste is seldom a whole one.
+    """
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._name, self._number = "", -_NEAR
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next line may hold the value of a name."""
+        return bool(self._name)
+
+    def read(self, line: str, number: int) -> bool:
+        """Whether this line is one of those."""
+        if self._name:
+            if number > self._number + _NEAR:
+                self._name = ""
+            elif value := _PAIR_VALUE.fullmatch(line):
+                self._give(self._name, value[2] if value[1] == "value" else "$valueFrom", self._number)
+                self._name = ""
+                return True
+        if (name := _PAIR_NAME.fullmatch(line)) and self._shell.is_wanted(name[1]):
+            self._name, self._number = name[1], number
+            return True
+        return self._read_one(line, number)
+
+    def _read_one(self, line: str, number: int) -> bool:
+        pairs = [(found[1], found[2]) for found in _FLOW.finditer(line)]
+        if found := _MAP.fullmatch(line):
+            pairs.append((found[1], found[2]))
+        elif item := _ITEM.fullmatch(line):
+            pairs.append((item[2], item[3]))
+        wanted = [(name, text) for name, text in pairs if self._shell.is_wanted(name)]
+        for name, text in wanted:
+            if text.strip() not in _NULLS:
+                self._give(name, text, number)
+        return bool(wanted)
+
+    def _give(self, name: str, text: str, number: int) -> None:
+        value = _bare_scalar(text)
+        found = _EXPANSION.search(value)
+        self._shell.give(name, value, number, found and found.group())
+
+
+def _bare_scalar(text: str) -> str:
+    text = text.strip()
+    if text[:1] in ("'", '"'):
+        end = text.find(text[0], 1)
+        return text[1:end] if end > 0 else text[1:]
+    return text.partition(" #")[0].strip().removesuffix(",").rstrip()

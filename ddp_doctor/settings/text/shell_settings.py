@@ -98,11 +98,8 @@ class Shell:
     def _hand_on(self, name: str, value: str, line: int, depends_on: str | None) -> None:
         """A value of which no more may be written than the name that has it: ``-e NCCL_DEBUG=$NCCL_DEBUG``."""
         found = _EXPANDED.fullmatch(value) if depends_on else None
-        known = (
-            next((given for given in reversed(self.given) if given.name == (found[1] or found[2])), None)
-            if found
-            else None
-        )
+        name_of_value = (found[1] or found[2]) if found else ""
+        known = next((given for given in reversed(self.given) if given.name == name_of_value), None)
         if known and known.void in (None, _NOT_EXPORTED):
             value, depends_on = known.value, known.depends_on
         self.give(name, value, line, depends_on)
@@ -116,7 +113,9 @@ class Shell:
         if count == len(words):
             for word in words:
                 self._set(word, line)
-                self._remember(word, line)
+                found = _assignment(word)
+                if found and " " in found[3]:  # a command or its options, for ``$CMD`` and ``mpirun $OPTIONS``
+                    self.commands_in[found[1]] = (found[3], line + word.line)
             return
         before = len(self.given)
         for word in words[:count]:
@@ -157,12 +156,6 @@ class Shell:
                 for inner in commands(word.text):
                     self.run(inner, line + word.line, _DEEPEST)
             self.exports_all = exports_all
-
-    def _remember(self, word: Word, line: int) -> None:
-        """A command or its options in a variable, for ``$CMD`` and ``mpirun $OPTIONS``."""
-        found = _assignment(word)
-        if found and " " in found[3]:
-            self.commands_in[found[1]] = (found[3], line + word.line)
 
     def _run_remembered(self, words: Sequence[Word], depth: int) -> None:
         if not words or depth >= _DEEPEST or words[0].text in _PRINTERS:
@@ -261,26 +254,17 @@ class Shell:
             found = _assignment(word) or _NAME.fullmatch(word.text)
             after = [word.text for word in arguments[at + 1 : at + 3]]
             if found and found.re is _NAME and after and after[0].startswith("="):
-                self._waste(word.text, "".join(after[: 1 + (after[0] == "=")]), line + word.line)
+                value = "".join(after[: 1 + (after[0] == "=")]).removeprefix("=")  # which a shell refuses
+                if self.is_wanted(word.text):
+                    self.given.append(Given(word.text, value, line + word.line, void=_WITH_A_SPACE))
                 continue
             bare = found[1] if found and found.re is _ASSIGNMENT else word.text
             if found and self.is_wanted(bare):
                 (self.exported.discard if "n" in options else self.exported.add)(bare)
                 self._assign(word, line)
-                self._export_known(bare)
-
-    def _waste(self, name: str, value: str, line: int) -> None:
-        """``export NAME = value``, of which a shell says that = is not a valid identifier."""
-        if self.is_wanted(name):
-            self.given.append(Given(name, value.removeprefix("="), line, void=_WITH_A_SPACE))
-
-    def _export_known(self, name: str) -> None:
-        for at in range(len(self.given) - 1, -1, -1):
-            given = self.given[at]
-            if given.name == name:
-                if given.void == _NOT_EXPORTED:
-                    self.given[at] = replace(given, void=None)
-                return
+                last = max((place for place, given in enumerate(self.given) if given.name == bare), default=-1)
+                if last >= 0 and self.given[last].void == _NOT_EXPORTED:
+                    self.given[last] = replace(self.given[last], void=None)
 
     def _unset(self, arguments: Sequence[Word], line: int) -> None:
         names = {word.text: line + word.line for word in arguments if self.is_wanted(word.text)}

@@ -59,18 +59,6 @@ class Word:
     depends_on: str | None = None  # the first expansion in it
 
 
-@dataclass
-class _Open:
-    """The word that is being read."""
-
-    line: int
-    parts: list[str] = field(default_factory=list)
-    depends_on: str | None = None
-
-    def closed(self) -> Word:
-        return Word("".join(self.parts), self.line, self.depends_on)
-
-
 def commands(text: str) -> Iterator[list[Word]]:
     """The commands of one or more lines, in order."""
     return (command for command, _ in commands_and_signs(text) if command)
@@ -79,27 +67,27 @@ def commands(text: str) -> Iterator[list[Word]]:
 def commands_and_signs(text: str) -> Iterator[tuple[list[Word], str]]:
     """Each command, maybe of no words, with the signs that end it: ``;``, ``&&``, ``)``, a new line."""
     command: list[Word] = []
-    word: _Open | None = None
-    line = 0
+    parts: list[str] = []  # of the word that is being read, which begins in line ``first``
+    line, first, depends_on = 0, 0, None
     for piece in _PIECES.finditer(text):
         kind, raw = piece.lastgroup or "", piece.group()
         if kind in ("blank", "end", "comment"):
-            if word is not None:
-                command.append(word.closed())
-                word = None
+            if parts:
+                command.append(Word("".join(parts), first, depends_on))
+                parts, depends_on = [], None
             if kind == "end":
                 yield command, raw
                 command = []
         else:
-            word = word or _Open(line)
-            plain, depends_on = _meaning_and_expansion(kind, raw)
-            if kind == "plain" and not word.parts and _HOME.match(raw):
-                depends_on = "~"  # bash expands it where an assignment stands
-            word.parts.append(plain)
-            word.depends_on = word.depends_on or depends_on
+            first = first if parts else line
+            plain, expansion = _meaning_and_expansion(kind, raw)
+            if kind == "plain" and not parts and _HOME.match(raw):
+                expansion = "~"  # bash expands it where an assignment stands
+            parts.append(plain)
+            depends_on = depends_on or expansion
         line += raw.count("\n")
-    if word is not None:
-        command.append(word.closed())
+    if parts:
+        command.append(Word("".join(parts), first, depends_on))
     if command:
         yield command, "\n"
 
@@ -161,15 +149,11 @@ class Branches:
         elif word in _NEXT:
             self._next_of("fi")
         elif word in _CLOSES:
-            self._close(word)
+            at = max((at for at, (closing, _, _) in enumerate(self._open) if closing == word), default=None)
+            del self._open[len(self._open) if at is None else at :]
         return word in _OPENS or word in _NEXT or word in _CLOSES or word in _GO_ON
 
     def _next_of(self, closing: str) -> None:
         if self._open and self._open[-1][0] == closing:
             _, block, branch = self._open.pop()
             self._open.append((closing, block, branch + 1))
-
-    def _close(self, closing: str) -> None:
-        at = max((at for at, (opened, _, _) in enumerate(self._open) if opened == closing), default=None)
-        if at is not None:
-            del self._open[at:]
