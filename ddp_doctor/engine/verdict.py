@@ -197,7 +197,7 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
     results = []
     for check_id, title in titles.items():
         readings = recording.of_check(check_id)
-        if (readings or check_id in reasons) and is_judged(recording, check_id):
+        if (readings or check_id in reasons) and is_judged(recording.command, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
                 status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
