@@ -1,7 +1,7 @@
 """From a recording to findings: every rule, pure, both live and on replay."""
 
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from graphlib import TopologicalSorter
@@ -11,7 +11,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.model.check import ENV_VARS, Check
+from ddp_doctor.model.check import ENV_VARS, NCCL, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
@@ -20,9 +20,6 @@ from ddp_doctor.remedies.kinds import completed
 
 if TYPE_CHECKING:
     from ddp_doctor.engine.causes.judged import Judged
-
-#: The checks that a command judges. ``env`` looks at more, to know which names and versions are here.
-JUDGED: Mapping[Command, tuple[str, ...]] = {Command.ENV: (ENV_VARS, "nccl")}
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,7 @@ def all_rules() -> list[Described]:
 @cache
 def _rules_for(command: Command) -> list[Rule]:
     """The rules of machines, in an order in which each comes after those that explain its findings."""
-    judged = JUDGED.get(command)
-    checks = [check for check in checks_of(command) if judged is None or check.id in judged]
-    rules = [rule for check in checks for rule in check.rules]
+    rules = [rule for check in checks_of(command) if is_judged(command, check.id) for rule in check.rules]
     if not command.is_of_one_node:
         from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
 
@@ -67,10 +62,9 @@ def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
     return [by_code[code] for code in TopologicalSorter(causes).static_order()]
 
 
-def is_judged(recording: Recording, check_id: str) -> bool:
-    """Whether the command that made the recording judges this check."""
-    judged = JUDGED.get(recording.command)
-    return judged is None or check_id in judged
+def is_judged(command: Command, check_id: str) -> bool:
+    """Whether a command judges this check: ``env`` looks at more, to know which names and versions are here."""
+    return command is not Command.ENV or check_id in (ENV_VARS, NCCL)
 
 
 def checks_for(recording: Recording) -> tuple[Check, ...]:

@@ -1,22 +1,22 @@
-"""From findings to a verdict, an exit code and one sentence."""
+"""From findings to a verdict of the run and of each node, an exit code and one sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
 from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
-from ddp_doctor.engine.node_verdicts import node_verdicts
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
-from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool, finished_at
+from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import hosts
@@ -49,7 +49,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
         duration_s=round(recording.duration_s, 3),
         job=recording.job,
         world=_world(recording),
-        nodes=node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
+        nodes=_node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
         verdict=verdict,
         exit_code=(ExitCode.INTERRUPTED if recording.interrupted else exit_code).value,
         summary=summary(recording, verdict, results, diagnosis, unmet),
@@ -94,6 +94,77 @@ def _verdict(
     return Verdict.HEALTHY
 
 
+def _node_verdicts(
+    recording: Recording, findings: Sequence[Finding], bar: Severity, verdict: Verdict
+) -> tuple[NodeVerdict, ...]:
+    """One for each node that is known by name or number; ``verdict`` is that of the run.
+
+    Sick is a node that a finding at ``bar`` or above names, or one of its ranks, GPUs or links. Unsure is one that
+    may be to blame, or of which too little was seen. The run's own verdict is that of its only node.
+    """
+    world = recording.world
+    if world is None:
+        return ()
+    absent = [node for finding in findings for node in finding.missing]
+    ranks = sorted(
+        {node.node_rank for node in world.nodes}
+        | {*range(len(world.expected_hosts))}
+        | {node.node_rank for node in absent if node.node_rank is not None}
+    )
+    by_host = {host: rank for rank, host in enumerate(world.expected_hosts)}
+    by_host |= {node.hostname: node.node_rank for node in world.nodes}
+    by_node: dict[int, list[str]] = {rank: [] for rank in ranks}
+    sick, suspected, anybody = set[int](), set[int](), False
+    for finding in findings:
+        nodes = [_nodes_of(culprit, world, by_host) for culprit in finding.culprits]
+        fingerprint = finding.fingerprint  # sorts all culprits
+        for rank in set().union(*nodes):
+            by_node.setdefault(rank, []).append(fingerprint)
+        if finding.severity.at_least(bar):
+            sick |= set().union(*(each for each in nodes if len(each) == 1))
+            suspected |= set().union(*nodes)
+            anybody |= not finding.culprits
+    seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
+    bad = (Status.FAILED, Status.TIMED_OUT)
+    stuck = {reading.node for reading in recording.readings if reading.status in bad}
+
+    def verdict_of(rank: int) -> Verdict:
+        if len(ranks) == 1:
+            return verdict
+        if rank in sick:
+            return Verdict.SICK
+        unsure = verdict is Verdict.UNSURE and not stuck  # of the run as a whole
+        if unsure or anybody or rank in suspected or rank in stuck or rank not in seen:
+            return Verdict.UNSURE
+        return Verdict.HEALTHY
+
+    traits = node_traits(recording)
+    return tuple(
+        NodeVerdict(
+            node_rank=rank,
+            hostname=world.hostname(rank),
+            verdict=verdict_of(rank),
+            findings=tuple(dict.fromkeys(by_node[rank])),
+            traits=traits.get(rank, {}),
+        )
+        for rank in ranks
+    )
+
+
+def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set[int]:
+    """One node; two for a pair of nodes; none for a setting or file of the whole job."""
+    nodes: set[int] = set()
+    ends = ((culprit.node_rank, culprit.node, culprit.rank), (None, culprit.peer_node, culprit.peer_rank))
+    for node_rank, host, rank in ends:
+        if node_rank is not None:
+            nodes.add(node_rank)
+        elif host is not None:
+            nodes |= {by_host[host]} if host in by_host else set()
+        elif rank is not None:
+            nodes.add(world.node_of(rank))
+    return nodes
+
+
 def _slower(diagnosis: Diagnosis) -> Finding | None:
     """What ``compare`` found to be slower, where that is information."""
     return next((f for f in diagnosis.findings if f.code == "DD830" and f.severity is Severity.INFO), None)
@@ -126,7 +197,7 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
     results = []
     for check_id, title in titles.items():
         readings = recording.of_check(check_id)
-        if (readings or check_id in reasons) and is_judged(recording, check_id):
+        if (readings or check_id in reasons) and is_judged(recording.command, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
                 status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"

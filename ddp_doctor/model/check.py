@@ -11,8 +11,8 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
-ENV_VARS, GPUS, ROLL_CALL, PROCESS_GROUP = "env_vars", "gpus", "roll_call", "process_group"
-P2P, USER_MODEL, BASELINE = "p2p", "user_model", "baseline"
+ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
+PROCESS_GROUP, P2P, USER_MODEL, BASELINE = "process_group", "p2p", "user_model", "baseline"
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
 #: tells which, so the parameter cannot be one static type.

@@ -512,6 +512,16 @@ def test_what_a_recording_shows_of_a_job_that_did_not_fail_is_no_failure_of_it()
     assert outcome.report.summary.startswith("No failure, but: GPU 3 (0000:61:00.0) on node0: lost")
 
 
+def test_the_recording_of_a_job_that_failed_says_so_beside_the_output_of_one_that_did_not(tmp_path: Path):
+    (tmp_path / "job.out").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    (tmp_path / "logs.json").write_text(logs([str(tmp_path / "job.out")]).recording.model_dump_json())
+
+    outcome = logs([str(tmp_path / "logs.json")])
+
+    assert [finding.name for finding in outcome.report.findings] == ["gpu-out-of-memory"]
+    assert outcome.report.summary.startswith("No failure in the output, but in a recording: GPU of a rank")
+
+
 def test_what_was_measured_in_a_recording_is_told_beside_the_output():
     measured = judged("allreduce/not-repeatable").report.measurements
 

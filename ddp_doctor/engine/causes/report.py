@@ -93,8 +93,11 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
     if named:
         title = re.sub("^[A-Z](?=[a-z ])", lambda letter: letter[0].lower(), named[0].title)  # not of NCCL, P2P
         return f"Failed, cause not proven: {title.rstrip('.')}{others}"
-    if verdict is Verdict.SICK:  # by a recording beside the output, and the job went on
-        return f"No failure, but: {worst_first(findings)[0].title.rstrip('.')}"
+    worst_beside = [] if verdict is Verdict.HEALTHY else worst_first(findings)
+    of_jobs = [finding for finding in worst_beside if is_of_cause(finding.code)]
+    if of_jobs or verdict is Verdict.SICK:  # by a recording beside the output; its own job went on
+        but = "No failure in the output, but in a recording" if of_jobs else "No failure, but"
+        return f"{but}: {[*of_jobs, *worst_beside][0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     other = "other " if any(map(is_of_cause, diagnosis.ignored)) else ""
