@@ -44,7 +44,7 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 _DOCTOR = (
-    """from ddp_doctor.app import attach_nodes, logs; from ddp_doctor.checks import CHECKS
+    """from ddp_doctor.app import attach_nodes, job_reading; from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli import commands, lint, main as _, run; from ddp_doctor.__main__ import main""",
     "main()",
 )

@@ -274,7 +274,7 @@ PLANTED = {
     "checks/cluster/torchrun.py": "import ddp_doctor.checks.node.host",
     "ddp_doctor/ranks/events.py": "import ddp_doctor.checks.collectives.allreduce",
     "ddp_doctor/agents/roll_call.py": "import ddp_doctor.checks.cluster.roll_call",
-    "ddp_doctor/starters/srun.py": "import ddp_doctor.checks.node.gpus",
+    "ddp_doctor/starters/endpoint.py": "import ddp_doctor.checks.node.gpus",
     "ddp_doctor/render/tables.py": "import ddp_doctor.checks.node.topology.nvlinks",
     "ddp_doctor/engine/hang/judge.py": "import ddp_doctor.checks.ddp.user_model",
 }

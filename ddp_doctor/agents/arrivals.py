@@ -40,10 +40,6 @@ class Arrivals:
     _agreed_at: float = field(default_factory=time.monotonic)
     _rivals_since: float = field(default_factory=time.monotonic)
 
-    def unreadable_names(self) -> tuple[str, ...]:
-        """Each name once, and not too many."""
-        return tuple(dict.fromkeys(self.unreadable))[:8]
-
     def admit(self) -> None:
         """Add the agents that have come, and remove those that are gone again; waits a moment for news."""
         client = self.client

@@ -312,7 +312,7 @@ class RollCall:
                 for report in self.node_reports.values()
             ),
             "not_started": self.request.starter.not_started(),
-            "unreadable": self.arrivals.unreadable_names() if self.arrivals else (),
+            "unreadable": tuple(dict.fromkeys(self.arrivals.unreadable))[:8] if self.arrivals else (),
             "command": self.command,
             "asked_ranks": self.request.nproc_per_node,
             "asked_s": round(self.until - self.began, 1),

@@ -17,9 +17,7 @@ from ddp_doctor.sources.slurm import slurm_job_of
 from ddp_doctor.starters.detect import number
 from ddp_doctor.starters.fanout import Ended, Readers
 from ddp_doctor.starters.place import Asked
-from ddp_doctor.starters.srun import by_srun
-from ddp_doctor.starters.ssh import is_here, names, over_ssh
-from ddp_doctor.starters.start_all_nodes import chosen, doctor
+from ddp_doctor.starters.start_all_nodes import by_srun, chosen, doctor, is_here, names, over_ssh
 from ddp_doctor.starters.started_process import Start
 from ddp_doctor.starters.starter_channel import StarterChannel, StarterPipe
 

@@ -49,16 +49,16 @@ def kept_runs(env: Mapping[str, str]) -> list[Path]:
     return sorted((run for base in bases for run in _runs(base)), key=lambda run: run.name)
 
 
-def newest_run(env: Mapping[str, str]) -> Path:
-    """The recording of the newest run that was kept. Raises UsageError."""
-    kept = kept_runs(env)
-    if not kept:
-        raise UsageError(NOTHING_KEPT)
-    return recording_at(kept[-1])
+def recording_at(path: Path | None, env: Mapping[str, str]) -> Path:
+    """The file of a recording: ``path`` itself or, in a folder, that of the head or the only one. Raises UsageError.
 
-
-def recording_at(path: Path) -> Path:
-    """The file of a recording: ``path`` itself or, in a folder, that of the head or the only one. Raises UsageError."""
+    Without a path it is that of the newest run that was kept.
+    """
+    if path is None:
+        kept = kept_runs(env)
+        if not kept:
+            raise UsageError(NOTHING_KEPT)
+        path = kept[-1]
     if not is_folder(path):
         return path
     if (path / "recording.json").exists():

@@ -49,7 +49,7 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
         node_run = part(session, plan, blank(request.options, plan, request.env), {check.id: check for check in checks})
         try:
             interruption.arm()
-            if node_run.needs_torch():
+            if request.nnodes > 1 or node_run.rank_checks():  # the control store of several nodes is torch's
                 _require_torch(request)
                 session.warm_up(node_run.rank_checks())
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)

@@ -54,7 +54,7 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
         raise UsageError("name a recording, or give --last for the newest run that was kept here")
     from ddp_doctor.app import recordings
 
-    outcome = recordings.replay(folders.newest_run(os.environ) if path is None else folders.recording_at(path), ignore)
+    outcome = recordings.replay(folders.recording_at(path, os.environ), ignore)
     if outcome.recording.command is Command.ENV:
         from ddp_doctor.app.redaction import redacted
 
@@ -73,7 +73,7 @@ def list_runs() -> None:
         out.print(folders.NOTHING_KEPT)
     for path in kept:
         try:
-            outcome = recordings.replay(folders.recording_at(path))
+            outcome = recordings.replay(folders.recording_at(path, os.environ))
             show_kept_run(path, outcome.report, outcome.recording.options.command, out)
         except UsageError as error:
             out.print(str(error), style="yellow")

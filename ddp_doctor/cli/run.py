@@ -134,7 +134,7 @@ def _test_for_starter(options: Options, launch: Launch, env: dict[str, str], pip
     code = ExitCode.UNSURE.value
     try:
         request = _request(options, launch, launch.asked, env)
-        pipe.when_met(lambda: starter.send("met"))
+        pipe.met = partial(starter.send, "met")
         starter.send("hello")
         request = replace(request, starter=pipe, progress=lambda text: starter.send("progress", text))
         outcome = running.run(request)

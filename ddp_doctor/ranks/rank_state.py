@@ -18,10 +18,8 @@ from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
 from ddp_doctor.parse.frames import fatal_stack, of_the_job
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
-from ddp_doctor.ranks import process
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.spec import WorkerSpec
-from ddp_doctor.sources import proc
 
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
@@ -134,11 +132,6 @@ class RankState:
         elif kind == "done":
             self.done = True
 
-    def overdue_step(self, now: float) -> bool:
-        """Whether the open step has passed its own deadline."""
-        step = self.open_step
-        return step is not None and now > self.step_deadlines.get((step.check, step.seq), now)
-
     def note_output_size(self) -> None:
         """Remember how much the rank has printed: NCCL's log grows while it still works."""
         self.output_size = self._printed()
@@ -155,12 +148,6 @@ class RankState:
         if self.worker.pid is not None and self.worker.exitcode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.worker.pid, number)
-
-    def look_at_process(self) -> None:
-        """Note the process state and where in the kernel it waits; before any signal disturbs it."""
-        if self.worker.pid is not None and self.exited_at is None:
-            self.state = process.state(self.worker.pid)
-            self.wait_channel = proc.wait_channel(self.worker.pid)
 
     def evidence(self, out_of_memory: bool) -> RankEvidence:
         """What goes into the recording."""

@@ -22,6 +22,7 @@ from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
 from ddp_doctor.ranks.process import OomCounter
 from ddp_doctor.ranks.rank_state import RankState, late_steps
+from ddp_doctor.sources import proc
 
 #: A note on a trial that tries a remedy: the limit of such a trial also counts time in which nothing ran.
 PAUSED = "the agent was stopped or starved"
@@ -237,7 +238,10 @@ class Trial:
         check = self._slowest_check(waiting)
         if self._watched != check:  # a sample taken in another check says nothing of this one
             self._watched, self._sampled = check, None
-        step_is_overdue = any(rank.overdue_step(now) for rank in waiting)
+        steps = [(rank, rank.open_step) for rank in waiting]
+        step_is_overdue = any(
+            step and now > rank.step_deadlines.get((step.check, step.seq), now) for rank, step in steps
+        )
         deadline = self._deadline(check, waiting)
         judged_at = now if step_is_overdue else min(deadline, self._idle_deadline(check, now))
         if not self._has_watched_a_second(now, judged_at):
@@ -323,8 +327,10 @@ class Trial:
             self._await_answers(again)
 
     def _ask_where_they_stand(self, alive: Sequence[RankState]) -> None:
-        for rank in alive:
-            rank.look_at_process()
+        for rank in alive:  # before any signal disturbs it
+            if rank.worker.pid is not None and rank.exited_at is None:
+                rank.state = process.state(rank.worker.pid)
+                rank.wait_channel = proc.wait_channel(rank.worker.pid)
         for rank in alive:
             rank.signal(signal.SIGUSR2)
             rank.signal(signal.SIGUSR1)

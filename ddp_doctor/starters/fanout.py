@@ -176,7 +176,8 @@ class FanOut:
                     self.tell(message.text)
 
     def _note_what_ended(self) -> None:
-        for channel in [channel for channel in self._open_channels if channel.is_over]:
+        over = [of for of in self._open_channels if of.process is None or of.process.poll() is not None]
+        for channel in over:
             while self._listen(0.0):  # its last words are in the pipes
                 pass
             for pipe in channel.pipes[1:]:

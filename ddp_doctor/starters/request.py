@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from ddp_doctor.model.baseline import Baseline
 
 
-def _ignore(_text: str) -> None:
-    """The default: nobody is informed."""
-
-
 @dataclass(frozen=True)
 class RunRequest:
     """One request, handed through to all that takes part in the run. ``env`` is the job's environment."""
@@ -29,8 +25,8 @@ class RunRequest:
     outer: OuterWorld | None = None
     place: Place | None = None  # None, or one of one node: this node alone
     join_timeout_s: float = 60.0
-    progress: Callable[[str], None] = _ignore  # called with what the run does now
-    announce: Callable[[str], None] = _ignore  # on the head, called with what to type on the other hosts
+    progress: Callable[[str], None] = lambda _: None  # called with what the run does now
+    announce: Callable[[str], None] = lambda _: None  # on the head, called with what to type on the other hosts
     of_ranks: Callable[[], Sequence[Reading]] = tuple  # the settings that the launcher's other ranks here report
     baseline: "tuple[str, Baseline] | None" = None  # a file of healthy runs, to hold this one against
     starter: StarterPipe = field(default_factory=StarterPipe)  # where another ddp-doctor started this one

@@ -1,15 +1,35 @@
-"""Whether this command is to start agents on all nodes, and how: over ssh or by srun."""
+"""Whether this command is to start agents on all nodes, and how: over ssh or by srun.
+
+Over the user's own ssh nothing has to be installed on the other hosts but the package. The user's configuration, keys
+and known hosts are used as they are; what would ask a question fails instead. Remote shells may be any (csh, fish), so
+the script goes to ``sh`` as one quoted word.
+
+In a SLURM allocation it is one step, one task a node, with all that the job has. What srun would take from the job's
+own options and change the step with, it is not shown (the input environment variables of srun(1)). Without ``--exact``
+a step gets all CPUs and GPUs of the job on each of its nodes, and with ``--overlap`` shares them with steps that run
+already. Two exceptions, tried with SLURM 22.05: GPUs asked for by ``--gpus-per-task`` are asked for again, by node, or
+the step's one task gets those of one; and a job with ``--gpus`` can have no step with ``--overlap`` ("Insufficient
+GRES available in allocation").
+"""
 
 import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.parse.options import RENDEZVOUS_PORT, nnodes, written
-from ddp_doctor.starters.detect import Launcher, OuterWorld
+from ddp_doctor.starters import starter_channel
+from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher, OuterWorld, tasks_on
+from ddp_doctor.starters.endpoint import is_mine, resolve
 from ddp_doctor.starters.place import Asked, allocation
-from ddp_doctor.starters.srun import by_srun
-from ddp_doctor.starters.ssh import address_of, is_here, names, over_ssh
 from ddp_doctor.starters.started_process import Start
 
 _BY = {"slurm": "srun", "mpi": "mpirun", "torchrun": "torchrun"}
@@ -111,3 +131,151 @@ def single_file() -> str | None:
     main = getattr(sys.modules["__main__"], "__file__", None) or ""
     archive = os.path.abspath(os.path.dirname(main)) if os.path.basename(main) == "__main__.py" else ""
     return archive if os.path.isfile(archive) else None
+
+
+# --- over ssh ----------------------------------------------------------------------------------------
+
+_CONNECT_S = 10
+#: At the same time: a dead name server takes seconds for each.
+_LOOK_UPS = 16
+#: LogLevel ERROR leaves out banners, and keeps why a connection failed.
+_OPTIONS = (
+    *("-T", "-x", "-a", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={_CONNECT_S}", "-o", "LogLevel=ERROR"),
+    *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes"),
+    *("-o", "RemoteCommand=none"),
+)
+#: What a job's ranks read, and nothing else: an environment holds passwords, too.
+_TAKEN = re.compile(
+    r"(NCCL|TORCH|PYTORCH|GLOO|CUDA|OMP|GOMP|KMP|MKL|UCX|FI|IBV|RDMAV|MLX5|C10D|TP)_[A-Z0-9_]+"
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PATH",
+    re.ASCII,
+)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)
+
+
+def over_ssh(
+    hosts: Sequence[str], commands: Sequence[Sequence[str]], env: Mapping[str, str], folder: str
+) -> list[Start]:
+    """One start for each host, which may be USER@HOST; on this host without ssh.
+
+    Raises FileNotFoundError where ssh is needed and there is none.
+    """
+    ssh = shutil.which("ssh", path=env.get("PATH"))
+    ours = {starter_channel.VARIABLE: "1", HOSTS_VARIABLE: ",".join(names(hosts))}
+    own = {name: value for name, value in env.items() if not name.startswith("PET_")}
+    taken = {
+        name: value
+        for name, value in env.items()
+        if _TAKEN.fullmatch(name) and not _SECRET.search(name) and "\n" not in value
+    }
+    settings = [f"{name}={value}" for name, value in sorted({**taken, **ours}.items())]
+    with ThreadPoolExecutor(_LOOK_UPS) as pool:
+        here = list(pool.map(is_here, hosts))
+    starts = []
+    for rank, (host, command) in enumerate(zip(hosts, commands, strict=True)):
+        if here[rank]:
+            starts.append(Start("this host", tuple(command), {**own, **ours}, (rank,)))
+        elif ssh is None:
+            raise FileNotFoundError("ssh")
+        else:
+            script = f"cd {shlex.quote(folder)} 2>/dev/null || :; exec {shlex.join(['env', *settings, *command])}"
+            remote = f"exec sh -c {shlex.quote(script)}"
+            starts.append(Start(f"ssh {host}", (ssh, *_OPTIONS, host, remote), env, (rank,)))
+    return starts
+
+
+def names(hosts: Sequence[str]) -> tuple[str, ...]:
+    """The hosts without users."""
+    return tuple(host.rpartition("@")[2] for host in hosts)
+
+
+def is_here(host: str) -> bool:
+    """Whether this is the host, by its name or one of its addresses; another user's agent is started by ssh."""
+    if "@" in host:
+        return False
+    return host in (socket.gethostname(), socket.getfqdn()) or is_mine(resolve(host)[0])
+
+
+def address_of(host: str, env: Mapping[str, str]) -> str:
+    """What the others can call a host: its name where that resolves, else what ssh's configuration says."""
+    name = names([host])[0]
+    ssh = shutil.which("ssh", path=env.get("PATH"))
+    if resolve(name)[0] or ssh is None:
+        return name
+    words = ""
+    with suppress(OSError, subprocess.TimeoutExpired):  # its configuration may run commands (Match exec)
+        words = subprocess.run(
+            (ssh, "-G", host), check=False, capture_output=True, text=True, timeout=_CONNECT_S
+        ).stdout
+    found = re.search(r"^hostname (\S+)$", words, re.MULTILINE)
+    return found[1] if found else name
+
+
+# --- by srun -----------------------------------------------------------------------------------------
+
+#: Of srun's input: how many tasks, where, bound to what, how their output goes.
+_NOT_SHOWN = re.compile(
+    r"SLURM_(NTASKS|NPROCS|NTASKS_PER_\w+|TASKS_PER_NODE|CPUS_PER_TASK|CPUS_PER_GPU|GPUS_PER_TASK"
+    r"|GPUS_PER_SOCKET|GPU_BIND|TRES_PER_TASK|TRES_BIND|CPU_BIND\w*|MEM_BIND\w*|DISTRIBUTION|HOSTFILE|EXACT"
+    r"|EXCLUSIVE|LABELIO|UNBUFFEREDIO|STDINMODE|STDOUTMODE|STDERRMODE|STEP_GRES|GRES|NNODES|JOB_NUM_NODES"
+    r"|THREADS|THREADS_PER_CORE|CORE_SPEC|HINT|KILL_BAD_EXIT|WAIT|MULTI_PROG|RELATIVE|TASK_PROLOG|TASK_EPILOG"
+    r"|EXPORT_ENV|WORKING_DIR|REMOTE_CWD|MPI_TYPE|WCKEY|NO_KILL|TIMELIMIT|SPREAD_JOB|PTY_\w+|STEP_\w+|STEPID)"
+    r"|SRUN_CPUS_PER_TASK|PET_\w+"
+)
+_LAUNCH_FAILED = re.compile(r"srun: error: .*?\bnode (?P<host>[\w.-]+): (?P<why>.+)", re.ASCII)
+_TASK_ENDED = re.compile(r"srun: error: (?P<hosts>\S+): tasks? [\d,-]+: (?P<how>.+)", re.ASCII)
+_NODE_FAILED = re.compile(r"srun: error: (?P<how>Node failure) on (?P<hosts>\S+)", re.ASCII)
+_EXEC_FAILED = re.compile(r"slurmstepd-(?P<host>[\w.-]+): error: (?P<why>execve\(\): .+)", re.ASCII)
+
+
+def by_srun(hosts: Sequence[str], command: Sequence[str], env: Mapping[str, str], job_id: str = "") -> Start:
+    """One srun for all hosts of an allocation, in its order; ``job_id``: of this one, and without its GPUs.
+
+    Raises FileNotFoundError where there is none.
+    """
+    srun = shutil.which("srun", path=env.get("PATH"))
+    if srun is None:
+        raise FileNotFoundError("srun")
+    options = (
+        *("--nodes", str(len(hosts)), "--ntasks", str(len(hosts)), "--ntasks-per-node", "1"),
+        *("--nodelist", ",".join(hosts), "--export", "ALL", "--cpu-bind", "none", "--mpi", "none"),
+        *("--kill-on-bad-exit=0", "--wait", "0", "--job-name", "ddp-doctor"),
+        # A step beside those of a job, whose resources they have: it takes none, else it would wait for their end.
+        *(("--jobid", job_id, "--overlap", "--gres", "none", "--mem", "0", "--chdir", "/") if job_id else ()),
+        *(_gpus(len(hosts), env) if not job_id else ()),
+    )
+    shown = {name: value for name, value in env.items() if not _NOT_SHOWN.fullmatch(name)}
+    return Start(
+        name="srun",
+        argv=(srun, *options, *command),
+        env={**shown, starter_channel.VARIABLE: "1"},
+        node_ranks=tuple(range(len(hosts))),
+        explain=_failed_host,
+        ends_by_host=ends_by_host,
+    )
+
+
+def _gpus(nodes: int, env: Mapping[str, str]) -> tuple[str, ...]:
+    if env.get("SLURM_GPUS"):
+        return ()
+    found = re.fullmatch(r"(\w+:)?(\d{1,4})", env.get("SLURM_GPUS_PER_TASK", ""), re.ASCII)
+    if found is None:
+        return ("--overlap",)
+    tasks = min(tasks_on(env.get("SLURM_TASKS_PER_NODE", ""), node) for node in range(nodes))
+    return "--overlap", "--gpus-per-node", f"{found[1] or ''}{int(found[2]) * tasks}"
+
+
+def _failed_host(line: str) -> dict[str, str]:
+    """Host and reason, such as from ``srun: error: Task launch for StepId=7.3 failed on node fan2: ...``."""
+    found = _LAUNCH_FAILED.fullmatch(line) or _EXEC_FAILED.fullmatch(line)
+    return {found["host"]: f"SLURM could not start a task there: {found['why']}"} if found else {}
+
+
+def ends_by_host(line: str) -> dict[str, str]:
+    """Hosts and how, such as from ``srun: error: node[2-3]: tasks 1-2: Killed`` or ``… Exited with exit code 1``."""
+    found = _TASK_ENDED.fullmatch(line) or _NODE_FAILED.fullmatch(line)
+    if found is None:
+        return {}
+    with suppress(ValueError):
+        return dict.fromkeys(expand(found["hosts"].rstrip(",")), f"srun says: {found['how']}")
+    return {}

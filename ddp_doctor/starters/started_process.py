@@ -27,10 +27,6 @@ _NOT_TELLING = re.compile(
 _ReasonsByHost = Callable[[str], dict[str, str]]
 
 
-def _nothing(_line: str) -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Start:
     """A command that starts the agents of these node ranks and passes their messages on."""
@@ -39,8 +35,8 @@ class Start:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     node_ranks: tuple[int, ...]
-    explain: _ReasonsByHost = _nothing  # host -> why it got no agent, from a line of its stderr
-    ends_by_host: _ReasonsByHost = _nothing  # host -> how its agent ended, from such a line
+    explain: _ReasonsByHost = lambda _: {}  # host -> why it got no agent, from a line of its stderr
+    ends_by_host: _ReasonsByHost = lambda _: {}  # host -> how its agent ended, from such a line
 
 
 class Channel:
@@ -76,11 +72,6 @@ class Channel:
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         return self.process.stdin, self.process.stdout, self.process.stderr
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the process has ended; a background ssh may hold its pipes open longer."""
-        return self.process is None or self.process.poll() is not None
 
     def lines(self, pipe: IO[bytes]) -> Iterator[bytes]:
         """The complete lines that have come. Raises EOFError after the last."""

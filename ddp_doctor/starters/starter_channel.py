@@ -162,7 +162,7 @@ class StarterPipe:
         self._is_headless = threading.Event()
         self._is_heard = threading.Event()
         self._is_in_roll_call = threading.Event()
-        self._when_met: list[Callable[[], None]] = []
+        self.met: Callable[[], None] = lambda: None  # called once the nodes have met
 
     def not_started(self) -> tuple[NotStarted, ...]:
         """The hosts whose agents the starter could not start, or saw end."""
@@ -180,15 +180,6 @@ class StarterPipe:
             yield
         finally:
             self._is_in_roll_call.clear()
-
-    def when_met(self, tell: Callable[[], None]) -> None:
-        """Have this called once the nodes have met."""
-        self._when_met.append(tell)
-
-    def met(self) -> None:
-        """The roll call is over, and the nodes have met."""
-        for tell in self._when_met:
-            tell()
 
     def wait_until_heard(self) -> bool:
         """Stay after the last message until the starter has those of all agents, or is gone; False for neither.

@@ -30,7 +30,6 @@ WAITS, SLOW = 4, 5
 _NO_END = "end-not-shown"
 #: … and of the end of a stand-still, of which the watcher has told.
 _OF_A_STAND_STILL = (_NO_END, "job-failed-cause-not-proven", "scheduler-cancelled")
-_NOT_KNOWN = "slow, not known to hang"
 _LARGEST_SEEN_BYTES = 1 << 20
 
 
@@ -188,7 +187,7 @@ def judge_what_runs(
     picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
     said = outcome.report.summary
     if picture:
-        said = f"{said.removeprefix('Moving: ').rstrip('.')}; {_NOT_KNOWN}"
+        said = f"{said.removeprefix('Moving: ').rstrip('.')}; slow, not known to hang"
     if picture and pictures is None:
         say(f"{why}{alone}. {said}")
         return WAITS

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.ranks import process
-from ddp_doctor.starters import fanout, srun, started_process
+from ddp_doctor.starters import fanout, started_process
 from ddp_doctor.starters.fanout import Ended, FanOut, Readers
+from ddp_doctor.starters.start_all_nodes import ends_by_host
 from ddp_doctor.starters.started_process import Start
 
 AGENT = """
@@ -169,7 +170,7 @@ def test_an_agent_that_dies_while_srun_lives_is_told_to_the_head_within_seconds(
         "os.write(1, written(0, 'recording', '') + written(0, 'refused', json.loads(input())['failed']))\n"
         "os.write(1, written(0, 'done', '1'))\n"
     )
-    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), ends_by_host=srun.ends_by_host)])
+    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0, 1), ends_by_host=ends_by_host)])
 
     assert seen.broken_off == {1: "srun says: Killed"}
     assert seen.agents[0].refused == "its agent ended before the roll call was over: srun says: Killed"
@@ -182,7 +183,7 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
         "sys.stderr.write('srun: error: a: task 0: Exited with exit code 1\\n'); sys.stderr.flush()\n"
         "time.sleep(0.4); os.write(1, written(0, 'done', '1'))\n"
     )
-    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), ends_by_host=srun.ends_by_host)])
+    seen, _ = ended([Start("srun", (sys.executable, "-c", code), os.environ, (0,), ends_by_host=ends_by_host)])
 
     assert not seen.broken_off
     assert seen.agents[0].code == 1
@@ -206,7 +207,7 @@ def test_an_agent_whose_last_word_comes_after_sruns_has_not_broken_off():
     ],
 )
 def test_what_srun_says_of_a_task_that_ended(line, hosts):
-    assert srun.ends_by_host(line) == hosts
+    assert ends_by_host(line) == hosts
 
 
 def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):

@@ -12,9 +12,7 @@ import pytest
 
 from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Asked
-from ddp_doctor.starters.srun import by_srun
-from ddp_doctor.starters.ssh import address_of, is_here, over_ssh
-from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
+from ddp_doctor.starters.start_all_nodes import StartedNodes, address_of, by_srun, is_here, over_ssh, start_all_nodes
 from tests.launch.test_place import BATCH, INTERACTIVE, MPI_FIRST, SALLOC, STEP
 
 HERE = socket.gethostname()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.sources import child_nvml, nvml_health
+from ddp_doctor.sources import child_nvml
 from tests.lab.processes import PATIENCE_S
 from tests.nvml_stand_in import environment
 
@@ -151,7 +151,7 @@ def test_the_fabric_tells_its_state_status_and_faults(
     ],
 )
 def test_a_fabric_health_mask_is_read_bit_by_bit(mask: int, faults: list[str]) -> None:
-    assert nvml_health.fabric_faults(mask)[:3] == faults
+    assert child_nvml.fabric_faults(mask)[:3] == faults
 
 
 def test_an_inforom_that_fails_its_checksum_is_told_from_one_that_cannot_be_checked() -> None:

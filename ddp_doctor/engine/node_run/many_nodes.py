@@ -70,10 +70,6 @@ class ManyNodes(NodeRun):
         assert self.request.place is not None
         return self.request.place
 
-    def needs_torch(self) -> bool:
-        """The control store is torch's."""
-        return True
-
     def run(self) -> None:
         """Run to the end, whatever happens to the other nodes."""
         self.listener = Listener(self._answer)

@@ -137,10 +137,6 @@ class NodeRun:
         """What was recorded since it began."""
         return self.session.partial
 
-    def needs_torch(self) -> bool:
-        """Whether torch is to be imported from the start."""
-        return bool(self.rank_checks())
-
     @abstractmethod
     def run(self) -> None:
         """Run the checks between nodes and those on ranks."""

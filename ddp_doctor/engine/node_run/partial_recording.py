@@ -16,7 +16,6 @@ from ddp_doctor.wording.ranks import rank_list
 
 #: More places of ranks help no reader.
 _PLACES = 4
-_NOT_BEGUN = "interrupted before it began"
 #: What to say of ranks that do not simply stand somewhere.
 _IS: dict[Kind, str] = {"died": "had ended", "stopped": "was stopped", "never-began": "had not begun"}
 
@@ -85,7 +84,7 @@ def note_interruption(partial: PartialRecording, checks: Sequence[Check], left_o
                 if rank.rank not in read
             )
     known = {reading.check for reading in partial.readings} | {check.check for check in (*left_out, *partial.not_run)}
-    partial.leave_out((check for check in checks if check.id not in known), _NOT_BEGUN)
+    partial.leave_out((check for check in checks if check.id not in known), "interrupted before it began")
 
 
 def where_ranks_stood(trial: TrialRecord) -> str:

@@ -22,7 +22,6 @@ from ddp_doctor.settings import trials
 from ddp_doctor.wording.proofs import in_force
 from ddp_doctor.wording.ranks import cause, ended
 
-_OPTED_OUT = "left out by --no-prove"
 _NO_RANKS = "this run could start no ranks to try it with"
 _LONGEST_REASON = 200
 #: No setting sends these signals to a rank: somebody did, or the kernel for lack of memory.
@@ -164,8 +163,6 @@ def _why_not(settings: Sequence[Setting], backend: str, env: Collection[str]) ->
 Try = Callable[[Arm, Reproducer, Sequence[Setting], float], Attempt]
 
 _NO_TIME = "the time budget was used up"
-_ANOTHER_DOES = "another remedy of this finding was proved first"
-_RUN_ENDED = "the run ended before it was tried to the end"
 
 
 @dataclass
@@ -187,7 +184,7 @@ class Trials:
         for candidate in alternatives:
             reason = why_none or candidate.reason
             if reason is None and proved and candidate.reproducer.kind == "meet":
-                reason = _ANOTHER_DOES
+                reason = "another remedy of this finding was proved first"
             if reason is None and time.monotonic() >= self.until:
                 reason = _NO_TIME
             tried = _experiment(candidate, (), reason) if reason else self._try(candidate)
@@ -202,7 +199,7 @@ class Trials:
         except Spoiled as why:
             return turns.so_far(str(why))
         except BaseException:
-            self.kept.append(turns.so_far(_RUN_ENDED))
+            self.kept.append(turns.so_far("the run ended before it was tried to the end"))
             raise
 
 
@@ -290,7 +287,7 @@ def prove(
             raise Spoiled(f"cut short: {result.cut_short}")
         return attempt_of(arm, result)
 
-    why_none = _OPTED_OUT if not recording.options.prove else _NO_RANKS if agent is None else None
+    why_none = "left out by --no-prove" if not recording.options.prove else _NO_RANKS if agent is None else None
     backend = recording.world.backend if recording.world else ""
     trying = Trials(attempt, run.until, kept, backend, run.progress)
     for alternatives in candidates(recording, findings, run.env):

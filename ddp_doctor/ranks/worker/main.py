@@ -43,7 +43,7 @@ def forked(spec_json: str) -> NoReturn:
     spec = WorkerSpec.from_json(spec_json)
     die_with_parent(FORKSERVER_PID)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    block_signals(signal.SIGUSR2, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2, signal.SIGTERM))  # before any thread exists
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it; what this rank starts must not
     os.environ.clear()
     os.environ.update(spec.env)
@@ -55,7 +55,7 @@ def forked(spec_json: str) -> NoReturn:
 
 def launched(spec: WorkerSpec) -> NoReturn:
     """Entry point of a rank that torchrun started; ends by itself, as a job would."""
-    block_signals(signal.SIGUSR2)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))  # before any thread exists
     _redirect_output(spec)
     faulthandler.enable()  # a forked rank has it from its server
     completed = run(spec)
@@ -69,7 +69,10 @@ def run(spec: WorkerSpec) -> bool:
     set_name(f"ddp-doctor:r{spec.rank}")
     events = EventWriter(spec.path("events"))
     events.write("begin", pid=os.getpid())
-    answer_requests(spec)
+    # faulthandler answers SIGUSR1, a thread SIGUSR2, which is blocked already.
+    stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    threading.Thread(target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True).start()
     context = LiveRankContext(spec, events)
     try:
         _join(spec, context)
@@ -149,18 +152,6 @@ def _leave(backend: str) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-def block_signals(*signals: signal.Signals) -> None:
-    """Block them in this thread and in all that it starts; call before any thread exists."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-
-
-def answer_requests(spec: WorkerSpec) -> None:
-    """Register faulthandler and start the answering thread; SIGUSR2 must be blocked already."""
-    stacks = os.open(spec.path("stacks"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    threading.Thread(target=_answer_each, args=(spec.path("stack_dump.json"), spec.backend), daemon=True).start()
 
 
 def whole_stack(frames: Mapping[int, FrameType], main: int) -> list[traceback.FrameSummary]:
