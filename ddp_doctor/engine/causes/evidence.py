@@ -358,10 +358,10 @@ def suspects(output: Output) -> Iterator[Suspect]:
     """One for each cause that signs speak for, and for each different exception of ranks."""
     by_cause: dict[tuple[str, ...], list[SignSeen]] = defaultdict(list)
     causes: dict[tuple[str, ...], JobCause] = {}
-    seen = {sign.sign for sign in output.fact.signs}
+    ids = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
-        beside = not known.beside or not seen.isdisjoint(known.beside)
+        beside = not known.beside or not ids.isdisjoint(known.beside)
         ended = known.tier == "kernel" or not output.got_over(sign)
         if cause is not None and known.role == "cause" and beside and ended:
             causes[(cause.name,)] = cause

@@ -26,21 +26,21 @@ def suspects(recording: Recording, output: Output) -> Iterator[Suspect]:
     """Ranks whose NCCL uses another network than most, was told another number of ranks, or is of another release."""
     logs = [(at.rank, at.fact) for at in recording.facts(NcclTransportFact)]
     networks = [(log.network, rank) for rank, log in logs if rank is not None and log.network is not None]
-    yield from _apart(output, "net-transport-mismatch", "NCCL uses {}", networks)
+    yield from _differing(output, "net-transport-mismatch", "NCCL uses {}", networks)
     inits = [init for _, log in logs for init in log.inits]
     for comm_id in dict.fromkeys(init.comm_id for init in inits):
-        told = [(str(init.ranks), init.rank) for init in inits if init.comm_id == comm_id]
-        yield from _apart(output, "world-sizes-differ", "NCCL was told of {} ranks", told)
+        sizes = [(str(init.ranks), init.rank) for init in inits if init.comm_id == comm_id]
+        yield from _differing(output, "world-sizes-differ", "NCCL was told of {} ranks", sizes)
     if not any(init.complete for init in inits):
         releases = [(log.version, init.rank) for _, log in logs if log.version is not None for init in log.inits[:1]]
-        yield from _apart(output, "nccl-settings-differ", "NCCL is {}", releases)
+        yield from _differing(output, "nccl-settings-differ", "NCCL is {}", releases)
     if any(SIGNS[sign.sign][1] is cause_named("nccl-settings-differ") for sign in output.fact.signs):
         for name in dict.fromkeys(name for _, log in logs for name in log.settings if is_compared(name)):
             settings = [(log.settings.get(name, "not set"), init.rank) for _, log in logs for init in log.inits[:1]]
-            yield from _apart(output, "nccl-settings-differ", f"{name} is {{}}", settings)
+            yield from _differing(output, "nccl-settings-differ", f"{name} is {{}}", settings)
 
 
-def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int]]) -> Iterator[Suspect]:
+def _differing(output: Output, name: str, statement: str, values: Sequence[tuple[str, int]]) -> Iterator[Suspect]:
     """Those whose value is not that of most; nobody is to blame where both have as many."""
     cause, ranks_of = cause_named(name), grouped(values)
     if len(ranks_of) < 2:
@@ -55,7 +55,7 @@ def _apart(output: Output, name: str, said: str, values: Sequence[tuple[str, int
         or tuple(line for line in last if line is not None),
         tuple(rank_culprit(output, rank) for rank in fewer) if 2 * len(fewer) < len(values) else (),
         places(output, fewer),
-        detail=f"{said.format(' and '.join(others))} on {places(output, fewer)}, and {usual} on the others.",
+        detail=f"{statement.format(' and '.join(others))} on {places(output, fewer)}, and {usual} on the others.",
     )
     yield Suspect(cause, "nccl", Confidence.LIKELY, judged=judged)
 

@@ -22,7 +22,7 @@ from ddp_doctor.wording.live_ranks import call_name, says
 
 def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) -> LogsReport:
     """The report of a job: its causes in the order of time, and what is known of the job."""
-    told = tuple(
+    reports = tuple(
         JobCauseReport(
             name=judged.cause.name,
             confidence=judged.confidence,
@@ -34,7 +34,7 @@ def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) 
         )
         for judged in causes
     )
-    fields = {**dict(report), "causes": told}
+    fields = {**dict(report), "causes": reports}
     if recording.command is Command.ATTACH:
         return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
     return LogsReport(**fields, facts=_facts(recording))
@@ -61,20 +61,20 @@ def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
     return tuple(
         LiveRank(
             job=job.name,
-            rank=one.rank,
-            node=one.fact.host,
-            pid=one.fact.pid,
-            gpu=one.fact.gpu,
-            gpu_use=one.fact.gpu_use,
-            state=one.fact.looks[-1].state if one.fact.looks else None,
-            does=says(one),
-            collective=call_name(one) if one.kind == "collective" else None,
-            line=one.line or None,
-            moves=one.moves,
-            blamed=(job.name, one.rank) in blamed(recording),
+            rank=rank.rank,
+            node=rank.fact.host,
+            pid=rank.fact.pid,
+            gpu=rank.fact.gpu,
+            gpu_use=rank.fact.gpu_use,
+            state=rank.fact.looks[-1].state if rank.fact.looks else None,
+            does=says(rank),
+            collective=call_name(rank) if rank.kind == "collective" else None,
+            line=rank.line or None,
+            moves=rank.moves,
+            blamed=(job.name, rank.rank) in blamed(recording),
         )
         for job in live_jobs(recording)
-        for one in job.ranks
+        for rank in job.ranks
     )
 
 
@@ -142,10 +142,10 @@ def _facts(recording: Recording) -> JobFacts:
     sizes = {size for log in logs for size in log.comm_sizes} | {init.ranks for log in logs for init in log.inits}
     releases = (f"{log.version}+cuda{log.cuda}" if log.cuda else log.version for log in logs if log.version)
     pairs = {(t.from_rank, t.to_rank, _kind(t.via)) for log in logs for t in log.transports}
-    seen = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
+    ranks = {rank.rank for rank in job.ranks} | {dump.rank for dump in dumps}
     over_net = [network for log in logs for t in log.transports if (network := t.network) is not None]
-    seen |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
-    worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(seen) or None]
+    ranks |= {rank for dump in dumps for group in dump.groups for rank in group.ranks}
+    worlds = [job.world_size, *(dump.world_size for dump in dumps), max(sizes, default=None), len(ranks) or None]
     hosts = (*(rank.host for rank in job.ranks), *(log.host for log in logs))
     measured = [at.fact for at in recording.facts(AllReduceFact)]
     nvls = {log.nvls for log in logs} - {None}

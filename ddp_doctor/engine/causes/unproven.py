@@ -182,8 +182,8 @@ def _unknown(output: Output) -> Iterator[Judged]:
 
 def _last_words(output: Output) -> str:
     """``The output ends with “make: *** [train] Error 1”``, where a shell or a service has the last word."""
-    said = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
-    return f"the output ends with “{shorten(said[-1], _LONGEST_WORDS, placeholder=' …')}”" if said else "the job failed"
+    last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
+    return f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”" if last else "the job failed"
 
 
 def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:
@@ -208,7 +208,7 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
     for inits in grouped((init.comm_id, init) for log in logs for init in log.inits).values():
         came, sizes = {init.rank for init in inits}, {init.ranks for init in inits}
         size = max(sizes)
-        if len(sizes) == 1 and len(came) < size < 2 * len(came) and not any(one.complete for one in inits):
+        if len(sizes) == 1 and len(came) < size < 2 * len(came) and not any(init.complete for init in inits):
             absent = rank_list(sorted(set(range(size)) - came))
             return f"NCCL began a communicator of {size} ranks, and nothing shows that {absent} came to it"
     return ""

@@ -1,4 +1,4 @@
-"""Who is to blame for a cause that signs speak for: in words, and as culprits."""
+"""Culprits of a cause that signs speak for, as text and as Culprit."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,9 +18,9 @@ _KINDS: dict[str, CulpritKind] = {"device": "nic", "variable": "setting", "file"
 
 def place(output: Output, rank: int) -> str:
     """``rank 5 (node2, GPU1)``."""
-    seen = output.rank(rank)
-    gpu = "" if seen.gpu is None else f"GPU{seen.gpu}"
-    where = ", ".join(filter(None, (seen.host if seen.host != "localhost" else "", gpu)))
+    known = output.rank(rank)
+    gpu = "" if known.gpu is None else f"GPU{known.gpu}"
+    where = ", ".join(filter(None, (known.host if known.host != "localhost" else "", gpu)))
     return f"rank {rank} ({where})" if where else f"rank {rank}"
 
 
@@ -58,8 +58,8 @@ def who(output: Output, suspect: Suspect) -> str:
 
 def rank_culprit(output: Output, rank: int) -> Culprit:
     """One rank, with its host and GPU where they are known."""
-    seen = output.rank(rank)
-    return Culprit(kind="rank", rank=rank, node=seen.host, gpu=seen.gpu)
+    known = output.rank(rank)
+    return Culprit(kind="rank", rank=rank, node=known.host, gpu=known.gpu)
 
 
 def culprits(output: Output, suspect: Suspect) -> tuple[Culprit, ...]:
