@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
@@ -92,7 +92,13 @@ def ranks_of(signs: Iterable[SignSeen]) -> frozenset[int]:
 class Output:
     """The output of a job, with what is asked of it again and again."""
 
-    fact: JobLogFact
+    recorded: JobLogFact
+
+    @cached_property
+    def fact(self) -> JobLogFact:
+        """What is recorded; of the signs, those that this release knows: another one, older or newer, has others."""
+        signs = (sign.model_copy(update={"sign": RENAMED.get(sign.sign, sign.sign)}) for sign in self.recorded.signs)
+        return self.recorded.model_copy(update={"signs": tuple(sign for sign in signs if sign.sign in SIGNS)})
 
     def signs(self, *ids: str) -> list[SignSeen]:
         """Those with these ids."""
