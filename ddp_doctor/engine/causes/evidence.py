@@ -93,11 +93,15 @@ class Output:
     """The output of a job, with what is asked of it again and again."""
 
     recorded: JobLogFact
+    attempt: int | None = None  # torchrun's; how ranks ended is known of the last one alone
 
     @cached_property
     def fact(self) -> JobLogFact:
-        """What is recorded; of the signs, those that this release knows: another one, older or newer, has others."""
-        signs = (sign.model_copy(update={"sign": RENAMED.get(sign.sign, sign.sign)}) for sign in self.recorded.signs)
+        """What is recorded; of the signs, the attempt's that this release knows: another release has others."""
+        signs = [sign for sign in self.recorded.signs if self.attempt in (None, sign.attempt)]
+        for number, sign in enumerate(signs):
+            if sign.sign in RENAMED:
+                signs[number] = sign.model_copy(update={"sign": RENAMED[sign.sign]})
         return self.recorded.model_copy(update={"signs": tuple(sign for sign in signs if sign.sign in SIGNS)})
 
     def signs(self, *ids: str) -> list[SignSeen]:
