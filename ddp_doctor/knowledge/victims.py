@@ -3,6 +3,9 @@
 A message that names a fault of the rank's own host is never a victim's, whatever else it says: NCCL
 puts both under "unhandled system error".
 
+Signs of a job's output are made of the same words (job_causes/pointers.py). They stand here because a rank that fails
+reads its own exception, perhaps with no file descriptor left to import those tables.
+
 Sources: gloo transport/tcp/pair.cc (Connection closed by peer, Read error, Timed out waiting,
 Application timeout caused pair closure), c10d/socket.cpp, Utils.hpp, TCPStore.cpp and FileStore.cpp (recvVector
 failed, Failed to recv, got 0 bytes, Timeout waiting for key, Broken pipe, client socket has timed out, seconds waiting
@@ -19,25 +22,26 @@ Local faults: gloo transport/tcp/device.cc, NCCL bootstrap.cc and init.cc, the C
 
 import re
 
-#: Words of such messages, as their sources write them; a job's output is searched for them as well.
+#: Words of such messages, as their sources write them.
 PEER_GONE = (
     "Connection closed", "Connection reset", "Broken pipe", "Read error", "Write error", "Socket closed",
     "Socket Timeout", "recvVector failed", "recvValue failed", "sendBytes failed", "remote process", "remote peer",
     "connectFullMesh failed", "ncclRemoteError", "remote error", "unexpected EOF", "wait timeout",
     "communicator was aborted", "Application timeout caused pair closure", "client socket has failed to connect",
-    "Software caused connection abort", "NCCL operation failed", "ncclSystemError", "unhandled system error",
-    "waiting for clients",
+    "Software caused connection abort", "NCCL operation failed",
 )  # fmt: skip
 #: Of these, nobody listens there, any more or not yet.
 PEER_REFUSES = ("Connection refused",)
 #: Of these, there is no way to the peer's host.
 PEER_UNREACHED = ("No route to host", "Connection timed out")
-#: Of these, time-outs: a peer was silent.
-PEER_SILENT = (
+#: Words that NCCL has for a peer's end, and for faults of all other kinds.
+OF_ANYTHING = ("unhandled system error", "ncclSystemError")
+#: Time-outs: a peer was silent. In a job's output other signs read them more closely.
+_PEER_SILENT = (
     "timed out waiting", "watchdog caught collective operation timeout", "client socket has timed out",
     "NCCL operation timed out", "work timed out during finalize", "NCCL communicator timed out after",
     "failed to pass monitoredBarrier", "successfully reached monitoredBarrier", "in store based barrier",
-    "Timeout waiting for key",
+    "Timeout waiting for key", "waiting for clients",
 )  # fmt: skip
 #: What a peer sent is not what this rank expects: the two disagree, and the rank that reads first says so.
 _UNFIT = re.compile(
@@ -52,9 +56,8 @@ _UNFIT = re.compile(
     r"|appears not to match .{1,40} of the same param in process",
     re.IGNORECASE,
 )
-_OF_A_LIBRARY = re.compile(r"\bNCCL error\b|\bNCCL \w+ failed\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
 _VICTIM = re.compile(
-    "|".join(map(re.escape, (*PEER_GONE, *PEER_REFUSES, *PEER_UNREACHED, *PEER_SILENT)))
+    "|".join(map(re.escape, (*PEER_GONE, *PEER_REFUSES, *PEER_UNREACHED, *OF_ANYTHING, *_PEER_SILENT)))
     + r"|failed to (recv, got|send, sent) 0 bytes|socket .{0,200} timed out|operation timed out after \d+ ms"
     r"|Got completion (?:from peer|with error)|Proxy Call to rank|ncclProxyClientGetFd call to tpRank"
     r"|Error encountered progressing operation|" + _UNFIT.pattern,
@@ -75,19 +78,6 @@ _OWN_HOST = re.compile(
     r"|no space left on device|cannot allocate memory|too many open files|out of memory",
     re.IGNORECASE,
 )
-#: nccl2's log, where the rank's own GPU is what failed (WorkNCCL.cpp, checkStatus).
-_OWN_GPU = re.compile(r"CUDA error during (?:start|end) event query: ")
-#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
-_GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
-#: How NCCL's watchdogs announce that they end the rank, and why: nccl2's abortProcess, and the older one's
-#: terminate handler and heartbeat monitor (torch 2.15 c10d/nccl2/ProcessGroupNCCL.cpp, ProcessGroupNCCL.cpp).
-_WATCHDOG_ENDS = re.compile(
-    r"(?:Aborting process on rank \d+ due to|watchdog thread terminated with exception:"
-    r"|Terminating the process after attempting to dump debug info, due to) (?P<reason>[^\n]*)"
-)
-_TIME_OUT = re.compile(r"operation timed out|operation timeout|collective timeout")
-#: The older watchdog's exception has NCCL's own last error in the lines below.
-_BELOW = 500
 
 
 def blames_peer(message: str) -> bool:
@@ -103,28 +93,6 @@ def is_unfit(message: str) -> bool:
     return _UNFIT.search(message) is not None
 
 
-def is_a_librarys(message: str) -> bool:
-    """Whether NCCL or gloo says it: beside ranks that disagree it follows from that, whatever it says."""
-    return _OF_A_LIBRARY.search(message) is not None and not names_own_host(message)
-
-
 def names_own_host(message: str) -> bool:
     """Whether a text names a fault of the host that printed it."""
     return _OWN_HOST.search(message) is not None
-
-
-def names_own_gpu(output: str) -> bool:
-    """Whether a rank's output says that work on its own GPU failed, and not another rank's."""
-    return _OWN_GPU.search(output) is not None
-
-
-def aborted_over_a_peer(output: str) -> bool:
-    """Whether what a rank printed before it aborted says that it did so because a peer left or never came."""
-    if _GLOO_SPEAKS.search(output):
-        return True
-    ends = list(_WATCHDOG_ENDS.finditer(output))
-    return bool(ends) and all(
-        (_TIME_OUT.search(end["reason"]) or blames_peer(end["reason"]))
-        and not names_own_host(output[end.end() : end.end() + _BELOW])
-        for end in ends
-    )

@@ -4,10 +4,12 @@ The signs are of rows made here, so that the order is tested and no words of pro
 name is the doctor's own.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddp_doctor.app.recordings import replay
 from ddp_doctor.engine.causes.findings import filled
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
@@ -15,7 +17,7 @@ from ddp_doctor.knowledge import job_causes
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
 from ddp_doctor.model.choices import Confidence, Domain, Restart, Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 
 BAR = LogLine(file="job.out", line=3, text="Tokenizing:  61%|######    | 61/100 [12:00<07:40]")
 PROVED, LIKELY, POSSIBLE = Confidence.PROVED, Confidence.LIKELY, Confidence.POSSIBLE
@@ -369,3 +371,25 @@ def test_what_is_known_of_an_unproved_failure_is_said():
 )
 def test_words_around_a_value_that_is_missing_stay_readable(template: str, title: str):
     assert filled(template, {"who": "rank 5", "op": "all-reduce"}) == title
+
+
+@pytest.mark.parametrize(
+    ("signs", "code"),
+    [
+        (("memory-not-registered-untold", "of-tomorrow"), "DDJ150"),  # the first has another id today
+        (("of-tomorrow", "shm-no-space", "of-tomorrow"), "DDJ101"),
+        (("of-tomorrow", "closing-signal"), "DDJ198"),
+    ],
+)
+def test_a_recording_of_another_release_is_judged_by_the_signs_that_are_known(
+    signs: tuple[str, ...], code: str, tmp_path: Path
+):
+    recording = job(*(said(sign, rank) for rank, sign in enumerate(signs)), ranks=ended("SIGABRT", 0))
+    of_another = recording.model_copy(update={"options": Options(command="logs"), "run_id": "20260102T030405Z-0a1b2c"})
+    path = tmp_path / "recording.json"
+    path.write_text(of_another.model_dump_json())
+
+    outcome = replay(path)
+
+    assert [finding.code for finding in outcome.report.findings] == [code]
+    assert outcome.rule_failures == ()

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
-from ddp_doctor.knowledge.job_causes import SIGNS, cause_named
+from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
@@ -92,7 +92,17 @@ def ranks_of(signs: Iterable[SignSeen]) -> frozenset[int]:
 class Output:
     """The output of a job, with what is asked of it again and again."""
 
-    fact: JobLogFact
+    recorded: JobLogFact
+    attempt: int | None = None  # torchrun's; how ranks ended is known of the last one alone
+
+    @cached_property
+    def fact(self) -> JobLogFact:
+        """What is recorded; of the signs, the attempt's that this release knows: another release has others."""
+        signs = [sign for sign in self.recorded.signs if self.attempt in (None, sign.attempt)]
+        for number, sign in enumerate(signs):
+            if sign.sign in RENAMED:
+                signs[number] = sign.model_copy(update={"sign": RENAMED[sign.sign]})
+        return self.recorded.model_copy(update={"signs": tuple(sign for sign in signs if sign.sign in SIGNS)})
 
     def signs(self, *ids: str) -> list[SignSeen]:
         """Those with these ids."""

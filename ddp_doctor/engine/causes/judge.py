@@ -51,7 +51,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
         return live.judged(recording)
     fact = recording.first(JobLogFact) or JobLogFact(files=())
     last = _last_attempt(fact)
-    *earlier, output = (_of_attempt(fact, attempt) for attempt in range(last + 1))
+    *earlier, output = (Output(fact, attempt) for attempt in range(last + 1))
     hangs = [Suspect(j.cause, "recorder", j.confidence, judged=j) for j in wait_graph.judged(recording)]
     by_signs = (_by_the_moment(recording, output, suspect) for suspect in suspects(output))
     spoken = (*by_signs, *networks.suspects(recording, output), *time_outs.suspects(output))
@@ -137,11 +137,6 @@ def _last_attempt(fact: JobLogFact) -> int:
         if sign.sign == "restarted" and ends.get(sign.where.file, 0) - sign.where.line > LEAST_LINES_OF_LIFE
     )
     return max((*follow, *(sign.attempt for sign in fact.signs)), default=0)
-
-
-def _of_attempt(fact: JobLogFact, attempt: int) -> Output:
-    """The output of one of torchrun's attempts. How ranks ended is known of the last one alone."""
-    return Output(fact.model_copy(update={"signs": tuple(sign for sign in fact.signs if sign.attempt == attempt)}))
 
 
 def _judged(output: Output, suspect: Suspect) -> Judged:

@@ -33,7 +33,7 @@ from ddp_doctor.engine.waits.from_trial import announced, call_of, recorded
 from ddp_doctor.engine.waits.judge import different_calls
 from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
-from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
+from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
@@ -48,6 +48,20 @@ _OWN_FAULTS = (-4, -5, -7, -8, -11, -31)  # SIGILL, SIGTRAP, SIGBUS, SIGFPE, SIG
 _ANSWERS = (_SIGABRT, -15)
 #: The one complaint of gloo that tells of a wrong size (gloo transport/tcp/pair.cc).
 _GLOO_SIZE = re.compile(r"op\.preamble\.length|op\.nbytes")
+_OF_A_LIBRARY = re.compile(r"\bNCCL error\b|\bNCCL \w+ failed\b|ncclCommInit|NCCL communicator|gloo[:/]", re.IGNORECASE)
+#: nccl2's log, where the rank's own GPU is what failed (WorkNCCL.cpp, checkStatus).
+_OWN_GPU = re.compile(r"CUDA error during (?:start|end) event query: ")
+#: gloo aborts a rank in its own transport, on whatever its peer did (gloo/common/logging.h).
+_GLOO_SPEAKS = re.compile(r"gloo::|gloo/transport")
+#: How NCCL's watchdogs announce that they end the rank, and why: nccl2's abortProcess, and the older one's
+#: terminate handler and heartbeat monitor (torch 2.15 c10d/nccl2/ProcessGroupNCCL.cpp, ProcessGroupNCCL.cpp).
+_WATCHDOG_ENDS = re.compile(
+    r"(?:Aborting process on rank \d+ due to|watchdog thread terminated with exception:"
+    r"|Terminating the process after attempting to dump debug info, due to) (?P<reason>[^\n]*)"
+)
+_TIME_OUT = re.compile(r"operation timed out|operation timeout|collective timeout")
+#: The older watchdog's exception has NCCL's own last error in the lines below.
+_BELOW = 500
 
 
 def judge(trial: TrialRecord) -> Judgement:
@@ -65,7 +79,7 @@ def judge(trial: TrialRecord) -> Judgement:
 
 def tells_of_a_peer(rank: RankEvidence) -> bool:
     """Whether a rank's exception is about a peer. Where it leaves the cause out, the rank's log may have it."""
-    return blames_peer(words_of(rank)) and not names_own_gpu(rank.output_tail)
+    return blames_peer(words_of(rank)) and not _OWN_GPU.search(rank.output_tail)
 
 
 # --- the causes, most certain first --------------------------------------------------------------
@@ -73,7 +87,7 @@ def tells_of_a_peer(rank: RankEvidence) -> bool:
 
 def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     dead = [rank for rank in ranks if rank.exited_at is not None]
-    own = [rank for rank in dead if rank.exit_code != _SIGABRT or not aborted_over_a_peer(rank.output_tail)]
+    own = [rank for rank in dead if rank.exit_code != _SIGABRT or not _aborted_over_a_peer(rank.output_tail)]
     if not own:
         wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
         return _aborted_over_a_mismatch(ranks) if wrong_size else None
@@ -84,6 +98,18 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
     if len(ranks) > 1 and len(causes) == len(ranks):
         return Judgement("died-everywhere", waiting=numbers(ranks), step=shared_step(ranks))
     return _named("died", causes, ranks)
+
+
+def _aborted_over_a_peer(output: str) -> bool:
+    """Whether what a rank printed before it aborted says that it did so because a peer left or never came."""
+    if _GLOO_SPEAKS.search(output):
+        return True
+    ends = list(_WATCHDOG_ENDS.finditer(output))
+    return bool(ends) and all(
+        (_TIME_OUT.search(end["reason"]) or blames_peer(end["reason"]))
+        and not names_own_host(output[end.end() : end.end() + _BELOW])
+        for end in ends
+    )
 
 
 def _named(kind: Kind, guilty: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Judgement:
@@ -154,10 +180,16 @@ def _at_odds(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | 
     Another one may then stumble over what it read. An exception of a rank's own host or code counts more.
     """
     messages = [words_of(rank) for rank in ranks if rank.raised is not None]
-    if not any(map(is_unfit, messages)) or not all(is_a_librarys(text) or blames_peer(text) for text in messages):
+    if not any(map(is_unfit, messages)) or not all(map(_follows_from_odds, messages)):
         return None
     left = [rank for rank in ranks if not _ended(rank)]
     return Judgement("at-odds", waiting=numbers(left), step=shared_step(ranks))
+
+
+def _follows_from_odds(message: str) -> bool:
+    """Whether NCCL or gloo says it, or a victim: beside ranks that disagree it follows from that."""
+    is_a_librarys = _OF_A_LIBRARY.search(message) is not None and not names_own_host(message)
+    return is_a_librarys or blames_peer(message)
 
 
 def _stopped(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:

@@ -49,6 +49,8 @@ SIGNS: dict[str, tuple[Sign, JobCause | None]] = {
         for name, sign in module.SIGNS.items()
     },
 }
+#: Ids of signs in older recordings, with today's.
+RENAMED = {"memory-not-registered-untold": "reg-mr-failed-without-errno"}
 #: Causes in a job's code whose like ``ddp-doctor lint`` finds in the script.
 FOUND_BY_LINT = frozenset(
     (

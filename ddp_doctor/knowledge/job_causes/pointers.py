@@ -114,8 +114,6 @@ _TIME_OUTS = {
 
 _HIDDEN = "NCCL hides the cause: its own log has it."
 _RESULTS = "torch 2.15 c10d/NCCLUtils.cpp, NCCL 2.30.7 src/init.cc (ncclGetErrorString)"
-#: Words that NCCL has for a peer's end, and for faults of all other kinds.
-_OF_ANYTHING = ("unhandled system error", "ncclSystemError")
 _EXCEPTIONS = (
     "RuntimeError", "ValueError", "TypeError", "AssertionError", "KeyError", "IndexError", "AttributeError",
     "ModuleNotFoundError", "DistBackendError", "DistNetworkError", "DistStoreError", "AcceleratorError", "OSError",
@@ -124,7 +122,7 @@ _EXCEPTIONS = (
 )  # fmt: skip
 _ENDS = {
     "nccl-error": nccl_pointer(  # that a call of NCCL failed; its warnings say why
-        (*_OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
+        (*victims.OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
         page=Page(_HIDDEN, ("DD521", "DD237", "DD238", "DD531"), _RESULTS, ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")),
     ),
     "nccl-error-by-name": nccl_pointer(
@@ -206,9 +204,8 @@ _HEALTHY = (  # NCCL's INFO while it connects or ends, store-refused's numbers, 
     r"|failed to connect to \S+(?: \(errno: (?:22|97|99)\b| \(system error: 10049\b|$)))"
 )
 _VICTIMS = {
-    # The words of victims.py, but for those that other signs here read more closely or whose case differs by source.
     "peer-gone": victim(
-        tuple(words for words in victims.PEER_GONE if words not in (*_OF_ANYTHING, "waiting for clients")),
+        victims.PEER_GONE,
         _HEALTHY,
         page=Page(
             "The other end of a connection is gone: look for the rank that failed first.",
