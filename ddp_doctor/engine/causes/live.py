@@ -17,7 +17,7 @@ from ddp_doctor.engine.waits.from_looks import WELL, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
 from ddp_doctor.facts.live_job import Refused, Unacknowledged
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
@@ -27,7 +27,6 @@ from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
 from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
-_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 #: Ranks that are named with their processes.
 _EACH = 2
 _MOST_LINES = 8
@@ -175,7 +174,7 @@ class _Job:
                 "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
             }
             yield Judged(
-                _CAUSES["rank-gone"],
+                cause_named("rank-gone"),
                 Confidence.LIKELY if how in ("", WELL) else Confidence.PROVED,
                 tuple(self._lines([*self._those(ranks), *self.waiting])),
                 self._culprits(ranks) if how != WELL else (),
@@ -250,7 +249,7 @@ class _Job:
         ends = {"kind": "pair", "peer_rank": peer_rank, "peer_node": node}
         times = f"sent {connection.retransmissions} times again"
         return Judged(
-            _CAUSES["data-not-acknowledged"],
+            cause_named("data-not-acknowledged"),
             Confidence.LIKELY,
             (
                 self._line(rank, f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"),
@@ -287,7 +286,7 @@ class _Job:
         refused = self._refused
         details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting), busy_text(self.waiting)]
         return Judged(
-            _CAUSES["progress-not-known"],
+            cause_named("progress-not-known"),
             Confidence.POSSIBLE,
             tuple(self._lines(self.able)),
             detail=" ".join(filter(None, details)),
@@ -334,7 +333,7 @@ class _Job:
         rest = [rank for rank in self.ranks if rank not in who]
         waiting = [rank for rank in self.waiting if rank not in who or len(who) == len(self.ranks)]
         return Judged(
-            _CAUSES[name],
+            cause_named(name),
             confidence,
             tuple(self._lines([*who, *rest])),
             self._culprits([rank.rank for rank in culprits]),
