@@ -21,7 +21,7 @@ from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
-from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
 from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
@@ -43,28 +43,14 @@ _OF_ALL_RANKS = ("stuck-outside-collective", *_ALL_WAIT)
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 
 
-@once_a_recording
-def blamed(recording: Recording) -> frozenset[tuple[str, int]]:
-    """The jobs and numbers of the ranks that are to blame."""
-    jobs = live_jobs(recording)
-    found = ((job, judged(recording) if len(jobs) == 1 else _Job(job).judged()) for job in jobs)
-    return frozenset(
-        (job.name, culprit.rank)
-        for job, causes in found
-        for cause in causes
-        for culprit in cause.culprits
-        if culprit.rank is not None
-    )
-
-
-@once_a_recording
-def judged(recording: Recording) -> tuple[Judged, ...]:
-    """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
+def judged(recording: Recording) -> Iterator[Judged]:
+    """What keeps the jobs of a recording of attach, one after the other; nothing where all get on."""
     jobs = [_Job(job) for job in live_jobs(recording)]
-    found = tuple(cause for job in jobs for cause in job.judged())
-    if len(jobs) != 1 or len(found) != 1 or found[0].cause.name not in _BY_STACKS_ALONE:
-        return found
-    return jobs[0].by_recorders(recording) or jobs[0].by_ras(recording, found[0]) or found
+    for job in jobs:
+        found = job.judged()
+        if len(jobs) == len(found) == 1 and found[0].cause.name in _BY_STACKS_ALONE:
+            found = job.by_recorders(recording) or job.by_ras(recording, found[0]) or found
+        yield from (replace(cause, job=job.job.name) for cause in found)
 
 
 class _Job:
