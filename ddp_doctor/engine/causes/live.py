@@ -5,14 +5,15 @@ waits for whom (wait_graph.py), better than stacks do; where NCCL's RAS answers,
 innocent is never named: where the looks do not tell, the answer is "not known".
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.live_counts import by_counts
 from ddp_doctor.engine.waits.from_looks import WELL, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
@@ -22,6 +23,7 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
 from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
@@ -29,6 +31,8 @@ from ddp_doctor.wording.ranks import capital, rank_list, short
 
 #: Ranks that are named with their processes.
 _EACH = 2
+#: Operations that NCCL's RAS counts, and how many of them each rank has launched.
+_Counts = Mapping[str, Mapping[int, int]]
 _MOST_LINES = 8
 _MOST_FRAMES = 12
 #: So often the same data was sent again in a row.
@@ -113,10 +117,8 @@ class _Job:
         """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
-        if counted := by_counts(self.job):
-            blamed = self._those(counted.ranks)
-            found = self._found(counted.cause, counted.sure, blamed or self.ranks, blamed, **counted.values)
-            return (replace(found, detail=f"{counted.detail} {found.detail}".strip()),)
+        if counts := self._counts():
+            return (self._by_counts(counts),)
         found_by_ras = (
             (suspect, sorted({int(sign.values["rank"]) for sign in suspect.signs if sign.values.get("rank")}))
             for at in recording.facts(JobLogFact)
@@ -136,6 +138,40 @@ class _Job:
             for suspect, ranks in found_by_ras
             if ranks
         )
+
+    def _counts(self) -> _Counts:
+        """Counts that did not move between two answers, as far as they are known of all ranks."""
+        counts: dict[str, Mapping[int, int]] = {}
+        for launched in (launched for host in self.job.hosts for launched in host.launched):
+            named = dict(launched.by_rank)
+            if launched.others is not None:
+                counts[launched.operation] = dict.fromkeys(range(self.job.world_size), launched.others) | named
+            elif len(named) == self.job.world_size:
+                counts[launched.operation] = named
+        return counts
+
+    def _by_counts(self, counts: _Counts) -> Judged:
+        """Ranks are compared by majority alone: counts tell neither the order of calls nor who waits.
+
+        So they are no standings for the judge of waits: a rank that is behind may wait in a call of another group.
+        """
+        odd: set[int] = set()
+        for by_rank in counts.values():
+            usual, _ = Counter(by_rank.values()).most_common(1)[0]
+            odd.update(rank for rank, count in by_rank.items() if count != usual)
+        if 2 * len(odd) >= max(map(len, counts.values())):
+            odd.clear()
+        name, values = _of_counts(counts, odd)
+        blamed = self._those(odd)
+        may_compute = name == "rank-behind" and any(rank.kind == "gpu" or rank.moves for rank in blamed)
+        sure = Confidence.LIKELY if odd and not may_compute else Confidence.POSSIBLE
+        found = self._found(name, sure, blamed or self.ranks, blamed, **values)
+        detail = f"NCCL's RAS counts, the same in two answers: {_counts_text(counts)}."
+        if not odd:
+            detail += " As many ranks are behind as ahead: look at both."
+        elif may_compute:
+            detail += f" Whether the GPU of {rank_list(sorted(odd))} still computes, nothing shows."
+        return replace(found, detail=f"{detail} {found.detail}".strip())
 
     # --- some cannot run ------------------------------------------------------------------------------
 
@@ -373,3 +409,34 @@ class _Job:
 
     def _line(self, rank: Doing, text: str) -> LogLine:
         return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)
+
+
+def _of_counts(counts: _Counts, odd: Collection[int]) -> tuple[str, dict[str, str]]:
+    """The cause, and what its title says of the first of the ranks that are odd, else of one that is behind."""
+    fewest = {operation: min(of, key=lambda rank: of[rank]) for operation, of in counts.items()}
+    who = min(odd) if odd else next(iter(fewest.values()))
+    behind = [operation for operation, of in counts.items() if of[who] < max(of.values())]
+    ahead = [operation for operation, of in counts.items() if of[who] > min(of.values())]
+    if behind and ahead:
+        other = max(counts[behind[0]], key=lambda rank: counts[behind[0]][rank])
+        calls = {"op": _operation(ahead[0]), "peer_op": _operation(behind[0])}
+        return "collective-mismatch", {"rank": str(who), "peer_rank": str(other), **calls}
+    if ahead:
+        return "rank0-only-collective", {"call": _operation(ahead[0])}
+    of = counts[behind[0]]
+    return "rank-behind", {"rank": str(who), "launched": str(of[who]), "most": str(max(of.values()))}
+
+
+def _counts_text(counts: _Counts) -> str:
+    """``all-reduce 5 on ranks 0, 2, 3, 4 on rank 1``."""
+    parts = []
+    for operation, by_rank in counts.items():
+        ranks_of = sorted(grouped((count, rank) for rank, count in by_rank.items()).items(), reverse=True)
+        each = (f"{count or 'none'} on {rank_list(ranks)}" for count, ranks in ranks_of)
+        parts.append(f"{_operation(operation)} {', '.join(each)}")
+    return "; ".join(parts)
+
+
+def _operation(name: str) -> str:
+    """``all-reduce`` of AllReduce."""
+    return collective_name(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))
