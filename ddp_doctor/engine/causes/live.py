@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
@@ -17,7 +16,7 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.waits.from_looks import WELL, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
-from ddp_doctor.facts.live_job import Refused, Unacknowledged
+from ddp_doctor.facts.live_job import Unacknowledged
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
@@ -69,12 +68,12 @@ class _Job:
         self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        ruling = judge(standings_of(self.job))
-        if ruling is not None and ruling.kind == "unable":
+        ruling = judge(standings_of(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
+        if ruling.kind == "unable":
             return (*self._cannot_run(), *self._gone(ruling.who))
-        if ruling is not None and ruling.kind == "gets-on":
+        if ruling.kind == "gets-on":
             return self._late()
-        if ruling is not None and ruling.kind == "at-work":
+        if ruling.kind == "at-work":
             return (self._at_work(self._those(ruling.who)),)
         found = self._stands_still(ruling)
         is_proved = found.confidence is Confidence.PROVED
@@ -85,11 +84,11 @@ class _Job:
     def _those(self, ranks: Collection[int]) -> list[Doing]:
         return [rank for rank in self.ranks if rank.rank in ranks]
 
-    def _stands_still(self, ruling: Ruling | None) -> Judged:
+    def _stands_still(self, ruling: Ruling) -> Judged:
         loading = [rank for rank in self.outside if rank.has_loaders and rank.moves is False]
         if loading:
             return self._no_data(loading)
-        if ruling is None or any(rank.kind == "unknown" for rank in self.outside):
+        if ruling.kind == "not-known" or any(rank.kind == "unknown" for rank in self.outside):
             return self._not_known()
         if ruling.kind == "one-more":
             return self._found("rank0-only-collective", ruling.sure, self.waiting, (), call=self._call)
@@ -305,7 +304,7 @@ class _Job:
     # --- not known ------------------------------------------------------------------------------------
 
     def _not_known(self) -> Judged:
-        refused = self._refused
+        refused = next((refused for rank in self.able for refused in rank.fact.refused), None)
         details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting), busy_text(self.waiting)]
         return Judged(
             cause_named("progress-not-known"),
@@ -335,16 +334,12 @@ class _Job:
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
             return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
-            said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
-            return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
+            waits = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
+            return f"{self._who(waiting)} {waits}, and nothing shows whether work goes on there"
         places = {place(rank.line) for rank in self.able if rank.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
         who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stand")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
-
-    @cached_property
-    def _refused(self) -> Refused | None:
-        return next((refused for rank in self.able for refused in rank.fact.refused), None)
 
     # --- names and lines ------------------------------------------------------------------------------
 
