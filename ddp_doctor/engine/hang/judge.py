@@ -35,7 +35,7 @@ from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import aborted_over_a_peer, blames_peer, is_a_librarys, is_unfit, names_own_gpu
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -75,8 +75,12 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
     dead = [rank for rank in ranks if rank.exited_at is not None]
     own = [rank for rank in dead if rank.exit_code != _SIGABRT or not aborted_over_a_peer(rank.output_tail)]
     if not own:
-        wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
-        return _aborted_over_a_mismatch(ranks) if wrong_size else None
+        if not any(_GLOO_SIZE.search(rank.output_tail) for rank in dead):
+            return None
+        # gloo aborts the rank that *receives* a message of the wrong size: it is the victim, and its recorder is lost.
+        # A survivor whose real call is not its announced one did it.
+        calls = {rank.rank: call_of(rank.flight[-1], Group(rank.flight[-1].group)) for rank in ranks if rank.flight}
+        return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
     causes = _first_to_go(own, trial)
     untold = trial.launcher == "torchrun" and not any(rank.began for rank in ranks)  # its own failure
     if not causes or untold:
@@ -112,16 +116,6 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
 
 def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
     return key_of(rank.steps[-1]) if rank.steps else None
-
-
-def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
-    """gloo aborts the rank that *receives* a message of the wrong size: it is the victim.
-
-    The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
-    """
-    groups = {entry.group: Group(entry.group) for rank in ranks for entry in rank.flight}
-    calls = {rank.rank: call_of(rank.flight[-1], groups[rank.flight[-1].group]) for rank in ranks if rank.flight}
-    return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
 
 
 def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
@@ -209,19 +203,14 @@ def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], comp
     off = []
     for rank in ranks:
         step, call = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
-        if step is not None and call is not None and not _is_announced(step, call):
+        if step is None or call is None or step.name not in COLLECTIVES:
+            continue
+        # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
+        op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
+        has_its_shape = "[" not in step.detail or any(str(list(size)) in step.detail for size in call.sizes)
+        if step.name != op or not has_its_shape:
             off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
-
-
-def _is_announced(step: Step, call: Call) -> bool:
-    """Whether a call is what its step says; a step that names no collective says nothing."""
-    if step.name not in COLLECTIVES:
-        return True
-    shapes = [str(list(size)) for size in call.sizes]
-    # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
-    op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
-    return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 
 def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:

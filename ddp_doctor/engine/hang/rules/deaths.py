@@ -169,13 +169,16 @@ def raised(recording: Recording) -> Iterator[Draft]:
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = case.first
         assert first.raised is not None
+        where = f"{first.raised.type} at {short(first.raised.where)} in the check {case.check}"
+        if first.raised.type == "StepFailed" and first.steps:
+            where = f"{first.raised.message.partition(': ')[0]} in the {first.steps[-1].name} of your model in DDP"
         named = named_cause(recording, first, case.check)
         words = " ".join(words_of(first)[:400].split()) or "nothing"
         end = "" if words[-1] in ".!?" else "."
         correct = remedy("Correct what the exception reports; the other ranks only wait for this one")
         yield finding(
             case.culprits,
-            f"{case.names} raised {_raised_where(first, case.check)}{case.who_waits}",
+            f"{case.names} raised {where}{case.who_waits}",
             (*case.evidence, *(named.evidence if named else ())),
             *(named.remedies if named else [correct]),
             confidence=case.confidence,
@@ -193,11 +196,3 @@ def _beyond(recording: Recording, trial: TrialRecord) -> set[int]:
         if world is not None and "invalid device ordinal" in words_of(rank)
         if 0 < shown.get(rank.node, 0) <= world.local_rank(rank.rank)
     }
-
-
-def _raised_where(rank: RankEvidence, check: str) -> str:
-    """The exception and its line; one of the user's model in DDP stands in the words of the check's own."""
-    assert rank.raised is not None
-    if rank.raised.type == "StepFailed" and rank.steps:
-        return f"{rank.raised.message.partition(': ')[0]} in the {rank.steps[-1].name} of your model in DDP"
-    return f"{rank.raised.type} at {short(rank.raised.where)} in the check {check}"

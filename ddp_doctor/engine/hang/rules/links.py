@@ -30,6 +30,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
     """
     for case in cases(recording, "mismatch"):
         judgement, calls = case.judgement, _calls(case)
+        in_flight = {
+            rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
+            for rank, call in judgement.flights
+        }
+        recorded = (
+            Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
+            for call, ranks in list(_by_call(in_flight).items())[:MOST_LINES]
+        )
         theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
         mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
         if judgement.suspects and mine:
@@ -44,7 +52,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         yield finding(
             case.culprits,
             title,
-            (*_flight_evidence(case), *case.waiting_evidence),
+            (*recorded, *case.waiting_evidence),
             remedy("Make that rank call the same collectives as the others", scope="code"),
             confidence=case.confidence if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
@@ -73,17 +81,6 @@ def _by_call(calls: dict[int, str]) -> dict[str, str]:
 
 def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     return " ".join(str(list(size)) for size in sizes)
-
-
-def _flight_evidence(case: Case) -> tuple[Evidence, ...]:
-    calls = {
-        rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
-        for rank, call in case.judgement.flights
-    }
-    return tuple(
-        Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
-        for call, ranks in list(_by_call(calls).items())[:MOST_LINES]
-    )
 
 
 @rule("DD615", "link-between-two-ranks-hangs", Severity.ERROR)

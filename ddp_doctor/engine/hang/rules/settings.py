@@ -104,15 +104,11 @@ def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
 
 def proved(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
     """Those without which alone the ranks came through, and with which they failed again."""
-    return tuple(name for name in names if _outcome(recording, code, name) == "proved")
+    return tuple(name for name in names if outcome_without(recording, code, name) == "proved")
 
 
-def not_cleared(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Those without which the ranks did not fail all the same."""
-    return tuple(name for name in names if _outcome(recording, code, name) != "disproved")
-
-
-def _outcome(recording: Recording, code: str, name: str) -> str | None:
+def outcome_without(recording: Recording, code: str, name: str) -> str | None:
+    """What trials without this variable alone have proved; None without any."""
     for experiment in recording.experiments:
         if experiment.code == code and [setting.name for setting in experiment.settings] == [name]:
             return proof_of(experiment).status
