@@ -154,22 +154,22 @@ class _Job:
 
         So they are no standings for the judge of waits: a rank that is behind may wait in a call of another group.
         """
-        odd: set[int] = set()
+        few: set[int] = set()
         for by_rank in counts.values():
             usual, _ = Counter(by_rank.values()).most_common(1)[0]
-            odd.update(rank for rank, count in by_rank.items() if count != usual)
-        if 2 * len(odd) >= max(map(len, counts.values())):
-            odd.clear()
-        name, values = _of_counts(counts, odd)
-        blamed = self._those(odd)
+            few.update(rank for rank, count in by_rank.items() if count != usual)
+        if 2 * len(few) >= max(map(len, counts.values())):
+            few.clear()
+        name, values = _of_counts(counts, few)
+        blamed = self._those(few)
         may_compute = name == "rank-behind" and any(rank.kind == "gpu" or rank.moves for rank in blamed)
-        sure = Confidence.LIKELY if odd and not may_compute else Confidence.POSSIBLE
+        sure = Confidence.LIKELY if few and not may_compute else Confidence.POSSIBLE
         found = self._found(name, sure, blamed or self.ranks, blamed, **values)
         detail = f"NCCL's RAS counts, the same in two answers: {_counts_text(counts)}."
-        if not odd:
+        if not few:
             detail += " As many ranks are behind as ahead: look at both."
         elif may_compute:
-            detail += f" Whether the GPU of {rank_list(sorted(odd))} still computes, nothing shows."
+            detail += f" Whether the GPU of {rank_list(sorted(few))} still computes, nothing shows."
         return replace(found, detail=f"{detail} {found.detail}".strip())
 
     # --- some cannot run ------------------------------------------------------------------------------
@@ -406,10 +406,10 @@ class _Job:
         return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)
 
 
-def _of_counts(counts: _Counts, odd: Collection[int]) -> tuple[str, dict[str, str]]:
-    """The cause, and what its title says of the first of the ranks that are odd, else of one that is behind."""
+def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, str]]:
+    """The cause, and what its title says of the first of the few ranks, else of one that is behind."""
     fewest = {operation: min(of, key=lambda rank: of[rank]) for operation, of in counts.items()}
-    who = min(odd) if odd else next(iter(fewest.values()))
+    who = min(few) if few else next(iter(fewest.values()))
     behind = [operation for operation, of in counts.items() if of[who] < max(of.values())]
     ahead = [operation for operation, of in counts.items() if of[who] > min(of.values())]
     if behind and ahead:

@@ -173,7 +173,7 @@ class _Words:
         values: Mapping[str, str],
         next_check: str = "",
     ) -> Judged:
-        files = {rank: fact.file for rank, fact in (*self.job.unread.items(), *self.job.dumps.items())}
+        files = {rank: fact.file for rank, fact in (self.job.unread | self.job.dumps).items()}
         return Judged(
             cause_named(name),
             ruling.sure,

@@ -230,7 +230,10 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
 
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
-    """The one rank, or the few, still in a step that all others left, while some wait further on."""
+    """The one rank, or the few, still in a step that all others left, while some wait further on.
+
+    A rank that only sends leaves a step first.
+    """
     waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
     last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
@@ -244,7 +247,11 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
         return Judgement("unsure", waiting=numbers(last), step=last[0].open_step)
     if "outside" not in doing.values():
-        return _unreached(last, trial, "store" in doing.values())
+        # Of two ranks in a collective the link is to blame; of more the pairwise check says which link, if it is one.
+        # The control store is asked over another link.
+        everyone = tuple(sorted(numbers(trial.evidence)))
+        pairs = (everyone[:2],) if len(everyone) == 2 and "store" not in doing.values() else ()
+        return Judgement("pair" if pairs else "left-behind", (), numbers(last), last[0].open_step, pairs)
     step = min(further, key=lambda open_: place_of(open_, trial))
     there = place_of(step, trial)
     absent = [
@@ -263,18 +270,6 @@ def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     if any(rank.state == "D" for rank in last):
         return None
     return Judgement("left-behind", (), numbers(last), step)
-
-
-def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:
-    """Ranks that entered a step which the others left: a rank that only sends leaves first.
-
-    Of two ranks in a collective the link is to blame. Of more the pairwise check says which link, if it is one;
-    the control store is asked over another link.
-    """
-    everyone = tuple(sorted(numbers(trial.evidence)))
-    if len(everyone) == 2 and not by_the_store:
-        return Judgement("pair", (), numbers(last), last[0].open_step, (everyone[:2],))
-    return Judgement("left-behind", (), numbers(last), last[0].open_step)
 
 
 def _ended(rank: RankEvidence) -> bool:

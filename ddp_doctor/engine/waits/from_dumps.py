@@ -44,13 +44,11 @@ class DumpSet:
 def sets_of(facts: Sequence[FlightDumpFact], world_size: int | None) -> tuple[DumpSet, ...]:
     """The jobs of these dumps without those that others have followed. ``world_size``: what the job's output says."""
     facts = [fact for fact in facts if fact.rank is not None]
-    ranks_by_folder: dict[str, list[FlightDumpFact]] = {}
-    for fact in facts:
-        ranks_by_folder.setdefault(str(PurePath(fact.file).parent), []).append(fact)
-    folders = Counter(rank for of in ranks_by_folder.values() for rank in {fact.rank for fact in of})
+    by_folder = grouped((PurePath(fact.file).parent, fact) for fact in facts)
+    folders = Counter(rank for of_folder in by_folder.values() for rank in {fact.rank for fact in of_folder})
     one_job = max(folders.values(), default=0) < 2  # a folder for each node
     sets = []
-    for pool in [facts] if one_job else ranks_by_folder.values():
+    for pool in [facts] if one_job else by_folder.values():
         readable = _each_process_once(fact for fact in pool if fact.problem is None)
         jobs = _split([fact for fact in readable if fact.newest_at_s is not None])
         last = [job for job in jobs if not any(_is_followed(job, other) for other in jobs)]

@@ -161,9 +161,9 @@ def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
     sides = grouped((call.alike, rank) for rank, call in calls.items())
     if len(sides) < 2:
         return None
-    odd = minority(sides.values())
+    few = minority(sides.values())
     return Ruling(
-        "different-calls", sure, odd, odd or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
+        "different-calls", sure, few, few or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
     )
 
 
@@ -173,12 +173,12 @@ def _circle(ranks: _Ranks) -> Ruling | None:
     if not first:
         return None
     in_group = grouped((wait.call.group, rank) for rank, wait in first.items())
-    odd = minority(in_group.values())
-    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].call.group.members) for rank in odd)
+    few = minority(in_group.values())
+    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].call.group.members) for rank in few)
     if half_came or 2 * max(map(len, in_group.values())) <= len(first):
-        odd = ()
+        few = ()
     sides = tuple(map(tuple, in_group.values()))
-    return Ruling("circle", Confidence.PROVED, odd, odd or tuple(first), tuple(first.values()), sides)
+    return Ruling("circle", Confidence.PROVED, few, few or tuple(first), tuple(first.values()), sides)
 
 
 def _outside(ranks: _Ranks) -> Ruling | None:

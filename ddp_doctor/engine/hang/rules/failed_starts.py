@@ -124,13 +124,17 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     settings = spoken_of(recording, message, first.node)
     left = tuple(name for name in settings if outcome_without(recording, "DD617", name) != "disproved")
     to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
-    about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
+    it_has = ""
+    if any(name.endswith("_SOCKET_IFNAME") for name in to_blame):
+        facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == first.node]
+        usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
+        it_has = f" ({host(recording, first.node)} has {name_list(usable)})" if usable else ""
     is_known = bool(settings) or _OTHER_VERSION in message
     named = None if is_known else named_cause(recording, first, PROCESS_GROUP)
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
-        f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
+        f" {cause(message)[:160]}{it_has}",
         (Evidence(check=PROCESS_GROUP, text=text) for text in _alike(ranks)),
         *without(recording, settings),
         *(_after_refusal(message, to_blame) or (named.remedies if named else (_CORRECT,))),
@@ -153,13 +157,6 @@ def _who_raised(trial: TrialRecord, ranks: Sequence[RankEvidence]) -> str:
     kinds = name_list(list(dict.fromkeys(rank.raised.type for rank in ranks if rank.raised)))
     others = "" if everyone else "; the other ranks wait for it"
     return f"{who} raised {kinds} in {ranks[0].steps[-1].name}{others}."
-
-
-def _it_has(recording: Recording, node: int) -> str:
-    """`` (vm has lo and eth0)``: the node's interfaces that ranks could use."""
-    facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == node]
-    usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
-    return f" ({host(recording, node)} has {name_list(usable)})" if usable else ""
 
 
 def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
