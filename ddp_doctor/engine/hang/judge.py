@@ -1,12 +1,12 @@
 """Who is to blame when a trial got stuck or broke: a pure function of the ranks' evidence.
 
-The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its
-own explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all
-alive and waiting. A rank is named only on evidence that points at it; where the
-evidence points at a link, the pair is named, and where it points nowhere, nobody is.
+The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its own
+explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all alive and
+waiting. A rank is named only on evidence that points at it; where the evidence points at a link, the pair is named,
+and where it points nowhere, nobody is.
 
-Ranks are compared by their place (judgement.py).
-Only deaths are compared by time, and those on several nodes only as far as their clocks can be aligned (judgement.py).
+Ranks are compared by their place; only deaths by time, and those on several nodes only as far as their clocks can be
+aligned (judgement.py).
 """
 
 import re
@@ -120,8 +120,8 @@ def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
 
 def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
     innocent = [rank for rank in ranks if rank.rank not in suspects]
-    flights = tuple((rank, calls[rank]) for rank in sorted(calls))
-    return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
+    step, flights = shared_step(innocent), tuple(sorted(calls.items()))
+    return Judgement("mismatch", suspects, numbers(innocent), step, flights=flights)
 
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -265,9 +265,8 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
     step = last[0].open_step
-    if step is None or step.name != INIT or len(last) == len(trial.evidence):
-        return None
-    if any(rank.state == "D" for rank in last):
+    makes_the_group = step is not None and step.name == INIT and len(last) < len(trial.evidence)
+    if not makes_the_group or any(rank.state == "D" for rank in last):
         return None
     return Judgement("left-behind", (), numbers(last), step)
 

@@ -1,10 +1,11 @@
 """Ranks that ended, by a signal, an exit or an exception."""
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.hang.judgement import Judgement
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, in_your_code, place, stands, step_words
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, OUTCOMES, Case, cases, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
@@ -16,7 +17,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.parse.frames import FATAL, called, of_the_job
+from ddp_doctor.parse.frames import FATAL, YOURS, called, of_the_job
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.failed_trials import explains, words_of
 from ddp_doctor.wording.findings import finding, proved
@@ -38,7 +39,9 @@ def died(recording: Recording) -> Iterator[Draft]:
     See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
     for case in cases(recording, "died"):
-        first, yours = case.first, in_your_code(case.judgement.step)
+        first, step, yours = case.first, case.judgement.step, ""
+        if step is not None and step.name == OUTCOMES:  # where ranks tell each other how the user's code went
+            yours = YOURS.get(re.split(r"[( ]", step.detail)[0], "")
         where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {case.check}; {stands(first)}"
         named = _cause(recording, first, case.check)
         yield proved(

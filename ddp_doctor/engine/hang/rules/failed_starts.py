@@ -58,10 +58,8 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if case.judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
             ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
-        if not ranks or not _makes_the_group(ranks[0]):
+        if not ranks or not _makes_the_group(ranks[0]) or explains(recording, trial):  # the cause has a rule of its own
             continue
-        if explains(recording, trial):
-            continue  # the rule of the cause reports it
         draft = _cannot_start(recording, trial, ranks)
         # Where NCCL refuses its peers for their versions, DD550 may name the nodes with other ones.
         versions_differ = _OTHER_VERSION in words_of(ranks[0]) and nodes_load_different_nccls(recording)

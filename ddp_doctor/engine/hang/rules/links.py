@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_remedies, names, pairs_of_topology
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_remedies, names
 from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.base import grouped
@@ -94,7 +94,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
         interface between the two.
     See: NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
-    explained = pairs_of_topology(recording)
+    explained = {stall.ranks for stall in failed_trials.stalls(recording)}  # the topology's own rule names them
     stuck: _Stuck = {}
     for case in cases(recording, "pair"):
         if failed_trials.explains(recording, case.trial):
