@@ -76,10 +76,8 @@ class _Job:
         if ruling.kind == "at-work":
             return (self._at_work(self._those(ruling.who)),)
         found = self._stands_still(ruling)
-        is_proved = found.confidence is Confidence.PROVED
-        if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
-            return (self._not_known(),)
-        return (found,)
+        may_be_others = self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS
+        return (self._not_known() if may_be_others and found.confidence is not Confidence.PROVED else found,)
 
     def _those(self, ranks: Collection[int]) -> list[Doing]:
         return [rank for rank in self.ranks if rank.rank in ranks]

@@ -337,5 +337,5 @@ def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _worked(output: Output, rank: int) -> bool:
-    seen = output.ranks.get(rank)
-    return seen is not None and seen.last is not None and bool(_PROGRESS.search(seen.last.text))
+    last = output.rank(rank).last
+    return last is not None and bool(_PROGRESS.search(last.text))
