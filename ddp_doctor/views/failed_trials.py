@@ -201,7 +201,10 @@ def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequ
     # A rank that died, stopped or never entered would explain the others, and so would the network where some ranks
     # are on other nodes.
     all_wait = all(rank.done or rank.rank in steps for rank in trial.evidence)
-    if check != "p2p" and not (all_wait and _same_calls(trial)):
+    # Torch's flight recorder may show different calls; a mismatch hangs just as silently.
+    calls = {(entry.seq, entry.op, entry.sizes, entry.dtypes) for rank in trial.evidence for entry in rank.flight}
+    calls_differ = len(calls) > len({seq for seq, *_ in calls})
+    if check != "p2p" and (calls_differ or not all_wait):
         return
     log = parse_nccl_log("\n".join(rank.output_tail for rank in here))
     for ranks, transport in _by_pair(log, trial.ranks).items():
@@ -209,16 +212,6 @@ def _stalls_on(matrix: TopologyMatrix, node: int, trial: TrialRecord, here: Sequ
         code = matrix.links[gpus[0]].get(gpus[1], "") if gpus is not None else ""
         if gpus is not None and _meet(ranks, steps) and nvlinks(code) == 0:
             yield Stall(trial, node, ranks, gpus, code, transport.via, log)
-
-
-def _same_calls(trial: TrialRecord) -> bool:
-    """Whether torch's flight recorder shows equal calls on all ranks; a mismatch hangs just as silently."""
-    calls: dict[int, tuple[object, ...]] = {}
-    entries = (entry for rank in trial.evidence for entry in rank.flight)
-    return all(
-        calls.setdefault(entry.seq, (entry.op, entry.sizes, entry.dtypes)) == (entry.op, entry.sizes, entry.dtypes)
-        for entry in entries
-    )
 
 
 def _open_step(rank: RankEvidence, check: str) -> Step | None:

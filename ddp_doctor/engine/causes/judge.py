@@ -48,7 +48,7 @@ from ddp_doctor.wording.ranks import capital, short
 def causes(recording: Recording) -> tuple[Judged, ...]:
     """What made the job fail, in the order of time; () where it did not fail."""
     if recording.command is Command.ATTACH:
-        return live.judged(recording)
+        return tuple(live.judged(recording))
     fact = recording.first(JobLogFact) or JobLogFact(files=())
     last = _last_attempt(fact)
     *earlier, output = (Output(fact, attempt) for attempt in range(last + 1))

@@ -24,6 +24,7 @@ class Judged:
     detail: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
     next_check: str = ""
+    job: str = ""  # the name of a job that runs
     pid: int | None = None  # of the process to blame, where it runs
 
     def with_pid(self, command: str) -> str:

@@ -5,31 +5,33 @@ waits for whom (wait_graph.py), better than stacks do; where NCCL's RAS answers,
 innocent is never named: where the looks do not tell, the answer is "not known".
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from ddp_doctor.engine.causes import wait_graph
 from ddp_doctor.engine.causes.evidence import Output, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.live_counts import by_counts
 from ddp_doctor.engine.waits.from_looks import WELL, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.facts.job_log import JobLogFact, LogLine
-from ddp_doctor.facts.live_job import Refused, Unacknowledged
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.facts.live_job import Unacknowledged
+from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
-from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.views.live_jobs import LiveJob, live_jobs
 from ddp_doctor.views.live_ranks import UNABLE, Doing, last_to_come
 from ddp_doctor.wording.live_ranks import busy_text, called, collective_of, place, plural, says, verb, waits_text
 from ddp_doctor.wording.ranks import capital, rank_list, short
 
-_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 #: Ranks that are named with their processes.
 _EACH = 2
+#: Operations that NCCL's RAS counts, and how many of them each rank has launched.
+_Counts = Mapping[str, Mapping[int, int]]
 _MOST_LINES = 8
 _MOST_FRAMES = 12
 #: So often the same data was sent again in a row.
@@ -44,28 +46,14 @@ _OF_ALL_RANKS = ("stuck-outside-collective", *_ALL_WAIT)
 _NOT_OF_RECORDERS = ("rank-unreachable", "collective-stalled")
 
 
-@once_a_recording
-def blamed(recording: Recording) -> frozenset[tuple[str, int]]:
-    """The jobs and numbers of the ranks that are to blame."""
-    jobs = live_jobs(recording)
-    found = ((job, judged(recording) if len(jobs) == 1 else _Job(job).judged()) for job in jobs)
-    return frozenset(
-        (job.name, culprit.rank)
-        for job, causes in found
-        for cause in causes
-        for culprit in cause.culprits
-        if culprit.rank is not None
-    )
-
-
-@once_a_recording
-def judged(recording: Recording) -> tuple[Judged, ...]:
-    """What keeps the jobs of a recording of attach, one after the other; () where all get on."""
+def judged(recording: Recording) -> Iterator[Judged]:
+    """What keeps the jobs of a recording of attach, one after the other; nothing where all get on."""
     jobs = [_Job(job) for job in live_jobs(recording)]
-    found = tuple(cause for job in jobs for cause in job.judged())
-    if len(jobs) != 1 or len(found) != 1 or found[0].cause.name not in _BY_STACKS_ALONE:
-        return found
-    return jobs[0].by_recorders(recording) or jobs[0].by_ras(recording, found[0]) or found
+    for job in jobs:
+        found = job.judged()
+        if len(jobs) == len(found) == 1 and found[0].cause.name in _BY_STACKS_ALONE:
+            found = job.by_recorders(recording) or job.by_ras(recording, found[0]) or found
+        yield from (replace(cause, job=job.job.name) for cause in found)
 
 
 class _Job:
@@ -80,27 +68,25 @@ class _Job:
         self.outside = [rank for rank in self.able if rank.kind not in ("collective", "gpu")]
 
     def judged(self) -> tuple[Judged, ...]:
-        ruling = judge(standings_of(self.job))
-        if ruling is not None and ruling.kind == "unable":
+        ruling = judge(standings_of(self.job)) or Ruling("not-known", Confidence.POSSIBLE)
+        if ruling.kind == "unable":
             return (*self._cannot_run(), *self._gone(ruling.who))
-        if ruling is not None and ruling.kind == "gets-on":
+        if ruling.kind == "gets-on":
             return self._late()
-        if ruling is not None and ruling.kind == "at-work":
+        if ruling.kind == "at-work":
             return (self._at_work(self._those(ruling.who)),)
         found = self._stands_still(ruling)
-        is_proved = found.confidence is Confidence.PROVED
-        if self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS and not is_proved:
-            return (self._not_known(),)
-        return (found,)
+        may_be_others = self.job.is_elsewhere and found.cause.name in _OF_ALL_RANKS
+        return (self._not_known() if may_be_others and found.confidence is not Confidence.PROVED else found,)
 
     def _those(self, ranks: Collection[int]) -> list[Doing]:
         return [rank for rank in self.ranks if rank.rank in ranks]
 
-    def _stands_still(self, ruling: Ruling | None) -> Judged:
+    def _stands_still(self, ruling: Ruling) -> Judged:
         loading = [rank for rank in self.outside if rank.has_loaders and rank.moves is False]
         if loading:
             return self._no_data(loading)
-        if ruling is None or any(rank.kind == "unknown" for rank in self.outside):
+        if ruling.kind == "not-known" or any(rank.kind == "unknown" for rank in self.outside):
             return self._not_known()
         if ruling.kind == "one-more":
             return self._found("rank0-only-collective", ruling.sure, self.waiting, (), call=self._call)
@@ -128,10 +114,8 @@ class _Job:
         """The rank that RAS sees behind, ahead, or not at all, where nothing better is known."""
         if instead_of.cause.name not in ("progress-not-known", "collective-stalled"):
             return ()
-        if counted := by_counts(self.job):
-            blamed = self._those(counted.ranks)
-            found = self._found(counted.cause, counted.sure, blamed or self.ranks, blamed, **counted.values)
-            return (replace(found, detail=f"{counted.detail} {found.detail}".strip()),)
+        if counts := self._counts():
+            return (self._by_counts(counts),)
         found_by_ras = (
             (suspect, sorted({int(sign.values["rank"]) for sign in suspect.signs if sign.values.get("rank")}))
             for at in recording.facts(JobLogFact)
@@ -151,6 +135,40 @@ class _Job:
             for suspect, ranks in found_by_ras
             if ranks
         )
+
+    def _counts(self) -> _Counts:
+        """Counts that did not move between two answers, as far as they are known of all ranks."""
+        counts: dict[str, Mapping[int, int]] = {}
+        for launched in (launched for host in self.job.hosts for launched in host.launched):
+            named = dict(launched.by_rank)
+            if launched.others is not None:
+                counts[launched.operation] = dict.fromkeys(range(self.job.world_size), launched.others) | named
+            elif len(named) == self.job.world_size:
+                counts[launched.operation] = named
+        return counts
+
+    def _by_counts(self, counts: _Counts) -> Judged:
+        """Ranks are compared by majority alone: counts tell neither the order of calls nor who waits.
+
+        So they are no standings for the judge of waits: a rank that is behind may wait in a call of another group.
+        """
+        few: set[int] = set()
+        for by_rank in counts.values():
+            usual, _ = Counter(by_rank.values()).most_common(1)[0]
+            few.update(rank for rank, count in by_rank.items() if count != usual)
+        if 2 * len(few) >= max(map(len, counts.values())):
+            few.clear()
+        name, values = _of_counts(counts, few)
+        blamed = self._those(few)
+        may_compute = name == "rank-behind" and any(rank.kind == "gpu" or rank.moves for rank in blamed)
+        sure = Confidence.LIKELY if few and not may_compute else Confidence.POSSIBLE
+        found = self._found(name, sure, blamed or self.ranks, blamed, **values)
+        detail = f"NCCL's RAS counts, the same in two answers: {_counts_text(counts)}."
+        if not few:
+            detail += " As many ranks are behind as ahead: look at both."
+        elif may_compute:
+            detail += f" Whether the GPU of {rank_list(sorted(few))} still computes, nothing shows."
+        return replace(found, detail=f"{detail} {found.detail}".strip())
 
     # --- some cannot run ------------------------------------------------------------------------------
 
@@ -175,7 +193,7 @@ class _Job:
                 "others": f"{rank_list(others)} {verb(others, 'are')}" if others else "",
             }
             yield Judged(
-                _CAUSES["rank-gone"],
+                cause_named("rank-gone"),
                 Confidence.LIKELY if how in ("", WELL) else Confidence.PROVED,
                 tuple(self._lines([*self._those(ranks), *self.waiting])),
                 self._culprits(ranks) if how != WELL else (),
@@ -250,7 +268,7 @@ class _Job:
         ends = {"kind": "pair", "peer_rank": peer_rank, "peer_node": node}
         times = f"sent {connection.retransmissions} times again"
         return Judged(
-            _CAUSES["data-not-acknowledged"],
+            cause_named("data-not-acknowledged"),
             Confidence.LIKELY,
             (
                 self._line(rank, f"{connection.bytes:,} bytes to {peer} are not acknowledged, {times}"),
@@ -284,10 +302,10 @@ class _Job:
     # --- not known ------------------------------------------------------------------------------------
 
     def _not_known(self) -> Judged:
-        refused = self._refused
+        refused = next((refused for rank in self.able for refused in rank.fact.refused), None)
         details = [f"{capital(refused.why)}." if refused else "", waits_text(self.waiting), busy_text(self.waiting)]
         return Judged(
-            _CAUSES["progress-not-known"],
+            cause_named("progress-not-known"),
             Confidence.POSSIBLE,
             tuple(self._lines(self.able)),
             detail=" ".join(filter(None, details)),
@@ -314,16 +332,12 @@ class _Job:
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
             return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
         if self.for_gpu:
-            said = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
-            return f"{self._who(waiting)} {said}, and nothing shows whether work goes on there"
+            waits = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
+            return f"{self._who(waiting)} {waits}, and nothing shows whether work goes on there"
         places = {place(rank.line) for rank in self.able if rank.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
         who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stand")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
-
-    @cached_property
-    def _refused(self) -> Refused | None:
-        return next((refused for rank in self.able for refused in rank.fact.refused), None)
 
     # --- names and lines ------------------------------------------------------------------------------
 
@@ -334,7 +348,7 @@ class _Job:
         rest = [rank for rank in self.ranks if rank not in who]
         waiting = [rank for rank in self.waiting if rank not in who or len(who) == len(self.ranks)]
         return Judged(
-            _CAUSES[name],
+            cause_named(name),
             confidence,
             tuple(self._lines([*who, *rest])),
             self._culprits([rank.rank for rank in culprits]),
@@ -388,3 +402,34 @@ class _Job:
 
     def _line(self, rank: Doing, text: str) -> LogLine:
         return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)
+
+
+def _of_counts(counts: _Counts, few: Collection[int]) -> tuple[str, dict[str, str]]:
+    """The cause, and what its title says of the first of the few ranks, else of one that is behind."""
+    fewest = {operation: min(of, key=lambda rank: of[rank]) for operation, of in counts.items()}
+    who = min(few) if few else next(iter(fewest.values()))
+    behind = [operation for operation, of in counts.items() if of[who] < max(of.values())]
+    ahead = [operation for operation, of in counts.items() if of[who] > min(of.values())]
+    if behind and ahead:
+        other = max(counts[behind[0]], key=lambda rank: counts[behind[0]][rank])
+        calls = {"op": _operation(ahead[0]), "peer_op": _operation(behind[0])}
+        return "collective-mismatch", {"rank": str(who), "peer_rank": str(other), **calls}
+    if ahead:
+        return "rank0-only-collective", {"call": _operation(ahead[0])}
+    of = counts[behind[0]]
+    return "rank-behind", {"rank": str(who), "launched": str(of[who]), "most": str(max(of.values()))}
+
+
+def _counts_text(counts: _Counts) -> str:
+    """``all-reduce 5 on ranks 0, 2, 3, 4 on rank 1``."""
+    parts = []
+    for operation, by_rank in counts.items():
+        ranks_of = sorted(grouped((count, rank) for rank, count in by_rank.items()).items(), reverse=True)
+        each = (f"{count or 'none'} on {rank_list(ranks)}" for count, ranks in ranks_of)
+        parts.append(f"{_operation(operation)} {', '.join(each)}")
+    return "; ".join(parts)
+
+
+def _operation(name: str) -> str:
+    """``all-reduce`` of AllReduce."""
+    return collective_name(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name))

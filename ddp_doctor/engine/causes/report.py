@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ddp_doctor.engine.causes.judged import Judged
-from ddp_doctor.engine.causes.live import blamed
 from ddp_doctor.engine.diagnose import Diagnosis, is_of_cause, worst_first
 from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
@@ -36,7 +35,7 @@ def with_causes(report: Report, recording: Recording, causes: Sequence[Judged]) 
     )
     fields = {**dict(report), "causes": reports}
     if recording.command is Command.ATTACH:
-        return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording))
+        return AttachReport(**fields, facts=_live_facts(recording), ranks=_live_ranks(recording, causes))
     return LogsReport(**fields, facts=_facts(recording))
 
 
@@ -57,7 +56,8 @@ def _common(values: Iterable[str | None]) -> str | None:
     return different.pop() if len(different) == 1 else None
 
 
-def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
+def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRank, ...]:
+    blamed = {(judged.job, culprit.rank) for judged in causes for culprit in judged.culprits}
     return tuple(
         LiveRank(
             job=job.name,
@@ -71,7 +71,7 @@ def _live_ranks(recording: Recording) -> tuple[LiveRank, ...]:
             collective=call_name(rank) if rank.kind == "collective" else None,
             line=rank.line or None,
             moves=rank.moves,
-            blamed=(job.name, rank.rank) in blamed(recording),
+            blamed=(job.name, rank.rank) in blamed,
         )
         for job in live_jobs(recording)
         for rank in job.ranks

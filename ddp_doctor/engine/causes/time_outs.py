@@ -71,8 +71,8 @@ def worked_before(output: Output) -> str:
     number = collective_reached(output)
     if is_first(number):
         return "It was one of the first collectives: that speaks for the set-up of network and GPUs."
-    said = "collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
-    return f"{number - 1} {said}" if number else ""
+    later = "collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
+    return f"{number - 1} {later}" if number else ""
 
 
 def is_first(number: int) -> bool:
@@ -82,13 +82,12 @@ def is_first(number: int) -> bool:
 
 def collective_reached(output: Output) -> int:
     """The highest number of a collective in which a rank timed out; 0 where none is printed."""
-    groups = waits(output.fact).values()
-    return max((wait.seq or 0 for of_group in groups for wait in of_group.values()), default=0)
+    return max(map(_last, waits(output.fact).values()), default=0)
 
 
 def _judged(
     output: Output, name: str, confidence: Confidence, signs: Sequence[SignSeen], guilty: Collection[int], detail: str
-) -> Judged | None:
+) -> Judged:
     return Judged(
         cause_named(name),
         confidence,
@@ -104,8 +103,8 @@ def _call(signs: Sequence[SignSeen]) -> str:
     """``all-reduce 17``, of the first that tells."""
     if any("not_joined" in sign.values for sign in signs):
         return "the process group"
-    told = (sign.values for sign in signs if sign.values.get("seq"))
-    return next((f"{collective_name(values.get('op', ''))} {values['seq']}" for values in told), "")
+    numbered = (sign.values for sign in signs if sign.values.get("seq"))
+    return next((f"{collective_name(values.get('op', ''))} {values['seq']}" for values in numbered), "")
 
 
 def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
@@ -195,7 +194,7 @@ def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
     judged = _judged(output, "stuck-outside-collective", Confidence.LIKELY, signs, (), detail)
     title = f"{called}, {rank_list(here)} {verb} in {_last(ranks)}: {either}"
     next_check = f"py-spy dump --pid PID of {rank_list(sorted((*here, *there)))} while they hang, or the dumps of both"
-    return judged and replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
+    return replace(judged, cause=judged.cause._replace(title=title), next_check=next_check)
 
 
 def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
@@ -217,23 +216,23 @@ def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
 
 def _other_operation(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     """torch before 1.13 prints no numbers: of ranks that gave up together, the few in another operation."""
-    told: dict[int, SignSeen] = {}
+    first: dict[int, SignSeen] = {}
+    calls: dict[int, str] = {}
     for sign in signs:
         if sign.sign == "watchdog-timeout" and "op" in sign.values and "seq" not in sign.values:
+            elements = elements_of(sign.values.get("shape", ""))
+            call = collective_name(sign.values["op"]) + (f" of {elements} elements" if elements else "")
             for rank in ranks_of([sign]):
-                told.setdefault(rank, sign)
-    calls: dict[int, str] = {}
-    for rank, sign in sorted(told.items()):
-        of = elements_of(sign.values.get("shape", ""))
-        calls[rank] = collective_name(sign.values["op"]) + (f" of {of} elements" if of else "")
-    by_call = grouped((call, rank) for rank, call in calls.items())
-    if len(by_call) < 2 or UNEVEN.search(" ".join(sign.values["op"] for sign in told.values())):
+                first.setdefault(rank, sign)
+                calls.setdefault(rank, call)
+    by_call = grouped((call, rank) for rank, call in sorted(calls.items()))
+    if len(by_call) < 2 or UNEVEN.search(" ".join(sign.values["op"] for sign in first.values())):
         return None
     ruling = judge(standings_in(calls))
     guilty = ruling.suspects if ruling is not None and len(by_call) == 2 else ()
     # Where several are in each, they may be in different groups, which this torch does not tell either.
     sure = Confidence.LIKELY if len(guilty) == 1 else Confidence.POSSIBLE
-    return _judged(output, "collective-mismatch", sure, list(told.values()), guilty, _who_waited(by_call))
+    return _judged(output, "collective-mismatch", sure, list(first.values()), guilty, _who_waited(by_call))
 
 
 def _who_waited(by_call: Mapping[str, Sequence[int]]) -> str:
@@ -243,11 +242,11 @@ def _who_waited(by_call: Mapping[str, Sequence[int]]) -> str:
 
 def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     """More came to the store than the job has ranks: those of another job, or of an earlier attempt."""
-    told = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
-    if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in told):
+    counts = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
+    if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in counts):
         return None
-    said = f"{told[0].values['came']} ranks came to the store of a job of {told[0].values['world']}."
-    return _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, told, (), said)
+    detail = f"{counts[0].values['came']} ranks came to the store of a job of {counts[0].values['world']}."
+    return _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, counts, (), detail)
 
 
 def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
@@ -257,31 +256,31 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     if not waiting:
         return None
     call = f" in {_call(signs)}" if _call(signs) else ""
-    said = f"{capital(places(output, waiting))} waited{call}."
+    detail = f"{capital(places(output, waiting))} waited{call}."
     if len(missing) == 1 and _worked(output, missing[0]) and (last := output.ranks[missing[0]].last):
-        said += f" The last that rank {missing[0]} printed: {last.text}"
-        return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, said)
+        detail += f" The last that rank {missing[0]} printed: {last.text}"
+        return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, detail)
     bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
     limits_s = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")} or _USUAL_S
     if bar is None or not any(0.9 * limit_s <= float(bar["bar_s"]) <= 1.25 * limit_s for limit_s in limits_s):
         return None  # it did not begin with the wait, or was not there at its end
-    said += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
+    detail += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
     guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
     at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
     sure = Confidence.LIKELY if at_first else Confidence.POSSIBLE
-    return _judged(output, "timeout-long-rank0-work", sure, signs, guilty, said)
+    return _judged(output, "timeout-long-rank0-work", sure, signs, guilty, detail)
 
 
 def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
     """gloo prints no numbers, but by their tracebacks ranks waited in different calls: who was alone in a barrier."""
-    told: dict[int, SignSeen] = {}
+    first: dict[int, SignSeen] = {}
     calls: dict[int, str] = {}
     for sign in output.fact.signs:
         frames = sign.values.get("frames", "") if sign.sign == "exception" else ""
         found = [call or backward for call, backward in _CALL.findall(frames)]
         if found and "Timed out waiting" in sign.values.get("message", ""):
             for rank in ranks_of([sign]):
-                told.setdefault(rank, sign)
+                first.setdefault(rank, sign)
                 calls.setdefault(rank, found[-1])
     barriers = [rank for rank, call in calls.items() if "barrier" in call]
     if len(set(calls.values())) < 2 or ("backward" in calls.values() and not barriers):
@@ -291,11 +290,10 @@ def _in_another_call(output: Output, _: Sequence[SignSeen]) -> Judged | None:
     alone = len(barriers) == 1 and guilty in ([], barriers)
     name = "rank0-only-collective" if alone else "collective-mismatch"
     by_call = grouped((call, rank) for rank, call in sorted(calls.items()))
-    said = {
-        collective_name(call): ranks for call, ranks in sorted(by_call.items(), key=lambda of: len(of[1]), reverse=True)
-    }
+    most_first = sorted(by_call.items(), key=lambda of: len(of[1]), reverse=True)
+    who_waited = _who_waited({collective_name(call): ranks for call, ranks in most_first})
     who = barriers if alone else guilty
-    return _judged(output, name, Confidence.LIKELY, list(told.values()), who, _who_waited(said))
+    return _judged(output, name, Confidence.LIKELY, list(first.values()), who, who_waited)
 
 
 def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
@@ -303,8 +301,8 @@ def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     for sign in signs:
         if sign.sign == "store-id-timeout":
             continue
-        said = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
-        absent = sorted({int(number) for number in re.findall(r"\d{1,7}", said)[:_MOST_RANKS]})
+        numbers = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
+        absent = sorted({int(number) for number in re.findall(r"\d{1,7}", numbers)[:_MOST_RANKS]})
         if absent and ranks_of(signs).isdisjoint(absent):
             detail = f"torch lists {rank_list(absent)} as not having come."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
@@ -339,5 +337,5 @@ def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
 
 
 def _worked(output: Output, rank: int) -> bool:
-    seen = output.ranks.get(rank)
-    return seen is not None and seen.last is not None and bool(_PROGRESS.search(seen.last.text))
+    last = output.rank(rank).last
+    return last is not None and bool(_PROGRESS.search(last.text))

@@ -170,20 +170,19 @@ def _unknown(output: Output) -> Iterator[Judged]:
     timed_out = f"a collective timed out{on}" if late else ""
     shown = [sign for sign in output.fact.signs if SIGNS[sign.sign][0].role in ("pointer", "victim")]
     spoken = [sign for sign in shown if SIGNS[sign.sign][0].tier != "launcher"]
+    # Where a shell or a service has the last word: “make: *** [train] Error 1”.
+    last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
+    words = (
+        f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”" if last else "the job failed"
+    )
     details = (capital(_silent(output, late)), capital(ended) if waits_for or late else "", worked_before(output))
     yield Judged(
         cause_named("job-failed-cause-not-proven"),
         Confidence.POSSIBLE,
         lines(spoken or shown or output.last_complaints)[:_MOST_LINES],
         detail=" ".join(filter(None, details)),
-        values={"what": (waits_for or timed_out or ended or _last_words(output)).rstrip(".")},
+        values={"what": (waits_for or timed_out or ended or words).rstrip(".")},
     )
-
-
-def _last_words(output: Output) -> str:
-    """``The output ends with “make: *** [train] Error 1”``, where a shell or a service has the last word."""
-    last = [sign.where.text for sign in output.last_complaints if sign.sign == "ended-badly"]
-    return f"the output ends with “{shorten(last[-1], _LONGEST_WORDS, placeholder=' …')}”" if last else "the job failed"
 
 
 def not_shown(recording: Recording, output: Output) -> tuple[Judged, ...]:

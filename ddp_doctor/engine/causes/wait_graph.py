@@ -10,7 +10,7 @@ from ddp_doctor.engine.waits.from_dumps import DumpSet, sets_of, standings_of
 from ddp_doctor.engine.waits.judge import Ruling, judge
 from ddp_doctor.engine.waits.standings import Call, Wait
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, LogLine
-from ddp_doctor.knowledge.job_causes import JOB_CAUSES
+from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
@@ -18,7 +18,6 @@ from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.job_waits import collective_name
 from ddp_doctor.wording.ranks import capital, rank_list, where_they_wait
 
-_CAUSES = {cause.name: cause for cause in JOB_CAUSES}
 _MOST_LINES = 8
 #: A dump written so soon after its newest collective may be of a job that goes on.
 _GOES_ON_S = 2.0
@@ -174,9 +173,9 @@ class _Words:
         values: Mapping[str, str],
         next_check: str = "",
     ) -> Judged:
-        files = {rank: fact.file for rank, fact in (*self.job.unread.items(), *self.job.dumps.items())}
+        files = {rank: fact.file for rank, fact in (self.job.unread | self.job.dumps).items()}
         return Judged(
-            _CAUSES[name],
+            cause_named(name),
             ruling.sure,
             tuple(LogLine(file=files[rank], line=0, text=text) for rank, text in lines[:_MOST_LINES] if rank in files),
             tuple(Culprit(kind="rank", rank=rank) for rank in ruling.suspects),

@@ -1,12 +1,12 @@
 """Who is to blame when a trial got stuck or broke: a pure function of the ranks' evidence.
 
-The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its
-own explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all
-alive and waiting. A rank is named only on evidence that points at it; where the
-evidence points at a link, the pair is named, and where it points nowhere, nobody is.
+The causes are tried in the order of certainty. A process that is gone, stopped or raised an exception of its own
+explains what its peers report. Steps and torch's flight recorder decide only among ranks that are all alive and
+waiting. A rank is named only on evidence that points at it; where the evidence points at a link, the pair is named,
+and where it points nowhere, nobody is.
 
-Ranks are compared by their place (judgement.py).
-Only deaths are compared by time, and those on several nodes only as far as their clocks can be aligned (judgement.py).
+Ranks are compared by their place; only deaths by time, and those on several nodes only as far as their clocks can be
+aligned (judgement.py).
 """
 
 import re
@@ -35,7 +35,7 @@ from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -89,8 +89,12 @@ def _died(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None
     dead = [rank for rank in ranks if rank.exited_at is not None]
     own = [rank for rank in dead if rank.exit_code != _SIGABRT or not _aborted_over_a_peer(rank.output_tail)]
     if not own:
-        wrong_size = any(_GLOO_SIZE.search(rank.output_tail) for rank in dead)
-        return _aborted_over_a_mismatch(ranks) if wrong_size else None
+        if not any(_GLOO_SIZE.search(rank.output_tail) for rank in dead):
+            return None
+        # gloo aborts the rank that *receives* a message of the wrong size: it is the victim, and its recorder is lost.
+        # A survivor whose real call is not its announced one did it.
+        calls = {rank.rank: call_of(rank.flight[-1], Group(rank.flight[-1].group)) for rank in ranks if rank.flight}
+        return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
     causes = _first_to_go(own, trial)
     untold = trial.launcher == "torchrun" and not any(rank.began for rank in ranks)  # its own failure
     if not causes or untold:
@@ -140,20 +144,10 @@ def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
     return key_of(rank.steps[-1]) if rank.steps else None
 
 
-def _aborted_over_a_mismatch(ranks: Sequence[RankEvidence]) -> Judgement:
-    """gloo aborts the rank that *receives* a message of the wrong size: it is the victim.
-
-    The recorder of the dead rank is lost; a survivor whose real call is not its announced one did it.
-    """
-    groups = {entry.group: Group(entry.group) for rank in ranks for entry in rank.flight}
-    calls = {rank.rank: call_of(rank.flight[-1], groups[rank.flight[-1].group]) for rank in ranks if rank.flight}
-    return _mismatched(ranks, calls, _off_the_plan(ranks, calls, len(ranks)))
-
-
 def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
     innocent = [rank for rank in ranks if rank.rank not in suspects]
-    flights = tuple((rank, calls[rank]) for rank in sorted(calls))
-    return Judgement("mismatch", suspects, numbers(innocent), shared_step(innocent), flights=flights)
+    step, flights = shared_step(innocent), tuple(sorted(calls.items()))
+    return Judgement("mismatch", suspects, numbers(innocent), step, flights=flights)
 
 
 def _raised(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -241,19 +235,14 @@ def _off_the_plan(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], comp
     off = []
     for rank in ranks:
         step, call = rank.open_step or (rank.steps[-1] if rank.steps else None), calls.get(rank.rank)
-        if step is not None and call is not None and not _is_announced(step, call):
+        if step is None or call is None or step.name not in COLLECTIVES:
+            continue
+        # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
+        op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
+        has_its_shape = "[" not in step.detail or any(str(list(size)) in step.detail for size in call.sizes)
+        if step.name != op or not has_its_shape:
             off.append(rank.rank)
     return tuple(off) if 2 * len(off) <= compared else ()
-
-
-def _is_announced(step: Step, call: Call) -> bool:
-    """Whether a call is what its step says; a step that names no collective says nothing."""
-    if step.name not in COLLECTIVES:
-        return True
-    shapes = [str(list(size)) for size in call.sizes]
-    # _all_gather_base is an all_gather, and nccl2's all_to_all_single an all_to_all.
-    op = call.op.removeprefix("_").removesuffix("_base").removesuffix("_single")
-    return step.name == op and ("[" not in step.detail or any(shape in step.detail for shape in shapes))
 
 
 def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
@@ -273,7 +262,10 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
 
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
-    """The one rank, or the few, still in a step that all others left, while some wait further on."""
+    """The one rank, or the few, still in a step that all others left, while some wait further on.
+
+    A rank that only sends leaves a step first.
+    """
     waiting = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     further = [step for step in waiting.values() if place_of(step, trial) > here]
     last = [rank for rank in ranks if rank.rank in waiting and place_of(waiting[rank.rank], trial) == here]
@@ -287,7 +279,11 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
     if "unknown" in doing.values():  # it did not answer in time: it may wait for something that was lost
         return Judgement("unsure", waiting=numbers(last), step=last[0].open_step)
     if "outside" not in doing.values():
-        return _unreached(last, trial, "store" in doing.values())
+        # Of two ranks in a collective the link is to blame; of more the pairwise check says which link, if it is one.
+        # The control store is asked over another link.
+        everyone = tuple(sorted(numbers(trial.evidence)))
+        pairs = (everyone[:2],) if len(everyone) == 2 and "store" not in doing.values() else ()
+        return Judgement("pair" if pairs else "left-behind", (), numbers(last), last[0].open_step, pairs)
     step = min(further, key=lambda open_: place_of(open_, trial))
     there = place_of(step, trial)
     absent = [
@@ -301,23 +297,10 @@ def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place)
 def _left_in_init(last: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
     """Many ranks in init_process_group that others left: the ranks that left it are not the missing ones."""
     step = last[0].open_step
-    if step is None or step.name != INIT or len(last) == len(trial.evidence):
-        return None
-    if any(rank.state == "D" for rank in last):
+    makes_the_group = step is not None and step.name == INIT and len(last) < len(trial.evidence)
+    if not makes_the_group or any(rank.state == "D" for rank in last):
         return None
     return Judgement("left-behind", (), numbers(last), step)
-
-
-def _unreached(last: Sequence[RankEvidence], trial: TrialRecord, by_the_store: bool) -> Judgement:
-    """Ranks that entered a step which the others left: a rank that only sends leaves first.
-
-    Of two ranks in a collective the link is to blame. Of more the pairwise check says which link, if it is one;
-    the control store is asked over another link.
-    """
-    everyone = tuple(sorted(numbers(trial.evidence)))
-    if len(everyone) == 2 and not by_the_store:
-        return Judgement("pair", (), numbers(last), last[0].open_step, (everyone[:2],))
-    return Judgement("left-behind", (), numbers(last), last[0].open_step)
 
 
 def _ended(rank: RankEvidence) -> bool:

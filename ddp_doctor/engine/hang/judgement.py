@@ -2,11 +2,9 @@
 
 A *place* is the check, in the trial's order, and the number of the step in it.
 
-How far apart the nodes' counts of a trial's seconds are, from the steps that their ranks took together.
-
-Each agent counts from the moment when it began the trial, so equal numbers from two nodes are not the same
-moment. No rank leaves a collective before the last rank has entered it, so all leave it at about the same
-moment, and the nodes' numbers of that moment give their distance. The hosts' clocks are not used.
+Each agent counts a trial's seconds from the moment when it began it, so equal numbers from two nodes are not the same
+moment. No rank leaves a collective before the last rank has entered it, so all leave it at about the same moment, and
+the nodes' numbers of that moment give their distance. The hosts' clocks are not used.
 """
 
 import re

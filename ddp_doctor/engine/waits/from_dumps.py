@@ -21,7 +21,6 @@ _SURELY_MET = 2
 #: No rank waits longer than this for another's first collective (torch's time-outs are 10 and 30 minutes).
 _LONGEST_START_S = 3600.0
 
-
 #: A process group over all dumps: what each of its ranks has of it.
 _Seen = Mapping[int, GroupSeen]
 
@@ -45,13 +44,11 @@ class DumpSet:
 def sets_of(facts: Sequence[FlightDumpFact], world_size: int | None) -> tuple[DumpSet, ...]:
     """The jobs of these dumps without those that others have followed. ``world_size``: what the job's output says."""
     facts = [fact for fact in facts if fact.rank is not None]
-    ranks_by_folder: dict[str, list[FlightDumpFact]] = {}
-    for fact in facts:
-        ranks_by_folder.setdefault(str(PurePath(fact.file).parent), []).append(fact)
-    folders = Counter(rank for of in ranks_by_folder.values() for rank in {fact.rank for fact in of})
+    by_folder = grouped((PurePath(fact.file).parent, fact) for fact in facts)
+    folders = Counter(rank for of_folder in by_folder.values() for rank in {fact.rank for fact in of_folder})
     one_job = max(folders.values(), default=0) < 2  # a folder for each node
     sets = []
-    for pool in [facts] if one_job else ranks_by_folder.values():
+    for pool in [facts] if one_job else by_folder.values():
         readable = _each_process_once(fact for fact in pool if fact.problem is None)
         jobs = _split([fact for fact in readable if fact.newest_at_s is not None])
         last = [job for job in jobs if not any(_is_followed(job, other) for other in jobs)]
@@ -62,19 +59,19 @@ def sets_of(facts: Sequence[FlightDumpFact], world_size: int | None) -> tuple[Du
     return tuple(sets)
 
 
-def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], said: int | None) -> DumpSet:
+def _set(job: Sequence[FlightDumpFact], pool: Sequence[FlightDumpFact], world_size: int | None) -> DumpSet:
     newest = max(job, key=lambda fact: fact.newest_at_s or 0.0)
     current = [fact for fact in job if not _is_stale(fact, newest)]
     sizes = Counter(fact.world_size for fact in current if fact.world_size)
-    size = sizes.most_common(1)[0][0] if sizes else said
+    size = sizes.most_common(1)[0][0] if sizes else world_size
     dumps = {fact.rank or 0: fact for fact in current if size is None or (fact.rank or 0) < size}
     unread = {fact.rank or 0: fact for fact in pool if fact.problem is not None and fact.rank not in dumps}
     unread = {rank: fact for rank, fact in unread.items() if size is None or rank < size}
     least = max([*dumps, *unread], default=-1) + 1
     # gloo tells the members of the group that was made last: mostly the default one, and no other is larger.
-    told = max((len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0)
-    if size is None and told >= least:
-        size = told
+    members = max((len(group.ranks) for fact in current for group in fact.groups if group.name == "0"), default=0)
+    if size is None and members >= least:
+        size = members
     world = range(least if size is None else size)
     files = {fact.file for fact in dumps.values()}
     ranks = set(dumps)

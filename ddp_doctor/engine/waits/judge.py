@@ -20,7 +20,7 @@ and 8. Where two sides are equal, nobody is named.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -68,7 +68,8 @@ def judge(standings: Sequence[Standing], *, all_are_known: bool = True) -> Rulin
         return None
     groups = {wait.call.group for wait in ranks.waits if wait.call.seq is not None}
     ruling = different_calls(standings, groups)
-    ruling = ruling or next((ruling for cause in _CAUSES if (ruling := cause(ranks))), None)
+    causes = (_circle, _outside, _unreachable, _different_unnumbered_calls)
+    ruling = ruling or next((ruling for cause in causes if (ruling := cause(ranks))), None)
     waiting = tuple(sorted({wait.rank for wait in ranks.waits}))
     return ruling or Ruling("all-in-one", Confidence.POSSIBLE, (), waiting, ranks.waits)
 
@@ -160,9 +161,9 @@ def _compared(calls: Mapping[int, Call], sure: Confidence) -> Ruling | None:
     sides = grouped((call.alike, rank) for rank, call in calls.items())
     if len(sides) < 2:
         return None
-    odd = minority(sides.values())
+    few = minority(sides.values())
     return Ruling(
-        "different-calls", sure, odd, odd or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
+        "different-calls", sure, few, few or tuple(calls), sides=tuple(map(tuple, sides.values())), calls=calls
     )
 
 
@@ -172,12 +173,12 @@ def _circle(ranks: _Ranks) -> Ruling | None:
     if not first:
         return None
     in_group = grouped((wait.call.group, rank) for rank, wait in first.items())
-    odd = minority(in_group.values())
-    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].call.group.members) for rank in odd)
+    few = minority(in_group.values())
+    half_came = any(0 < 2 * len(first[rank].missing) <= len(first[rank].call.group.members) for rank in few)
     if half_came or 2 * max(map(len, in_group.values())) <= len(first):
-        odd = ()
+        few = ()
     sides = tuple(map(tuple, in_group.values()))
-    return Ruling("circle", Confidence.PROVED, odd, odd or tuple(first), tuple(first.values()), sides)
+    return Ruling("circle", Confidence.PROVED, few, few or tuple(first), tuple(first.values()), sides)
 
 
 def _outside(ranks: _Ranks) -> Ruling | None:
@@ -200,14 +201,12 @@ def _outside(ranks: _Ranks) -> Ruling | None:
     named, sure = still, Confidence.LIKELY
     if len(still) < sum(standings[rank].moves is False for rank in callers):  # who waits for a GPU may move
         sure = Confidence.PROVED
-    elif not are_seen and not (len(callers) == len(still) == 1 and _has_called(standings[still[0]], call)):
-        named, sure = (), Confidence.POSSIBLE
+    elif not are_seen:
+        # A rank against a rank: it is the absent one where that has called this operation of the group before.
+        called_before = any((before.group, before.op) == (call.group, call.op) for before in standings[still[0]].calls)
+        if not (len(callers) == len(still) == 1 and called_before):
+            named, sure = (), Confidence.POSSIBLE
     return Ruling("outside", sure, named, still, waits)
-
-
-def _has_called(standing: Standing, call: Call) -> bool:
-    """Whether the absent rank has called that operation before, in the same group."""
-    return any((before.group, before.op) == (call.group, call.op) for before in standing.calls)
 
 
 def _unreachable(ranks: _Ranks) -> Ruling | None:
@@ -233,6 +232,3 @@ def _different_unnumbered_calls(ranks: _Ranks) -> Ruling | None:
     if ruling is None or (len(calls) == len(unnumbered) and not any(call.may_be_left for call in calls.values())):
         return ruling
     return replace(ruling, suspects=(), who=tuple(calls))
-
-
-_CAUSES: Sequence[Callable[[_Ranks], Ruling | None]] = (_circle, _outside, _unreachable, _different_unnumbered_calls)

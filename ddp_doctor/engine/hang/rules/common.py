@@ -12,10 +12,9 @@ from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from ddp_doctor.parse.frames import YOURS
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
-from ddp_doctor.views.failed_trials import stalls, used_elsewhere, words_of
+from ddp_doctor.views.failed_trials import used_elsewhere, words_of
 from ddp_doctor.views.open_files import out_of_files, says_too_many
 from ddp_doctor.views.reproducers import is_across
 from ddp_doctor.views.settings_read import has_a_refused_value
@@ -35,11 +34,6 @@ _UNKNOWN_BACKEND = "Unknown c10d backend type"
 OUTCOMES = "compare_outcomes"
 #: More lines of evidence of one kind than these help no reader; the culprits name every rank.
 MOST_LINES = 8
-
-
-def pairs_of_topology(recording: Recording) -> set[tuple[int, int]]:
-    """The pairs of ranks that the topology's own rule names: one cause, one finding."""
-    return {stall.ranks for stall in stalls(recording)}
 
 
 @dataclass(frozen=True)
@@ -201,13 +195,6 @@ def step_words(step: Step | None) -> str:
     if step.name == OUTCOMES:
         return f"the comparison after {step.detail}"
     return step.name if step.name == INIT else f"{step.name} {step.seq}"
-
-
-def in_your_code(step: Step | None) -> str:
-    """``your make_batch``: the user's code that ends in this step, where the ranks tell each other how it went."""
-    if step is None or step.name != OUTCOMES:
-        return ""
-    return YOURS.get(re.split(r"[( ]", step.detail)[0], "")
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:

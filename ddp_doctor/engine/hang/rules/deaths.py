@@ -1,10 +1,11 @@
 """Ranks that ended, by a signal, an exit or an exception."""
 
+import re
 import signal
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.engine.hang.judgement import Judgement
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, in_your_code, place, stands, step_words
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, OUTCOMES, Case, cases, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
@@ -16,7 +17,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.parse.frames import FATAL, called, of_the_job
+from ddp_doctor.parse.frames import FATAL, YOURS, called, of_the_job
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views.failed_trials import explains, words_of
 from ddp_doctor.wording.findings import finding, proved
@@ -38,7 +39,9 @@ def died(recording: Recording) -> Iterator[Draft]:
     See: signal(7); torch.distributed.elastic.multiprocessing.errors
     """
     for case in cases(recording, "died"):
-        first, yours = case.first, in_your_code(case.judgement.step)
+        first, step, yours = case.first, case.judgement.step, ""
+        if step is not None and step.name == OUTCOMES:  # where ranks tell each other how the user's code went
+            yours = YOURS.get(re.split(r"[( ]", step.detail)[0], "")
         where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {case.check}; {stands(first)}"
         named = _cause(recording, first, case.check)
         yield proved(
@@ -169,13 +172,16 @@ def raised(recording: Recording) -> Iterator[Draft]:
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = case.first
         assert first.raised is not None
+        where = f"{first.raised.type} at {short(first.raised.where)} in the check {case.check}"
+        if first.raised.type == "StepFailed" and first.steps:
+            where = f"{first.raised.message.partition(': ')[0]} in the {first.steps[-1].name} of your model in DDP"
         named = named_cause(recording, first, case.check)
         words = " ".join(words_of(first)[:400].split()) or "nothing"
         end = "" if words[-1] in ".!?" else "."
         correct = remedy("Correct what the exception reports; the other ranks only wait for this one")
         yield finding(
             case.culprits,
-            f"{case.names} raised {_raised_where(first, case.check)}{case.who_waits}",
+            f"{case.names} raised {where}{case.who_waits}",
             (*case.evidence, *(named.evidence if named else ())),
             *(named.remedies if named else [correct]),
             confidence=case.confidence,
@@ -193,11 +199,3 @@ def _beyond(recording: Recording, trial: TrialRecord) -> set[int]:
         if world is not None and "invalid device ordinal" in words_of(rank)
         if 0 < shown.get(rank.node, 0) <= world.local_rank(rank.rank)
     }
-
-
-def _raised_where(rank: RankEvidence, check: str) -> str:
-    """The exception and its line; one of the user's model in DDP stands in the words of the check's own."""
-    assert rank.raised is not None
-    if rank.raised.type == "StepFailed" and rank.steps:
-        return f"{rank.raised.message.partition(': ')[0]} in the {rank.steps[-1].name} of your model in DDP"
-    return f"{rank.raised.type} at {short(rank.raised.where)} in the check {check}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.engine.hang.judge import tells_of_a_peer
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, cases, culprits, step_words
 from ddp_doctor.engine.hang.rules.last_words import named_cause
-from ddp_doctor.engine.hang.rules.settings import not_cleared, spoken_of, with_values, without
+from ddp_doctor.engine.hang.rules.settings import outcome_without, spoken_of, with_values, without
 from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import grouped
@@ -30,8 +30,6 @@ _OTHER_VERSION = "Mismatched NCCL version"
 _DUPLICATE = re.compile(
     r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
 )
-
-
 _CORRECT = remedy("Correct what the exception names", scope="job")
 
 
@@ -60,10 +58,8 @@ def everywhere(recording: Recording) -> Iterator[Draft]:
         if case.judgement.kind != "raised":  # one rank's exception is its own, unless it points at a setting
             ranks = [rank for rank in trial.evidence if rank.raised and not tells_of_a_peer(rank)]
         # A probe of the doctor's own that fails everywhere is unsure, not a fault.
-        if not ranks or not _makes_the_group(ranks[0]):
+        if not ranks or not _makes_the_group(ranks[0]) or explains(recording, trial):  # the cause has a rule of its own
             continue
-        if explains(recording, trial):
-            continue  # the rule of the cause reports it
         draft = _cannot_start(recording, trial, ranks)
         # Where NCCL refuses its peers for their versions, DD550 may name the nodes with other ones.
         versions_differ = _OTHER_VERSION in words_of(ranks[0]) and nodes_load_different_nccls(recording)
@@ -93,11 +89,11 @@ def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
     """The ranks that NCCL found on one GPU, by node and bus number; NCCL counts ranks within the trial."""
     found: dict[tuple[int, str], set[int]] = {}
     for rank in trial.evidence:
-        said = rank.output_tail + (rank.raised.message if rank.raised else "")
-        for first, second, device in _DUPLICATE.findall(said):
-            if max(int(first), int(second)) < len(trial.ranks):
-                ends = (trial.ranks[int(first)], trial.ranks[int(second)])
-                found.setdefault((rank.node, device), set()).update(ends)
+        words = rank.output_tail + (rank.raised.message if rank.raised else "")
+        for *ends, device in _DUPLICATE.findall(words):
+            numbers = [int(end) for end in ends]
+            if max(numbers) < len(trial.ranks):
+                found.setdefault((rank.node, device), set()).update(trial.ranks[number] for number in numbers)
     return found
 
 
@@ -124,15 +120,19 @@ def _cannot_start(recording: Recording, trial: TrialRecord, ranks: Sequence[Rank
     assert first.raised is not None
     message = words_of(first)
     settings = spoken_of(recording, message, first.node)
-    left = not_cleared(recording, "DD617", settings)
+    left = tuple(name for name in settings if outcome_without(recording, "DD617", name) != "disproved")
     to_blame = proved_settings(recording, "DD617", settings) or (left if len(left) == 1 else ())
-    about_interfaces = any(name.endswith("_SOCKET_IFNAME") for name in to_blame)
+    it_has = ""
+    if any(name.endswith("_SOCKET_IFNAME") for name in to_blame):
+        facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == first.node]
+        usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
+        it_has = f" ({host(recording, first.node)} has {name_list(usable)})" if usable else ""
     is_known = bool(settings) or _OTHER_VERSION in message
     named = None if is_known else named_cause(recording, first, PROCESS_GROUP)
     return proved(
         (Culprit(kind="setting", name=name) for name in to_blame),
         f"The {trial.backend} process group cannot start{with_values(recording, to_blame, first.node)}:"
-        f" {cause(message)[:160]}{_it_has(recording, first.node) if about_interfaces else ''}",
+        f" {cause(message)[:160]}{it_has}",
         (Evidence(check=PROCESS_GROUP, text=text) for text in _alike(ranks)),
         *without(recording, settings),
         *(_after_refusal(message, to_blame) or (named.remedies if named else (_CORRECT,))),
@@ -157,15 +157,9 @@ def _who_raised(trial: TrialRecord, ranks: Sequence[RankEvidence]) -> str:
     return f"{who} raised {kinds} in {ranks[0].steps[-1].name}{others}."
 
 
-def _it_has(recording: Recording, node: int) -> str:
-    """`` (vm has lo and eth0)``: the node's interfaces that ranks could use."""
-    facts = [there.fact for there in recording.facts(InterfacesFact) if there.node == node]
-    usable = [name.name for fact in facts for name in fact.interfaces if name.running and name.addresses]
-    return f" ({host(recording, node)} has {name_list(usable)})" if usable else ""
-
-
 def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
-    for name in to_blame:
+    if to_blame:
+        name = to_blame[0]
         if name.endswith("_SOCKET_IFNAME"):
             return (remedy(f"Set {name} to an interface of this host", "ip -br address", scope="job"),)
         return (remedy(f"Set {name} to what this NCCL and these nodes have", f"ddp-doctor explain {name}"),)
@@ -192,16 +186,16 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
     if not found:
         return
     first = found[0]  # what they do not have in common, later checks stumble over as well
-    told = [rank for of_trial, rank in what_did_not_fit(recording) if of_trial is first.trial]
+    ranks = [rank for trial, rank in what_did_not_fit(recording) if trial is first.trial]
     checks = [case.check for case in found]
-    step = step_words(told[0].steps[-1]) if told[0].steps else "their first step"
+    step = step_words(ranks[0].steps[-1]) if ranks[0].steps else "their first step"
     yield likely(
         NOBODY,
         f"The ranks do not understand each other in {step} of the check {checks[0]}:"
-        f" {ranks_at(recording, [rank.rank for rank in told])} got what does not fit"
-        f" ({cause(words_of(told[0]))[:160]})",
+        f" {ranks_at(recording, [rank.rank for rank in ranks])} got what does not fit"
+        f" ({cause(words_of(ranks[0]))[:160]})",
         (
-            *(Evidence(check=checks[0], text=text) for text in _alike(told)),
+            *(Evidence(check=checks[0], text=text) for text in _alike(ranks)),
             *first.waiting_evidence,
             *(Evidence(check=check, text=f"the same in the check {check}") for check in checks[1:MOST_LINES]),
         ),

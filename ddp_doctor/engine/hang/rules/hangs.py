@@ -3,15 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.engine.hang.judgement import INIT, Judgement
-from ddp_doctor.engine.hang.rules.common import (
-    cases,
-    connects,
-    link_remedies,
-    names,
-    pairs_of_topology,
-    process_words,
-    stands,
-)
+from ddp_doctor.engine.hang.rules.common import cases, connects, link_remedies, names, process_words, stands
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -128,8 +120,8 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         chose stands in the table of the report.
     See: docs/explanation/hangs.md
     """
-    hanging = {pair for case in cases(recording, "pair") for pair in case.judgement.pairs}
-    explained = pairs_of_topology(recording) | hanging
+    explained = {pair for case in cases(recording, "pair") for pair in case.judgement.pairs}
+    explained |= {stall.ranks for stall in failed_trials.stalls(recording)}
     for case in cases(recording, "all-entered", "left-behind"):
         trial, judgement = case.trial, case.judgement
         # Where both ends of such a pair took part, its link may explain the trial.

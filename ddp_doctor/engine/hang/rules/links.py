@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_remedies, names, pairs_of_topology
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_remedies, names
 from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.base import grouped
@@ -30,6 +30,14 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
     """
     for case in cases(recording, "mismatch"):
         judgement, calls = case.judgement, _calls(case)
+        in_flight = {
+            rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
+            for rank, call in judgement.flights
+        }
+        recorded = (
+            Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
+            for call, ranks in list(_by_call(in_flight).items())[:MOST_LINES]
+        )
         theirs = sorted({calls[rank] for rank in judgement.waiting if rank in calls})
         mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
         if judgement.suspects and mine:
@@ -44,7 +52,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         yield finding(
             case.culprits,
             title,
-            (*_flight_evidence(case), *case.waiting_evidence),
+            (*recorded, *case.waiting_evidence),
             remedy("Make that rank call the same collectives as the others", scope="code"),
             confidence=case.confidence if judgement.suspects else Confidence.POSSIBLE,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
@@ -75,17 +83,6 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     return " ".join(str(list(size)) for size in sizes)
 
 
-def _flight_evidence(case: Case) -> tuple[Evidence, ...]:
-    calls = {
-        rank: f"collective {call.seq} is {call.op} {_sizes(call.sizes)} {' '.join(call.dtypes)}"
-        for rank, call in case.judgement.flights
-    }
-    return tuple(
-        Evidence(check=case.check, text=f"{ranks}: {call} (flight recorder)")
-        for call, ranks in list(_by_call(calls).items())[:MOST_LINES]
-    )
-
-
 @rule("DD615", "link-between-two-ranks-hangs", Severity.ERROR)
 def pair(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks that both entered a transfer which never ended.
@@ -97,7 +94,7 @@ def pair(recording: Recording) -> Iterator[Draft]:
         interface between the two.
     See: NCCL user guide, Troubleshooting: GPU Direct and PCI Access Control Services
     """
-    explained = pairs_of_topology(recording)
+    explained = {stall.ranks for stall in failed_trials.stalls(recording)}  # the topology's own rule names them
     stuck: _Stuck = {}
     for case in cases(recording, "pair"):
         if failed_trials.explains(recording, case.trial):

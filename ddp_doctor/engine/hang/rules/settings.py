@@ -68,10 +68,10 @@ _BUILT_IN = frozenset({"IB", "SOCKET"})
 def spoken_of(recording: Recording, message: str, node: int) -> tuple[str, ...]:
     """The settings in force on the node that its message speaks of: by its words, by a name, or by a value."""
     values = in_force(recording, node)
-    said = cause(message)
+    reason = cause(message)
     by_words = [name for words, names in _SPEAKS_OF if words.search(message) for name in names]
-    by_name = [name for name in values if re.search(rf"\b{re.escape(name)}\b", said)]
-    by_value = [name for name, value in values.items() if name in variables() and _holds(said, value)]
+    by_name = [name for name in values if re.search(rf"\b{re.escape(name)}\b", reason)]
+    by_value = [name for name, value in values.items() if name in variables() and _holds(reason, value)]
     found = [name for name in dict.fromkeys((*by_name, *by_words, *by_value)) if name in values]
     found.sort(key=lambda name: name == "NCCL_NET" and values[name].upper() in _BUILT_IN)  # it has these everywhere
     named = [name for name in found if name in by_name or name in by_value]
@@ -86,13 +86,13 @@ def _holds(text: str, value: str) -> bool:
 
 def read_by_library(recording: Recording, backend: str) -> tuple[str, ...]:
     """The settings in force that ranks of this backend read, those with a value that means something else first."""
-    odd = {
+    misread = {
         value.variable.name
         for node in recording.facts(EnvVars)
         for value in misread_values(node.fact.variables, installed(recording)[node.node])
     }
     names = [name for name in in_force(recording) if read_by(name, "unset") == backend]
-    return tuple(sorted(names, key=lambda name: (name not in odd, name)))[:_MOST_TRIED]
+    return tuple(sorted(names, key=lambda name: (name not in misread, name)))[:_MOST_TRIED]
 
 
 def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
@@ -104,15 +104,11 @@ def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
 
 def proved(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
     """Those without which alone the ranks came through, and with which they failed again."""
-    return tuple(name for name in names if _outcome(recording, code, name) == "proved")
+    return tuple(name for name in names if outcome_without(recording, code, name) == "proved")
 
 
-def not_cleared(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Those without which the ranks did not fail all the same."""
-    return tuple(name for name in names if _outcome(recording, code, name) != "disproved")
-
-
-def _outcome(recording: Recording, code: str, name: str) -> str | None:
+def outcome_without(recording: Recording, code: str, name: str) -> str | None:
+    """What trials without this variable alone have proved; None without any."""
     for experiment in recording.experiments:
         if experiment.code == code and [setting.name for setting in experiment.settings] == [name]:
             return proof_of(experiment).status
