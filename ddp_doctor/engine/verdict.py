@@ -224,7 +224,7 @@ def _status(
         return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
         status = CheckStatus.FOUND if found else CheckStatus.PASSED
-        return status, _reason(recording, idle, readings) if idle and _nodes(recording) > 1 else None
+        return status, _reason(recording, idle, readings) if idle and recording.nnodes > 1 else None
     if found and not skipped:  # something is missing that should be there
         return CheckStatus.FOUND, None
     return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out
@@ -242,15 +242,11 @@ def _reason(recording: Recording, some: Sequence[Reading], of: Sequence[Reading]
 
 def _where(recording: Recording, readings: Sequence[Reading]) -> str:
     """The nodes or ranks of readings, where there are several nodes to tell apart."""
-    if _nodes(recording) == 1:
+    if recording.nnodes == 1:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
     nodes = dict.fromkeys(reading.node for reading in readings)
     return ranks_at(recording, ranks) if ranks else hosts(recording, nodes)
-
-
-def _nodes(recording: Recording) -> int:
-    return recording.world.nnodes if recording.world is not None else 1
 
 
 def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurement]:
@@ -347,7 +343,7 @@ def _scope(recording: Recording) -> str:
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
     if world is None or not any(reading.rank is not None for reading in recording.readings):
-        whose = "this node" if _nodes(recording) == 1 else f"{_nodes(recording)} nodes"
+        whose = "this node" if recording.nnodes == 1 else f"{recording.nnodes} nodes"
         return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
     ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
     impl = backend_of_ranks(recording)

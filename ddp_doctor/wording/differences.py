@@ -62,10 +62,9 @@ def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
     """ "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
     of_node = grouped((node, str(local)) for node, local in sorted(places))
     with_ranks = grouped((tuple(locals_), node) for node, locals_ in of_node.items())
-    several = recording.world is not None and recording.world.nnodes > 1
     each = [
         f"local rank{'s' if len(numbers) > 1 else ''} {name_list(numbers)}"
-        + (f" of {hosts(recording, nodes)}" if several else "")
+        + (f" of {hosts(recording, nodes)}" if recording.several_nodes else "")
         for numbers, nodes in with_ranks.items()
     ]
     return name_list(each)

@@ -32,10 +32,9 @@ def gpu_draft(
     beside: Sequence[Evidence] = (),
 ) -> Draft:
     """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
-    several = recording.world is not None and recording.world.nnodes > 1
     lines = []
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        here, at = seen(gpu), f" on {host(recording, node)}" if several else ""
+        here, at = seen(gpu), f" on {host(recording, node)}" if recording.several_nodes else ""
         lines.append(here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"}))
     if hits[LINES_OF_EVIDENCE:]:
         lines.append(Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"))

@@ -230,8 +230,7 @@ def _settings(report: Report, recording: Recording) -> dict[str, object]:
     of_env = with_settings(report, recording)
     rows = [(row, list(settings_table.further(row, of_env))) for row in of_env.settings]
     world = recording.world
-    several = world is not None and world.nnodes > 1
-    where = world.hostname(world.nodes[0].node_rank) if world and several and world.nodes else ""
+    where = world.hostname(world.nodes[0].node_rank) if world and world.nnodes > 1 and world.nodes else ""
     return {"rows": rows, "versions": settings_table.versions(of_env), "where": where}
 
 
