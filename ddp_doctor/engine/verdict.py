@@ -19,7 +19,7 @@ from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
-from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Checks that the verdict's line names.
@@ -369,8 +369,7 @@ def _left_out(recording: Recording) -> str:
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
     if not names:
         return ""
-    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"; not tested within the budget of {recording.options.budget_s:g} s: {', '.join(names[:_NAMED])}{others}"
+    return f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
 
 
 def _ignored(diagnosis: Diagnosis) -> str:

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit, shortened
 from ddp_doctor.wording.ranks import cause, rank_culprit
 
 #: A rank by its node rank and its local rank.
@@ -77,17 +77,14 @@ def others(split: Split[int]) -> str:
 
 def values_with_nodes(recording: Recording, split: Split[int]) -> str:
     """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
-    return _joined([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
+    each = [f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups]
+    return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def values_with_ranks(recording: Recording, split: Split[Place]) -> str:
     """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
-    return _joined([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
-
-
-def _joined(each: Sequence[str]) -> str:
-    left = len(each) - NAMES_IN_A_SENTENCE
-    return "; ".join([*each[:NAMES_IN_A_SENTENCE], *([f"and {left} more"] if left > 0 else [])])
+    each = [f"{value} on {local_ranks(recording, places)}" for value, places in split.groups]
+    return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def odd_values(split: Split[Who]) -> str:

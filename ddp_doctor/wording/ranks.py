@@ -11,7 +11,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.gpus import gpu_of
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, and_more, hosts, name_list
 
 #: A stack of the job's code is shown up to here: who calls itself fills a page.
 _MOST_FRAMES = 8
@@ -53,8 +53,7 @@ def rank_list(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RUNS_IN_A_SENTENCE]]
-    left = sum(map(len, runs[RUNS_IN_A_SENTENCE:]))
-    more = f" and {left} more" if left else ""
+    more = and_more(sum(map(len, runs[RUNS_IN_A_SENTENCE:])))
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
 
 

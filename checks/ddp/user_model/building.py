@@ -16,6 +16,7 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
 from ddp_doctor.views.failed_trials import used_elsewhere
 from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, ranks_at, short, stack_in_the_job
 
 
@@ -187,7 +188,7 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         ]
         for shown, ranks in grouped(off).items():
             kind, name, device = shown[0]
-            more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
+            more = and_more(len(shown) - 1)
             cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
             cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
             wanted = {rank.fact.device for rank in ranks}

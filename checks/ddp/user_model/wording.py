@@ -6,6 +6,7 @@ from typing import TypeVar
 from ddp_doctor.facts.ddp.user_model import Names, UserModel
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
 
 T = TypeVar("T", bound=Hashable)
@@ -42,9 +43,8 @@ def code(name: str) -> Culprit:
 
 def names(some: Names) -> str:
     """``head.weight, head.bias and 12 more``."""
-    shown = ", ".join(some.names[:_IN_A_TITLE])
-    more = some.count - len(some.names[:_IN_A_TITLE])
-    return f"{shown} and {more} more" if more > 0 else shown
+    shown = some.names[:_IN_A_TITLE]
+    return ", ".join(shown) + and_more(some.count - len(shown))
 
 
 def at(where: str) -> str:

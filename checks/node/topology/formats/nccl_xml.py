@@ -36,6 +36,7 @@ from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.pci import is_bus_id, link_code
+from ddp_doctor.wording.nodes import first_names
 
 MOST_CHARACTERS = 1024 * 1024
 MOST_TAGS = 20_000
@@ -345,5 +346,4 @@ def _cpus(mask: str) -> str | None:
 
 
 def _some(names: Iterator[str] | Sequence[str]) -> str:
-    listed = [name[:20] for name in names]
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+    return first_names([name[:20] for name in names], 4)
