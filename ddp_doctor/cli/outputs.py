@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError
+from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -220,10 +220,8 @@ class Outputs:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
             if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
-                try:
+                with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
-                except CannotWrite as error:
-                    raise UsageError(str(error)) from error
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""
