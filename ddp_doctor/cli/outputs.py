@@ -61,10 +61,15 @@ def _json(results: Results | LintResults) -> str:
     return results.report.as_json()
 
 
-def _markdown(results: Results) -> str:
-    from ddp_doctor.render import markdown
+def _by(module: str, function: str = "render") -> Callable[[Results], str]:
+    """A renderer of a report and its recording, in a module of ddp_doctor/render."""
 
-    return markdown.render(results.report, results.recording)
+    def render(results: Results) -> str:
+        renderer = getattr(import_module(f"ddp_doctor.render.{module}"), function)
+        text: str = renderer(results.report, results.recording)
+        return text
+
+    return render
 
 
 def _html(results: Results | LintResults) -> str:
@@ -78,18 +83,6 @@ def _html(results: Results | LintResults) -> str:
 
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
-
-
-def _svg(results: Results) -> str:
-    from ddp_doctor.render.topology import report
-
-    return report.picture(results.report, results.recording)
-
-
-def _prometheus(results: Results) -> str:
-    from ddp_doctor.render import prometheus
-
-    return prometheus.render(results.report, results.recording.options.command)
 
 
 def _sarif(results: LintResults) -> str:
@@ -133,7 +126,7 @@ def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False
 
 #: In the order of the help.
 OUTPUTS = (
-    Output("svg", "Write a picture of the machine.", ("topology",), _svg),
+    Output("svg", "Write a picture of the machine.", ("topology",), _by("topology.report", "picture")),
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
@@ -144,13 +137,13 @@ OUTPUTS = (
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
         ("run", "prolog", "replay", "logs", "attach"),
-        _markdown,
+        _by("markdown"),
     ),
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector, to FILE.prom.",
         ("run", "prolog", "logs", "fleet"),
-        _prometheus,
+        _by("prometheus"),
         mode=0o644,  # root writes it, and who serves it is another user
         suffix=".prom",
     ),

@@ -18,7 +18,7 @@ from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import BusyGpu, busy_gpus
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.gpus import process_list
-from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, rank_of, ranks_at
 
 Measured = FactAt[GpuSpeedFact]
 _GIB = 1024**3
@@ -63,11 +63,6 @@ class Compared:
     def is_below(self, share: float) -> bool:
         """Whether it is slower by this share and never reached the typical rate."""
         return self.rate.median <= self.typical * (1 - share) and self.rate.most < self.typical
-
-
-def rank_of(gpu: Measured) -> int:
-    """The rank, which a reading of a rank check always has."""
-    return gpu.rank or 0
 
 
 @once_a_recording

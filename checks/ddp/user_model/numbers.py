@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks, rank_of
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.base import grouped
@@ -13,6 +13,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.ranks import rank_of
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
