@@ -48,12 +48,12 @@ def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
     for caption, rows, titles in tables:
         if rows:
             yield Captioned(caption, _table(rows, titles))
-    for caption, said in (
+    for caption, lines in (
         ("Since the fleet report before", _since(report.since)),
         ("Files to look at", [left_out.why for left_out in report.left_out]),
     ):
-        if said:
-            yield Captioned(caption, Table((), []), tuple(map(one_line, said)))
+        if lines:
+            yield Captioned(caption, Table((), []), tuple(map(one_line, lines)))
 
 
 def _table(rows: Rows, titles: tuple[str, ...]) -> Table:

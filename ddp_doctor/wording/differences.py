@@ -110,9 +110,9 @@ def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
     return tuple(culprits)
 
 
-def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
-    """The difference as an error: ranks met, and ``told`` are those that got what does not fit."""
-    trial, rank = told[0]
+def made_ranks_fail(draft: Draft, unfitting: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
+    """The difference as an error: ranks met, and ``unfitting`` are those that got what does not fit."""
+    trial, rank = unfitting[0]
     words = cause(rank.raised.message if rank.raised else "")[:200]
     failure = Evidence(
         check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {words}"

@@ -35,9 +35,9 @@ def called(rank: Doing) -> str:
     return f"{call_name(rank)} at {place(rank.line)}" if rank.line else call_name(rank)
 
 
-def collective_of(one: Doing) -> str:
+def collective_of(rank: Doing) -> str:
     """The same; of a backward pass, in which the rank that is missed may stand as well, the collective in it."""
-    return f"the collective of {called(one)}" if one.call == "backward" else called(one)
+    return f"the collective of {called(rank)}" if rank.call == "backward" else called(rank)
 
 
 def place(line: str) -> str:

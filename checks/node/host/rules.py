@@ -242,10 +242,10 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
                 yield _few_files(recording, part, ran_out.get(worst.node))
 
 
-def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft:
+def _few_files(recording: Recording, short: Shortage, error: str | None) -> Draft:
     allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
     saw = Evidence(
-        text=f"RLIMIT_NOFILE {allowed}" + (f": {said}" if said else ""),
+        text=f"RLIMIT_NOFILE {allowed}" + (f": {error}" if error else ""),
         value=allowed,
         unit="files",
         expected=wanted,
@@ -253,7 +253,7 @@ def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft
     )
     title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
     detail = 'Each connection takes one; a rank that runs out fails with "Too many open files".'
-    if said:
+    if error:
         detail = "Something in this run needed more and failed for it."
     limit = max(wanted, 4096)
     more = remedy(
