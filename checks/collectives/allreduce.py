@@ -95,7 +95,7 @@ def _shortage(recording: Recording) -> dict[str, str | int | float]:
     if not needs:
         return labels
     if first.short_of == "memory":
-        on = "a GPU" if recording.world and recording.world.backend == "nccl" else "a host"
+        on = "a GPU" if recording.on_nccl else "a host"
         return {**labels, "needs_bytes": needs[-1], "needs_on": on}
     budgets = [budget_for(need, recording.options.level) for need in needs]
     reached = sum(budget is not None for budget in budgets)
@@ -250,7 +250,7 @@ def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
             (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
             f"All-reduce is not repeatable bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
-            *((_ONE_ALGORITHM,) if recording.world and recording.world.backend == "nccl" else ()),
+            *((_ONE_ALGORITHM,) if recording.on_nccl else ()),
             detail="The same inputs were reduced twice in one process group and the bits differ.",
         )
 

@@ -127,7 +127,7 @@ def _without_p2p(recording: Recording, pairs: Iterable[tuple[int, int]]) -> tupl
                 "nvidia-smi -q -d ECC",
             ),
         )
-    if world is None or world.backend != "nccl":
+    if not recording.on_nccl:
         return (_LOOK_AT_MEMORY,)
     return (
         DISABLE_P2P.model_copy(

@@ -76,15 +76,14 @@ def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/hangs.md
     """
     for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
-        several = recording.world is not None and recording.world.nnodes > 1
-        where = f" on {node_names(recording, group)}" if several else ""
+        where = f" on {node_names(recording, group)}" if recording.several_nodes else ""
         checks = dict.fromkeys(node.reading.check for node in group)  # all of them failed for this reason
         yield proved(
             of_nodes(recording, group),
             f"torch {what}{where}: {last[:160]}",
             (Evidence(check=check, text=last[:300]) for check in checks),
             remedy("Make a plain import of torch work first", "python -X importtime -c 'import torch'"),
-            detail="No rank was started." if not several else "No rank was started there.",
+            detail="No rank was started." if not recording.several_nodes else "No rank was started there.",
             nodes=tuple(node.node for node in group),
         )
 
@@ -119,10 +118,9 @@ def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
     shared = {gpu: sharing for gpu, sharing in by_uuid.items() if len(sharing) > 1}
     if not shared:
         return
-    several = recording.world is not None and recording.world.nnodes > 1
     places = []
     for (node, uuid), sharing in shared.items():
-        at = f" of {host(recording, node)}" if several else ""
+        at = f" of {host(recording, node)}" if recording.several_nodes else ""
         who = rank_list([rank.rank or 0 for rank in sharing])
         places.append(f"{who} run on one GPU{at} ({sharing[0].fact.gpu_name}, {uuid})")
     left = len(places) - NAMES_IN_A_SENTENCE

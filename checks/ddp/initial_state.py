@@ -35,6 +35,7 @@ from ddp_doctor.probing import module_manifest
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import finding, likely
+from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_at, rank_culprits, ranks_at
 
 #: What follows from each difference, with torch 2.13 over gloo, seen on three ranks of which rank 1 was the odd one:
@@ -105,7 +106,7 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
             continue
         ranks, peer = ranks_at(recording, difference.ranks), rank_at(recording, difference.peer)
         left = difference.count - len(difference.names)
-        listed = f"It is {', '.join(difference.names)}{f' and {left} more' if left else ''}. "
+        listed = f"It is {', '.join(difference.names)}{and_more(left)}. "
         unsure = "" if difference.sure else " No majority tells which of them is wrong."
         unseen = difference.what == "buffer" and difference.kind != "persistent"
         consequence = _UNSEEN if unseen else _CONSEQUENCES.get(difference.kind, _UNSEEN)

@@ -1,8 +1,7 @@
 """What every use case returns, a recording and its report; also where nodes could not take part."""
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -32,15 +31,6 @@ class Outcome:
     report: Report
     rule_failures: tuple[tuple[str, str], ...] = field(default=())
     spoken_by: str | None = None  # the head whose report this is, on the other nodes
-
-
-@contextmanager
-def as_usage_error(kind: type[Exception] = ValueError) -> Iterator[None]:
-    """An error of this kind says here what is wrong with what was asked, and what to do. Raises UsageError for it."""
-    try:
-        yield
-    except kind as error:
-        raise UsageError(str(error)) from error
 
 
 def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcome:

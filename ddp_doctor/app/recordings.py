@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from ddp_doctor.app.outcome import Outcome, UsageError, as_usage_error, judge
+from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RecordingFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import Json
+from ddp_doctor.model.choices import as_usage_error
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
 from ddp_doctor.parse.file_kinds import RECORDING, json_kind

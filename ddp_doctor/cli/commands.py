@@ -17,7 +17,7 @@ from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.plan import no_such_check
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, ExitCode, FailOn, OutputFormat, Verdict, Where
+from ddp_doctor.model.choices import Command, ExitCode, FailOn, OutputFormat, Verdict, Where, as_usage_error
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
@@ -103,10 +103,8 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     from ddp_doctor.render.progress import bytes_read
     from ddp_doctor.sources.slurm import files_of_job
 
-    try:
+    with as_usage_error():
         found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if job is not None and not found:
         raise UsageError(f"no files of job {job} were found: name them")
     if not paths and not found:
@@ -170,10 +168,8 @@ def fleet(paths: Sequence[str], write_baseline: str | None, outputs: Outputs) ->
     code = report(fleet_outcome(found, started), outputs)
     if write_baseline is None:
         return code
-    try:
+    with as_usage_error(CannotWrite):
         write(write_baseline, baseline_of(found))
-    except CannotWrite as error:
-        raise UsageError(str(error)) from error
     return code
 
 

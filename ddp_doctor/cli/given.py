@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Sequence
 
 from ddp_doctor.knowledge.retired import RETIRED
-from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.choices import UsageError, as_usage_error
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
 from ddp_doctor.parse.hostlist import expand, read_host_file
@@ -13,12 +13,10 @@ from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
 def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
     """The text of a file that the user names, ``-`` for stdin, also of one in UTF-16. Raises UsageError."""
-    try:
+    with as_usage_error(CannotRead):
         content = read_given(path, most_bytes=most_bytes)
-        is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        return content.decode("utf-16" if is_wide else "utf-8", errors="replace")
-    except CannotRead as error:
-        raise UsageError(str(error)) from error
+    is_wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_wide else "utf-8", errors="replace")
 
 
 def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
@@ -33,10 +31,8 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
-    try:
+    with as_usage_error():
         found = read_host_file(given_text(hostfile)) if hostfile is not None else () if hosts is None else expand(hosts)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if hostfile is not None and not found:
         raise UsageError(f"{hostfile} names no host; write one on each line")
     return found

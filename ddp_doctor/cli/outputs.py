@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError
+from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -61,10 +61,15 @@ def _json(results: Results | LintResults) -> str:
     return results.report.as_json()
 
 
-def _markdown(results: Results) -> str:
-    from ddp_doctor.render import markdown
+def _by(module: str, function: str = "render") -> Callable[[Results], str]:
+    """A renderer of a report and its recording, in a module of ddp_doctor/render."""
 
-    return markdown.render(results.report, results.recording)
+    def render(results: Results) -> str:
+        renderer = getattr(import_module(f"ddp_doctor.render.{module}"), function)
+        text: str = renderer(results.report, results.recording)
+        return text
+
+    return render
 
 
 def _html(results: Results | LintResults) -> str:
@@ -78,18 +83,6 @@ def _html(results: Results | LintResults) -> str:
 
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
-
-
-def _svg(results: Results) -> str:
-    from ddp_doctor.render.topology import report
-
-    return report.picture(results.report, results.recording)
-
-
-def _prometheus(results: Results) -> str:
-    from ddp_doctor.render import prometheus
-
-    return prometheus.render(results.report, results.recording.options.command)
 
 
 def _sarif(results: LintResults) -> str:
@@ -133,7 +126,7 @@ def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False
 
 #: In the order of the help.
 OUTPUTS = (
-    Output("svg", "Write a picture of the machine.", ("topology",), _svg),
+    Output("svg", "Write a picture of the machine.", ("topology",), _by("topology.report", "picture")),
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
@@ -144,13 +137,13 @@ OUTPUTS = (
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
         ("run", "prolog", "replay", "logs", "attach"),
-        _markdown,
+        _by("markdown"),
     ),
     Output(
         "prometheus",
         "Write metrics for node_exporter's textfile collector, to FILE.prom.",
         ("run", "prolog", "logs", "fleet"),
-        _prometheus,
+        _by("prometheus"),
         mode=0o644,  # root writes it, and who serves it is another user
         suffix=".prom",
     ),
@@ -220,10 +213,8 @@ class Outputs:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
             if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
-                try:
+                with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
-                except CannotWrite as error:
-                    raise UsageError(str(error)) from error
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders, running
-from ddp_doctor.app.outcome import as_usage_error
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
@@ -19,7 +18,7 @@ from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.model.baseline import Baseline
-from ddp_doctor.model.choices import Backend, ExitCode
+from ddp_doctor.model.choices import Backend, ExitCode, as_usage_error
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import layout, screen

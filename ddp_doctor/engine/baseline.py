@@ -81,7 +81,7 @@ def _figures(world: World | None, measured: Sequence[Measurement]) -> Iterator[F
         value = min(each.value, known.most) if known.most else each.value
         if isfinite(value) and value > 0:
             (nodes, place), gpu = _place(world, each), each.labels.get("gpu")
-            labels = {name: said for name, said in each.labels.items() if name not in _UNTOLD}
+            labels = {name: label for name, label in each.labels.items() if name not in _UNTOLD}
             key = frozenset((labels | place).items())
             yield Figure(each.name, key, value, each.unit, nodes, None if gpu is None else int(gpu))
 
@@ -217,8 +217,8 @@ def _in_words(measured: Iterable[tuple[str, Labels]]) -> str:
         words = COMPARABLE[name].words if name in COMPARABLE else name  # a newer release may know more
         of_name, size = sizes.setdefault(f"{words}{over}", set()), known.get("bytes")
         of_name |= {size / 2**20} if isinstance(size, int | float) else set()
-    said = {name: ", ".join(f"{size:g}" for size in sorted(known)) for name, known in sizes.items()}
-    return name_list([f"{name} ({size} MiB)" if size else name for name, size in sorted(said.items())])
+    listed = {name: ", ".join(f"{size:g}" for size in sorted(known)) for name, known in sizes.items()}
+    return name_list([f"{name} ({size} MiB)" if size else name for name, size in sorted(listed.items())])
 
 
 def _value(name: str, labels: Labels, unit: str, of_runs: Sequence[tuple[int, float]]) -> BaselineValue:
@@ -250,9 +250,9 @@ def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tu
     beside = tuple(_held_against(run, baseline)) if baseline else ()
     differences = _differences(run, earlier, baseline, file)
     if other := [
-        f"{name} {run.hardware[name]} here, {said} there"
-        for name, said in earlier.hardware.items()
-        if name in run.hardware and run.hardware[name] != said
+        f"{name} {run.hardware[name]} here, {there} there"
+        for name, there in earlier.hardware.items()
+        if name in run.hardware and run.hardware[name] != there
     ]:
         why = f"{file} is of other hardware: {'; '.join(other)}"
         speed = Reading(check=BASELINE, status=Status.FAILED, reason=why, misused=True)
@@ -310,13 +310,13 @@ def _differences(
     mine = {(figure.name, figure.labels) for figure in run.figures}
     theirs = {(value.name, frozenset(value.labels.items())) for value in values}
     left_out = [
-        f"{what}: {said}"
-        for what, said in (
+        f"{what}: {names}"
+        for what, names in (
             (f"measured only in {file}", _in_words(theirs - mine)),
             ("measured only here", _in_words(mine - theirs)),
             (f"known only of {file}", name_list(only_before)),
             ("known only here", name_list(only_now)),
         )
-        if said
+        if names
     ]
     return RunDifferencesFact(file=file, differ=tuple(differ), left_out=tuple(left_out))

@@ -19,7 +19,7 @@ from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
-from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Checks that the verdict's line names.
@@ -224,7 +224,7 @@ def _status(
         return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
         status = CheckStatus.FOUND if found else CheckStatus.PASSED
-        return status, _reason(recording, idle, readings) if idle and _nodes(recording) > 1 else None
+        return status, _reason(recording, idle, readings) if idle and recording.nnodes > 1 else None
     if found and not skipped:  # something is missing that should be there
         return CheckStatus.FOUND, None
     return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out
@@ -242,15 +242,11 @@ def _reason(recording: Recording, some: Sequence[Reading], of: Sequence[Reading]
 
 def _where(recording: Recording, readings: Sequence[Reading]) -> str:
     """The nodes or ranks of readings, where there are several nodes to tell apart."""
-    if _nodes(recording) == 1:
+    if recording.nnodes == 1:
         return ""
     ranks = [reading.rank for reading in readings if reading.rank is not None]
     nodes = dict.fromkeys(reading.node for reading in readings)
     return ranks_at(recording, ranks) if ranks else hosts(recording, nodes)
-
-
-def _nodes(recording: Recording) -> int:
-    return recording.world.nnodes if recording.world is not None else 1
 
 
 def measurements(recording: Recording, checks: Sequence[Check]) -> list[Measurement]:
@@ -347,7 +343,7 @@ def _scope(recording: Recording) -> str:
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
     if world is None or not any(reading.rank is not None for reading in recording.readings):
-        whose = "this node" if _nodes(recording) == 1 else f"{_nodes(recording)} nodes"
+        whose = "this node" if recording.nnodes == 1 else f"{recording.nnodes} nodes"
         return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
     ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
     impl = backend_of_ranks(recording)
@@ -373,8 +369,7 @@ def _left_out(recording: Recording) -> str:
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
     if not names:
         return ""
-    others = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"; not tested within the budget of {recording.options.budget_s:g} s: {', '.join(names[:_NAMED])}{others}"
+    return f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
 
 
 def _ignored(diagnosis: Diagnosis) -> str:

@@ -1,5 +1,7 @@
 """The fixed vocabularies of the command line, the recording and the report."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Literal
 
@@ -177,3 +179,12 @@ class ExitCode(int, Enum):
 
 class UsageError(Exception):
     """The user asked for something that cannot be; the message is one sentence with what to do."""
+
+
+@contextmanager
+def as_usage_error(kind: type[Exception] = ValueError) -> Iterator[None]:
+    """An error of this kind says here what is wrong with what was asked, and what to do. Raises UsageError for it."""
+    try:
+        yield
+    except kind as error:
+        raise UsageError(str(error)) from error

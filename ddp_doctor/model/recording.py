@@ -172,6 +172,31 @@ class Recording(Frozen):
         """The command that made it."""
         return Command(self.options.command)
 
+    @property
+    def nnodes(self) -> int:
+        """All nodes of its world."""
+        return self.world.nnodes if self.world is not None else 1
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether there are nodes to tell apart."""
+        return self.nnodes > 1
+
+    @property
+    def backend(self) -> str:
+        """Of the ranks."""
+        return self.world.backend if self.world is not None else "gloo"
+
+    @property
+    def on_nccl(self) -> bool:
+        """Whether its ranks talk over NCCL."""
+        return self.backend == "nccl"
+
+    @property
+    def launcher(self) -> str:
+        """Who started the ranks."""
+        return self.world.launcher if self.world is not None else "plain"
+
     def ignoring(self, codes: tuple[str, ...]) -> "Recording":
         """The same, to be judged without the rules whose codes begin so, too."""
         options = self.options.model_copy(update={"ignore": (*self.options.ignore, *codes)})

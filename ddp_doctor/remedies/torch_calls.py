@@ -63,7 +63,7 @@ def of_stock_ddp(recording: Recording, check: str) -> tuple[Remedy, ...]:
 
     ``check`` is the one to repeat.
     """
-    if recording.world is None or recording.world.backend != "nccl":
+    if not recording.on_nccl:
         return (_SOFTWARE,)
     commands = (f"ddp-doctor run --only {check}",)
     return (

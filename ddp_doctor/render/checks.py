@@ -60,9 +60,10 @@ def show(report: Report, recording: Recording, out: "Console", *, each: bool) ->
     if not each and recording.command.subject and not has_more_to_say:
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
-    lines = list(_grouped(report, recording))
     if each:
         lines = [_line(report, same, _words) for same in alike(report.checks)]
+    else:
+        lines = list(_grouped(report, recording))
     width = width_of(out)
     column = max((len(line.name) for line in lines if len(line.name) <= _LONGEST_NAME), default=0)
     for mark, name, text, style in lines:

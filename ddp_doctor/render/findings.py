@@ -12,7 +12,7 @@ from ddp_doctor.remedies.kinds import FOLLOWS
 from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.nodes import first_names, name_list
 from ddp_doctor.wording.proofs import beside_tried, in_force
 
 #: A screen has room for no more; rules group equal things, and the JSON report holds all.
@@ -34,9 +34,7 @@ class Line:
 def lines(finding: Finding, cause: JobCauseReport | None = None) -> Iterator[Line]:
     """All of a finding but its title; ``cause`` is what else is known where it is why a job failed."""
     if names := absent(finding):
-        left = len(names) - _MOST_EVIDENCE
-        more = f" and {left} more" if left > 0 else ""
-        yield Line(f"No answer from: {one_line(', '.join(names[:_MOST_EVIDENCE]))}{more}", hang=2)
+        yield Line(f"No answer from: {one_line(first_names(names, _MOST_EVIDENCE))}", hang=2)
     if finding.detail:
         yield Line(one_line(finding.detail))
     for text in evidence_lines(finding.evidence):

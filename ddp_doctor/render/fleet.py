@@ -16,7 +16,7 @@ from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetRe
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.wording.nodes import hosts, name_list
+from ddp_doctor.wording.nodes import and_more, hosts, name_list
 
 #: Rows of a table on a screen; the JSON has all.
 _SHOWN = 12
@@ -48,12 +48,12 @@ def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
     for caption, rows, titles in tables:
         if rows:
             yield Captioned(caption, _table(rows, titles))
-    for caption, said in (
+    for caption, lines in (
         ("Since the fleet report before", _since(report.since)),
         ("Files to look at", [left_out.why for left_out in report.left_out]),
     ):
-        if said:
-            yield Captioned(caption, Table((), []), tuple(map(one_line, said)))
+        if lines:
+            yield Captioned(caption, Table((), []), tuple(map(one_line, lines)))
 
 
 def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
@@ -90,7 +90,7 @@ def _common(common: CommonFinding) -> tuple[str, ...]:
 def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str, ...]]:
     """What a node is slowest in and, on a screen, in how much more it is slow."""
     for some in grouped((outlier.node, outlier) for outlier in outliers).values():
-        more = f" and {len(some) - 1} more" if len(some) > 1 and not each else ""
+        more = "" if each else and_more(len(some) - 1)
         for outlier in some if each else some[:1]:
             yield (
                 outlier.node,

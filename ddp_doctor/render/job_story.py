@@ -63,7 +63,7 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
     """``8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines``."""
     ranks = f"{facts.ranks} rank{'s' if facts.ranks != 1 else ''}" if facts.ranks else ""
     on = f" on {len(facts.nodes)} nodes" if len(facts.nodes) > 1 else "".join(f" on {n}" for n in facts.nodes)
-    versions = [f"{name} {said}" for name, said in (("torch", facts.torch), ("NCCL", facts.nccl)) if said]
+    versions = [f"{name} {version}" for name, version in (("torch", facts.torch), ("NCCL", facts.nccl)) if version]
     parts = [f"{ranks}{on}".strip(), facts.launcher, facts.backend, *versions]
     read = [file for file in job.files if file.unread is None or file.lines]
     number = sum(file.lines for file in read)
@@ -104,13 +104,13 @@ def _alike(
 
 
 def _row(ranks: Sequence[RankSeen], was_in: dict[int, str], *, is_blamed: bool) -> tuple[str, ...]:
-    one = ranks[0] if len(ranks) == 1 else None
+    single = ranks[0] if len(ranks) == 1 else None
     hosts = list(dict.fromkeys(rank.host for rank in ranks if rank.host))
     return (
         f"{'!! ' * is_blamed}{rank_list([rank.rank for rank in ranks])}",
         one_line(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts" if hosts else "",
-        str(one.pid or "") if one else "",
-        "" if one is None or one.gpu is None else str(one.gpu),
+        str(single.pid or "") if single else "",
+        "" if single is None or single.gpu is None else str(single.gpu),
         _ended(ranks[0]),
         was_in.get(ranks[0].rank, ""),
         shorten(one_line(ranks[0].last.text), _LONGEST_LINE, placeholder=" …") if ranks[0].last else "",

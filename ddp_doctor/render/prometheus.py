@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Verdict
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report, finished_at
 from ddp_doctor.render.text import plain
 
@@ -25,9 +26,9 @@ _OF_BANDWIDTH = ("measurement", "bytes", "ranks", "backend", "node", "gpu")
 _Samples = Mapping[tuple[str, ...], float]
 
 
-def render(report: Report, command: str) -> str:
-    """All series of a report that ``command`` made."""
-    return generate_latest(_Families(report, command)).decode()
+def render(report: Report, recording: Recording) -> str:
+    """All series of a report."""
+    return generate_latest(_Families(report, recording.options.command)).decode()
 
 
 class _Families(Collector):

@@ -81,7 +81,7 @@ def used_transports(recording: Recording) -> Captioned | None:
 
 def slowest_p2p(recording: Recording) -> float | None:
     """GB/s of the slowest pair of GPUs by NCCL's constants, on one node where all go directly; None where not known."""
-    if recording.world is None or recording.world.backend != "nccl" or recording.world.nnodes != 1:
+    if not recording.on_nccl or recording.several_nodes:
         return None
     kinds = [kind for place in places(recording) for kind, _ in _within(recording, place)]
     direct = [kind for kind in kinds if kind.used == kind.predicted == "P2P"]
@@ -125,13 +125,12 @@ def _between(recording: Recording, place: Place) -> Iterator[tuple[_Kind, str]]:
 def _whom(recording: Recording, kind: _Kind, those: list[tuple[int, str]]) -> str:
     """ "NV18  GPU0-GPU1 on wk3", "NV18  56 pairs on 7 nodes", "between nodes, mlx5_0 and mlx5_1"."""
     names, nodes = list(dict.fromkeys(name for _, name in those)), sorted({node for node, _ in those})
-    several = recording.world is not None and recording.world.nnodes > 1
     if kind.way == "between nodes":
         devices = [name for name in names if name != "-"]
         return f"{kind.way}, {name_list(devices)}" if devices and len(devices) <= 2 else kind.way
     where = one_line(host(recording, nodes[0])) if len(nodes) == 1 else f"{len(nodes)} nodes"
     pairs = ", ".join(names) if len(those) <= 2 else f"{len(those)} pairs"
-    return f"{kind.way}  {pairs}" + (f" on {where}" if several else "")
+    return f"{kind.way}  {pairs}" + (f" on {where}" if recording.several_nodes else "")
 
 
 def _notes(logs: list[NcclTransportFact]) -> Iterator[str]:

@@ -105,7 +105,7 @@ def _in_files(recording: Recording) -> dict[str, tuple[Overruled, ...]]:
         for line in file.lines
         if line.name and is_recorded(line.name) and line.name.startswith("NCCL_")
     ]
-    return {name: tuple(said) for name, said in grouped(lines).items()}
+    return {name: tuple(overruled) for name, overruled in grouped(lines).items()}
 
 
 def _who(origin: Origin) -> str:

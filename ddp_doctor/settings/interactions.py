@@ -29,7 +29,6 @@ from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import Conflict, Silencer, variables
 from ddp_doctor.settings.values import effective, misread
 
-ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 PROTOCOLS = ("LL", "LL128", "Simple")
 #: What a DDP job calls, and the algorithms that NCCL has for it.
 BY_FUNCTION: Mapping[str, tuple[str, ...]] = {

@@ -178,7 +178,10 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
         _clocks(nvml, gpu, handle)
         _repairs(nvml, gpu, handle)
         _limits(nvml, gpu, handle)
-        _firmware(nvml, gpu, handle)
+        nvml.fill(gpu, "vbios_version", "nvmlDeviceGetVbiosVersion", handle, use=_text)
+        nvml.fill(gpu, "gsp_firmware_version", "nvmlDeviceGetGspFirmwareVersion", handle, use=_text)
+        nvml.fill(gpu, "display_active", "nvmlDeviceGetDisplayActive", handle, use=bool)
+        nvml.fill(gpu, "virtualization", "nvmlDeviceGetVirtualizationMode", handle, use=VIRTUALIZATION.get)
         _fabric(nvml, gpu, handle)
         gpu["error"] = next((code for code in LOST if code in gpu["unavailable"].values()), None)
     return gpu, handle
@@ -339,14 +342,6 @@ def _limits(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
         ("application_clock_default_mhz", "nvmlDeviceGetDefaultApplicationsClock"),
     ):
         nvml.fill(gpu, field, name, handle, 0)  # NVML_CLOCK_GRAPHICS
-
-
-def _firmware(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    """Versions in the GPU, whether it drives a display, and whether it is one of a virtual machine."""
-    nvml.fill(gpu, "vbios_version", "nvmlDeviceGetVbiosVersion", handle, use=_text)
-    nvml.fill(gpu, "gsp_firmware_version", "nvmlDeviceGetGspFirmwareVersion", handle, use=_text)
-    nvml.fill(gpu, "display_active", "nvmlDeviceGetDisplayActive", handle, use=bool)
-    nvml.fill(gpu, "virtualization", "nvmlDeviceGetVirtualizationMode", handle, use=VIRTUALIZATION.get)
 
 
 def _text(value: Any) -> str:

@@ -121,15 +121,15 @@ def _without_group(call: str, args: str, kwargs: str) -> bool:
     return len(given) <= at or given[at] in _NONE
 
 
-def why_refused(pid: int, said: str) -> Refused:
+def why_refused(pid: int, output: str) -> Refused:
     """Why the stack of a process cannot be read, and the one setting that grants it the next time."""
     own, other = proc.status(os.getpid()), proc.status(pid)
     capabilities = int(own.get("CapEff", "0"), 16)
     may_trace = bool(capabilities & _SYS_PTRACE)
     others = {int(uid) for uid in other.get("Uid", "").split()} - {os.getuid()}
     user = user_name(max(others, default=0))
-    denied = re.search("denied|not permitted", said, re.IGNORECASE)
-    words = [line.strip() for line in said.splitlines() if line.strip()] or ["py-spy gave no answer in time"]
+    denied = re.search("denied|not permitted", output, re.IGNORECASE)
+    words = [line.strip() for line in output.splitlines() if line.strip()] or ["py-spy gave no answer in time"]
     scope = (proc.read("/proc/sys/kernel/yama/ptrace_scope") or "0").strip()
     yama = f"kernel.yama.ptrace_scope is {scope}"
     reasons = (

@@ -83,9 +83,7 @@ def _losses(place: Place, name: str) -> list[Loss]:
 
 def may_use_rdma(recording: Recording) -> bool:
     """Whether the recording is of a job on NCCL over several nodes."""
-    world = recording.world
-    several = world is not None and world.nnodes > 1 and world.backend == "nccl"
-    return several and not recording.command.is_of_root
+    return recording.several_nodes and recording.on_nccl and not recording.command.is_of_root
 
 
 def rdma_in_use(facts: Sequence[FactAt[RdmaFact]]) -> bool:

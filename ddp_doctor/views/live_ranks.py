@@ -182,8 +182,8 @@ def _loaders_get_on(rank: LiveRankFact, loaders: Sequence[ChildSeen]) -> bool | 
     )
     if have_worked or (not _same_stacks(rank) and not _rests(rank)):
         return True
-    woken = [one for one in loaders if one.last.main_switches - one.first.main_switches > _FEW_SWITCHES]
-    if any(live_frames.IN_NETWORK.search(one.last.frames[-1]) for one in woken if one.last.frames):
+    woken = [child for child in loaders if child.last.main_switches - child.first.main_switches > _FEW_SWITCHES]
+    if any(live_frames.IN_NETWORK.search(child.last.frames[-1]) for child in woken if child.last.frames):
         return True
     return None if woken else False
 
@@ -291,7 +291,7 @@ def _own_line(frames: Sequence[str]) -> str:
 
 def last_to_come(ranks: Sequence[Doing]) -> tuple[Doing, str, int, int] | None:
     """The rank for which all others waited in nearly all looks, its line, in how many looks, and of how many."""
-    looks = list(zip(*(one.fact.looks for one in ranks), strict=False))
+    looks = list(zip(*(rank.fact.looks for rank in ranks), strict=False))
     read = [at for at in looks if all(look.frames for look in at)]
     last: dict[int, list[str]] = defaultdict(list)
     for at in read:

@@ -70,8 +70,8 @@ def node_traits(recording: Recording) -> dict[int, dict[str, str]]:
     found: dict[int, dict[str, str]] = {}
     for name, (kind, value) in (VERSIONS | _MORE).items():
         for fact in recording.facts(kind):
-            if (said := value(fact.fact)) is not None:
-                found.setdefault(fact.node, {}).setdefault(name, said)
+            if (trait := value(fact.fact)) is not None:
+                found.setdefault(fact.node, {}).setdefault(name, trait)
     for env in recording.facts(EnvVars):
         of_job = {
             name: value

@@ -72,7 +72,6 @@ def between_nodes(recording: Recording) -> Reproducer | None:
 
 def everybody(recording: Recording) -> Reproducer | None:
     """An all-reduce of all ranks, large enough for the rate of the links to show."""
-    world = recording.world
-    if world is None or world.backend != "nccl":
+    if not recording.on_nccl:
         return None
     return Reproducer(kind="all_reduce", size_bytes=EXCHANGED_BYTES)

@@ -73,8 +73,7 @@ def with_the_right_nccl(recording: Recording) -> dict[int, Software]:
 
 def nodes_load_different_nccls(recording: Recording) -> bool:
     """Whether nodes of a job on NCCL differ in it, for no fault of one of them (DD550)."""
-    world = recording.world
-    if world is None or world.backend != "nccl" or recording.first(ConsistencyFact) is None:
+    if not recording.on_nccl or recording.first(ConsistencyFact) is None:
         return False
     loaded = {fact.nccl_loaded for fact in with_the_right_nccl(recording).values()} - {None}
     return len(loaded) > 1

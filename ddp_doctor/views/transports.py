@@ -196,7 +196,7 @@ def places(recording: Recording) -> list[Place]:
         settings = {**matrix.fact.nccl_settings, **variables.get(matrix.node, {}), **settings_in(text)}
         by_name = {f"GPU{gpu.index}": gpu for gpu in known.gpus} if known else {}
         used = len(matrix.fact.job_gpus or matrix.fact.gpus)
-        if recording.world is not None and recording.world.backend == "nccl" and recording.trials:
+        if recording.world is not None and recording.on_nccl and recording.trials:
             used = len(recording.world.ranks_of(matrix.node))  # NCCL sees those of the job's ranks alone
         node = nccl_paths.Node(
             gpus=used, cpu_vendor=matrix.fact.cpu_vendor, version=release(version) if version else (), settings=settings

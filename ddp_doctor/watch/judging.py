@@ -185,18 +185,18 @@ def judge_what_runs(
     ranks = [rank for job in live_jobs(outcome.recording) for rank in job.ranks]
     does = "; ".join(f"{rank.rank}: {says(rank)}" for rank in ranks)
     picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
-    said = outcome.report.summary
+    summary = outcome.report.summary
     if picture:
-        said = f"{said.removeprefix('Moving: ').rstrip('.')}; slow, not known to hang"
+        summary = f"{summary.removeprefix('Moving: ').rstrip('.')}; slow, not known to hang"
     if picture and pictures is None:
-        say(f"{why}{alone}. {said}")
+        say(f"{why}{alone}. {summary}")
         return WAITS
     if picture and pictures and code == ExitCode.HEALTHY.value:
         still_s = 0.0 if only_if_sure else pictures.stand_for(picture)
         code, why = ((SLOW if still_s else WAITS), f"no rank has left its collective or its line for {still_s:.0f} s")
     if code == SLOW or (code == ExitCode.UNSURE.value and not only_if_sure):
         saved_as = save_recording(outcome.recording, state_folder(env))
-        say(f"{why}{alone}. {said} (`ddp-doctor replay {saved_as}` has more)")
+        say(f"{why}{alone}. {summary} (`ddp-doctor replay {saved_as}` has more)")
     return code
 
 

@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list, node_culprit, shortened
 from ddp_doctor.wording.ranks import cause, rank_culprit
 
 #: A rank by its node rank and its local rank.
@@ -62,10 +62,9 @@ def local_ranks(recording: Recording, places: Sequence[Place]) -> str:
     """ "local rank 1", "local ranks 1 and 3", and on several nodes "local rank 1 of node0 and node1"."""
     of_node = grouped((node, str(local)) for node, local in sorted(places))
     with_ranks = grouped((tuple(locals_), node) for node, locals_ in of_node.items())
-    several = recording.world is not None and recording.world.nnodes > 1
     each = [
         f"local rank{'s' if len(numbers) > 1 else ''} {name_list(numbers)}"
-        + (f" of {hosts(recording, nodes)}" if several else "")
+        + (f" of {hosts(recording, nodes)}" if recording.several_nodes else "")
         for numbers, nodes in with_ranks.items()
     ]
     return name_list(each)
@@ -78,17 +77,14 @@ def others(split: Split[int]) -> str:
 
 def values_with_nodes(recording: Recording, split: Split[int]) -> str:
     """Every value with its nodes: "2.4.1 on node2; 2.5.0 on node0, node1 and node3"."""
-    return _joined([f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups])
+    each = [f"{value} on {hosts(recording, nodes)}" for value, nodes in split.groups]
+    return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def values_with_ranks(recording: Recording, split: Split[Place]) -> str:
     """Every value with its ranks: "NCCL_ALGO unset on local ranks 0 and 1; NCCL_ALGO=Tree on local rank 2"."""
-    return _joined([f"{value} on {local_ranks(recording, places)}" for value, places in split.groups])
-
-
-def _joined(each: Sequence[str]) -> str:
-    left = len(each) - NAMES_IN_A_SENTENCE
-    return "; ".join([*each[:NAMES_IN_A_SENTENCE], *([f"and {left} more"] if left > 0 else [])])
+    each = [f"{value} on {local_ranks(recording, places)}" for value, places in split.groups]
+    return "; ".join(shortened(each, NAMES_IN_A_SENTENCE))
 
 
 def odd_values(split: Split[Who]) -> str:
@@ -114,9 +110,9 @@ def odd_ranks(recording: Recording, split: Split[Place]) -> tuple[Culprit, ...]:
     return tuple(culprits)
 
 
-def made_ranks_fail(draft: Draft, told: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
-    """The difference as an error: ranks met, and ``told`` are those that got what does not fit."""
-    trial, rank = told[0]
+def made_ranks_fail(draft: Draft, unfitting: Sequence[tuple[TrialRecord, RankEvidence]]) -> Draft:
+    """The difference as an error: ranks met, and ``unfitting`` are those that got what does not fit."""
+    trial, rank = unfitting[0]
     words = cause(rank.raised.message if rank.raised else "")[:200]
     failure = Evidence(
         check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {words}"

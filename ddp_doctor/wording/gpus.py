@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Sequence
 
-from ddp_doctor.facts.node.gpus import Gpu
+from ddp_doctor.facts.node.gpus import Gpu, GpuProcess
 from ddp_doctor.model.choices import Backend, Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.gpus import Hits
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, on_hosts
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, first_names, host, on_hosts
 
 #: What may be in a command: a recording may be anybody's.
 _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
@@ -18,6 +18,11 @@ _BUS_ID = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.ASCII)
 def asked_for(recording: Recording, severity: Severity) -> Severity:
     """The severity; information only with --backend gloo, because the job then leaves the GPUs alone."""
     return Severity.INFO if recording.options.backend is Backend.GLOO else severity
+
+
+def process_list(processes: Sequence[GpuProcess]) -> str:
+    """The first processes on a GPU: "pid 4711 (python3), pid 4712 (name unknown)"."""
+    return first_names([f"pid {process.pid} ({process.name or 'name unknown'})" for process in processes], 4)
 
 
 def gpu_draft(
@@ -32,10 +37,9 @@ def gpu_draft(
     beside: Sequence[Evidence] = (),
 ) -> Draft:
     """A finding "GPU 3 (0000:61:00.0) on node0: ``what``", with one line of evidence per GPU, and others'."""
-    several = recording.world is not None and recording.world.nnodes > 1
     lines = []
     for node, gpu in hits[:LINES_OF_EVIDENCE]:
-        here, at = seen(gpu), f" on {host(recording, node)}" if several else ""
+        here, at = seen(gpu), f" on {host(recording, node)}" if recording.several_nodes else ""
         lines.append(here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"}))
     if hits[LINES_OF_EVIDENCE:]:
         lines.append(Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"))

@@ -43,7 +43,7 @@ def complained(
 def complaint_lines(recording: Recording, group: Sequence[RankComplaint]) -> tuple[Evidence, ...]:
     """NCCL's words, and which ranks of which nodes printed them."""
     alike = grouped(((complaint.node, complaint.text), complaint.rank) for complaint in group)
-    several = recording.world is not None and recording.world.nnodes > 1
+    several = recording.several_nodes
     check = group[0].trial.judged_check or "process_group"
     return tuple(
         Evidence(

@@ -55,6 +55,22 @@ def name_list(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
+def first_names(names: Sequence[str], most: int) -> str:
+    """The first of many for a sentence: "mlx5_0, mlx5_1 and 12 more"."""
+    return ", ".join(names[:most]) + and_more(len(names) - most)
+
+
+def and_more(left: int) -> str:
+    """ " and 12 more", or nothing."""
+    return f" and {left} more" if left > 0 else ""
+
+
+def shortened(parts: Sequence[str], most: int) -> list[str]:
+    """The first of many parts of a list, and how many are left."""
+    left = len(parts) - most
+    return [*parts[:most], f"and {left} more"] if left > 0 else [*parts]
+
+
 def on_hosts(recording: Recording, things: Sequence[tuple[int, str]], many: str) -> str:
     """Node ranks and names of things for a sentence: "GPU 3 on node0", "9 GPUs on node0 and node1" (``many``)."""
     by_host = grouped((host(recording, node_rank), name) for node_rank, name in things)

@@ -3,15 +3,18 @@
 import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.parse.frames import of_the_job
 from ddp_doctor.views.gpus import gpu_of
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, hosts, name_list
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, and_more, hosts, name_list
+
+F = TypeVar("F", bound=Fact)
 
 #: A stack of the job's code is shown up to here: who calls itself fills a page.
 _MOST_FRAMES = 8
@@ -19,6 +22,11 @@ _MOST_FRAMES = 8
 RUNS_IN_A_SENTENCE = 8
 _LAST_ERROR = re.compile(r"last error:", re.IGNORECASE)
 _ENFORCE = re.compile(r"^\[enforce fail at [^\]]*\] [^.]*\. ")
+
+
+def rank_of(reading: FactAt[F]) -> int:
+    """The rank, which a reading of a rank check always has."""
+    return reading.rank or 0
 
 
 def rank_culprits(recording: Recording, kind: type[Fact], ranks: Iterable[int]) -> tuple[Culprit, ...]:
@@ -53,8 +61,7 @@ def rank_list(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RUNS_IN_A_SENTENCE]]
-    left = sum(map(len, runs[RUNS_IN_A_SENTENCE:]))
-    more = f" and {left} more" if left else ""
+    more = and_more(sum(map(len, runs[RUNS_IN_A_SENTENCE:])))
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
 
 

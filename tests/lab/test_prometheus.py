@@ -43,7 +43,7 @@ def promtool(*arguments: str, given: str | None = None) -> str:
 
 
 def test_promtool_has_nothing_to_say_of_the_metrics():
-    every = "".join(prometheus.render(judged(each).report, "run") for each in SITUATIONS[::40])
+    every = "".join(prometheus.render(run.report, run.recording) for run in map(judged, SITUATIONS[::40]))
     for text in re.split(r"(?=# HELP ddp_doctor_build_info)", every)[1:]:
         assert promtool("check", "metrics", given=text) == ""
 

@@ -22,7 +22,7 @@ LABELS = {"command", "version", "verdict", "node", "code", "severity", "check", 
 def series(given: Report, command: str = "run") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """The value of each series, by its name and the labels beside the command."""
     found = {}
-    for family in text_string_to_metric_families(prometheus.render(given, command)):
+    for family in text_string_to_metric_families(prometheus.render(given, Recording(options=Options(command=command)))):
         assert family.type == "gauge"
         assert family.documentation
         for sample in family.samples:

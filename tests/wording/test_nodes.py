@@ -3,7 +3,7 @@ from typing import ClassVar
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names
+from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, node_names, shortened
 
 
 class Colour(Fact):
@@ -24,7 +24,7 @@ def seen(*colours: str) -> Recording:
 def test_facts_are_grouped_by_cause_and_none_is_no_cause():
     facts = seen("red", "blue", "red").facts(Colour)
     groups = by_cause(facts, lambda fact: fact.name if fact.name != "blue" else None)
-    assert {cause: [one.node for one in group] for cause, group in groups.items()} == {"red": [0, 2]}
+    assert {cause: [node.node for node in group] for cause, group in groups.items()} == {"red": [0, 2]}
 
 
 def test_nodes_are_named_as_people_would():
@@ -42,3 +42,11 @@ def test_a_node_is_a_culprit_once():
     facts = recording.facts(Colour)
     culprits = node_culprits(recording, [*facts, *facts])
     assert [(culprit.node, culprit.node_rank) for culprit in culprits] == [("alpha", 0), ("beta", 1)]
+
+
+def test_of_many_the_first_are_named_and_the_rest_counted():
+    assert first_names(["a", "b"], 2) == "a, b"
+    assert first_names(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert first_names([], 2) == ""
+    assert shortened(["a", "b"], 2) == ["a", "b"]
+    assert shortened(["a", "b", "c", "d"], 2) == ["a", "b", "and 2 more"]

@@ -61,7 +61,6 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     sample_s = min(path_quality.SAMPLE_S, path_quality.TRANSFERS_S / path_quality.SAMPLES / len(dialled))
     for dial in dialled:
         dial.measure(path_quality.SAMPLES, sample_s)
-    elsewhere = [measurement for row in measurements for measurement in row]
     until = min(ctx.clock() + path_quality.OTHER_SAMPLES_S, ctx.deadline - 1.0)  # the time of all of them
     for measurement in elsewhere:
         measurement.sample(min(path_quality.SAMPLE_S, path_quality.OTHER_SAMPLES_S / len(elsewhere)), until)

@@ -171,8 +171,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     matrix = Matrix.of(recording)
-    backend = recording.world.backend if recording.world else "gloo"
-    explained = set(faults([offer_of(node, backend) for node in recording.facts(InterfacesFact)]))
+    explained = set(faults([offer_of(node, recording.backend) for node in recording.facts(InterfacesFact)]))
     found = matrix.misled
     nodes = [node for node in found.nodes if node not in explained]
     paths = [path for path in found.paths if not explained & set(path)]
@@ -193,7 +192,7 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"{backend_name(backend)} uses {name_list(given_out)}, which other nodes cannot reach;"
+        f"{backend_name(recording.backend)} uses {name_list(given_out)}, which other nodes cannot reach;"
         f" {name_list(reached)} can be reached",
         dials_seen(recording, wrong),
         *offered,

@@ -67,7 +67,7 @@ def unless_over_rdma(recording: Recording, severity: Severity) -> Severity:
 
 def goes_over_rdma(recording: Recording) -> bool:
     """Whether NCCL has RDMA devices on every node."""
-    if recording.world is None or recording.world.backend != "nccl":
+    if not recording.on_nccl:
         return False
     hosts = [node.fact for node in recording.facts(Host)]
     return bool(hosts) and all(host.rdma_devices and not host.rdma_unused_by for host in hosts)

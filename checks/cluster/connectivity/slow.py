@@ -146,7 +146,7 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     if way is None or _is_for_other_rules(matrix):
         return
     rate, other_rate = used_rate(matrix), _rate_of(way, matrix)
-    backend = backend_name(recording.world.backend if recording.world else "gloo")
+    backend = backend_name(recording.backend)
     taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
     names = (wording.interface_name(recording, node, address) or address for node, address in taken.items())
     mine, theirs = (name_list(sorted(set(interfaces))) for interfaces in (names, way.interfaces.values()))
@@ -219,8 +219,7 @@ def _is_refuted(recording: Recording) -> bool:
 
 def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culprit]:
     """The setting that decided, else the interface of each node; of two nodes nobody knows whose it is."""
-    backend = recording.world.backend if recording.world else "gloo"
-    settings = {node.node: chosen(node.fact, backend).setting for node in recording.facts(InterfacesFact)}
+    settings = {node.node: chosen(node.fact, recording.backend).setting for node in recording.facts(InterfacesFact)}
     if _are_two(matrix) and not any(settings.values()):
         yield node_pair(recording, *matrix.nodes).model_copy(update={"name": name})
         return

@@ -209,7 +209,7 @@ def use_interfaces(
 
     With ``rendezvous``, torchrun as well where host names lead to others: those do not work.
     """
-    backend = recording.world.backend if recording.world else "gloo"
+    backend = recording.backend
     facts = {node.node: node.fact for node in recording.facts(InterfacesFact)}
     held = {node.node_rank: set(node.addresses) for node in recording.world.nodes} if recording.world else {}
     known = {node: {interface.name for interface in fact.interfaces} for node, fact in facts.items()}

@@ -182,11 +182,10 @@ _SAME_IMAGE = remedy(
 
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {node.node: node.fact for node in recording.facts(Software)}
-    on_nccl = recording.world is not None and recording.world.backend == "nccl"
-    nccl, cuda = (Severity.ERROR, Severity.WARNING) if on_nccl else (Severity.INFO, Severity.INFO)
+    nccl, cuda = (Severity.ERROR, Severity.WARNING) if recording.on_nccl else (Severity.INFO, Severity.INFO)
     refuses = (
         "ranks of different releases of NCCL hang, or are refused"
-        if on_nccl
+        if recording.on_nccl
         else "gloo, which this run uses, does without NCCL"
     )
     untested = "different versions of torch are not tested together"

@@ -231,10 +231,9 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
 
 def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Remedy:
     """Where one command starts all nodes, nobody types anything on the others."""
-    launcher = recording.world.launcher if recording.world else ""
     names = name_list(gone.names) if gone.named else "the other hosts"
-    if launcher in wording.LAUNCHERS:
-        return wording.launch_again(launcher, [node.node for node in gone.nodes if gone.named and node.node])
+    if recording.launcher in wording.LAUNCHERS:
+        return wording.launch_again(recording.launcher, [node.node for node in gone.nodes if gone.named and node.node])
     commands = [wording.command_for(recording, fact)]
     if _by_hand(fact) and all(node.node_rank is not None for node in gone.nodes):
         named = list(zip(gone.nodes, gone.names, strict=True))[:4]
@@ -279,7 +278,6 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
     """All who are missing could not be started by the command that starts all of them."""
     gone = _who_is_missing(recording, fact)
     hosts = [node.hostname for node in fact.not_started]
-    launcher = recording.world.launcher if recording.world else ""
     reasons = dict.fromkeys(node.reason for node in fact.not_started)
     return proved(
         _nodes_kept_from_starting(fact, gone),
@@ -287,7 +285,7 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
         _not_started_evidence(fact),
         wording.advice(
             "Correct what the reason names: until then the nodes cannot be started",
-            *wording.looks(launcher, hosts),
+            *wording.looks(recording.launcher, hosts),
             scope="cluster",
             cost="none: the commands only look",
             untried=wording.ANOTHER_START,

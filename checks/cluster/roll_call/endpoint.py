@@ -271,9 +271,8 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
         f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {fact.endpoint_host}: who listens",
         "sudo nft list ruleset   # there, if somebody does: a reject rule",
     )
-    launcher = recording.world.launcher if recording.world else ""
-    if launcher in wording.LAUNCHERS:
-        return wording.launch_again(launcher, [fact.endpoint_host], *look)
+    if recording.launcher in wording.LAUNCHERS:
+        return wording.launch_again(recording.launcher, [fact.endpoint_host], *look)
     return wording.fix(
         f"Start the same command on {fact.endpoint_host}, with the same endpoint",
         wording.command_for(recording, fact, 0 if fact.claimed_rank is not None else None),

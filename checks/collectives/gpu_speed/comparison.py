@@ -17,7 +17,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import BusyGpu, busy_gpus
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
-from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, ranks_at
+from ddp_doctor.wording.gpus import process_list
+from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, rank_of, ranks_at
 
 Measured = FactAt[GpuSpeedFact]
 _GIB = 1024**3
@@ -62,11 +63,6 @@ class Compared:
     def is_below(self, share: float) -> bool:
         """Whether it is slower by this share and never reached the typical rate."""
         return self.rate.median <= self.typical * (1 - share) and self.rate.most < self.typical
-
-
-def rank_of(gpu: Measured) -> int:
-    """The rank, which a reading of a rank check always has."""
-    return gpu.rank or 0
 
 
 @once_a_recording
@@ -291,10 +287,9 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
     if busy_gpu is None:
         used = (gpu.fact.memory_total_bytes - gpu.fact.memory_free_bytes) / _GIB
         return f"{used:.1f} GiB in use, more than CUDA and NCCL take; by whom was not read"
-    named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in busy_gpu.holders[:4]]
-    more = f" and {len(busy_gpu.holders) - 4} more" if busy_gpu.holders[4:] else ""
+    names = process_list(busy_gpu.holders) or "no process that can be seen from here"
     held = f"{busy_gpu.used_bytes / _GIB:.1f} GiB" if busy_gpu.used_bytes is not None else "memory"
-    return f"{held} in use before the run, by {', '.join(named) or 'no process that can be seen from here'}{more}"
+    return f"{held} in use before the run, by {names}"
 
 
 @rule("DD807", "gpu-rate-not-measured", Severity.INFO, GpuSpeedFact)

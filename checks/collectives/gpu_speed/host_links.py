@@ -14,7 +14,6 @@ from ddp_doctor.checks.collectives.gpu_speed.comparison import (
     groups,
     judged,
     model,
-    rank_of,
 )
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
@@ -24,7 +23,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
-from ddp_doctor.wording.ranks import capital, rank_at, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_at, rank_of, ranks_at
 
 #: Up to this share of a model's GPUs is a fault; a larger share shows how the machines are built.
 _FEW = 0.25

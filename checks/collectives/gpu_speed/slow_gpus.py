@@ -12,7 +12,6 @@ from ddp_doctor.checks.collectives.gpu_speed.comparison import (
     beside_others,
     judged,
     model,
-    rank_of,
 )
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -25,7 +24,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.views.gpus import power_limited
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
-from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, ranks_at
+from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_of, ranks_at
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."
 #: Rates that are too low, by model, and the GPUs of that model that are fast.

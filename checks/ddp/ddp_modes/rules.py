@@ -18,7 +18,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code, remedy
 from ddp_doctor.remedies.torch_calls import DOCS, of_stock_ddp
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
-from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.nodes import first_names, name_list
 from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 
 _BACKOFF = 0.5  # torch.amp.GradScaler's default
@@ -287,8 +287,7 @@ def faults(held: Mapping[int, Sequence[int]], length: int, drop_last: bool) -> d
 
 
 def _samples(indices: Sequence[int]) -> str:
-    named, more = ", ".join(str(index) for index in indices[:_NAMED]), len(indices) - _NAMED
-    return f"sample{'s' if len(indices) > 1 else ''} {named}" + (f" and {more} more" if more > 0 else "")
+    return f"sample{'s' if len(indices) > 1 else ''} {first_names([str(index) for index in indices], _NAMED)}"
 
 
 @rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DdpModes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, on_ranks, rank_of
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, on_ranks
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
@@ -16,7 +16,8 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
 from ddp_doctor.views.failed_trials import used_elsewhere
 from ddp_doctor.wording.findings import NOBODY, likely, proved
-from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, ranks_at, short, stack_in_the_job
+from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, rank_of, ranks_at, short, stack_in_the_job
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
@@ -187,7 +188,7 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         ]
         for shown, ranks in grouped(off).items():
             kind, name, device = shown[0]
-            more = f" and {len(shown) - 1} more" if len(shown) > 1 else ""
+            more = and_more(len(shown) - 1)
             cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
             cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
             wanted = {rank.fact.device for rank in ranks}

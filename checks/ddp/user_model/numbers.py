@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks, rank_of
+from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.base import grouped
@@ -12,6 +12,8 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.ranks import rank_of
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
@@ -34,10 +36,9 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     fact, first = ranks[0].fact, ranks[0].fact.off[0]
     parameters = list(dict.fromkeys(gradient.parameter for here in ranks for gradient in here.fact.off))
     is_own = first.got is not None and first.got == first.own
-    more = f" and {fact.off_count - 1} more" if fact.off_count > 1 else ""
     yield likely(
         (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
-        f"DDP gives a wrong gradient of {first.parameter}{more} of {fact.model} on"
+        f"DDP gives a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of {fact.model} on"
         f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is not their mean'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",

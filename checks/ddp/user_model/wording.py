@@ -6,7 +6,8 @@ from typing import TypeVar
 from ddp_doctor.facts.ddp.user_model import Names, UserModel
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.wording.ranks import rank_culprits, ranks_at, short
+from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at, short
 
 T = TypeVar("T", bound=Hashable)
 #: The most names that a title shows.
@@ -16,11 +17,6 @@ _IN_A_TITLE = 4
 def facts(recording: Recording) -> list[FactAt[UserModel]]:
     """The facts of all ranks, in the order of the ranks."""
     return sorted(recording.facts(UserModel), key=lambda ranks: ranks.rank or 0)
-
-
-def rank_of(rank: FactAt[UserModel]) -> int:
-    """The rank's number."""
-    return rank.rank or 0
 
 
 def on_ranks(recording: Recording, ranks: Iterable[FactAt[UserModel]]) -> str:
@@ -42,9 +38,8 @@ def code(name: str) -> Culprit:
 
 def names(some: Names) -> str:
     """``head.weight, head.bias and 12 more``."""
-    shown = ", ".join(some.names[:_IN_A_TITLE])
-    more = some.count - len(some.names[:_IN_A_TITLE])
-    return f"{shown} and {more} more" if more > 0 else shown
+    shown = some.names[:_IN_A_TITLE]
+    return ", ".join(shown) + and_more(some.count - len(shown))
 
 
 def at(where: str) -> str:

@@ -20,7 +20,7 @@ from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.network import chosen
 from ddp_doctor.wording.findings import proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_names
+from ddp_doctor.wording.nodes import by_cause, first_names, host, name_list, node_culprit, node_names
 
 _INTERFACES_SHOWN = 8
 _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))
@@ -56,8 +56,7 @@ def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
         for (value, error, missing), group in groups.items():
             first = group[0]
             names = [there.name for there in first.fact.interfaces if there.running and there.addresses]
-            more = f" and {len(names) - _INTERFACES_SHOWN} more" if len(names) > _INTERFACES_SHOWN else ""
-            usable = f"{', '.join(names[:_INTERFACES_SHOWN]) or 'none'}{more}"
+            usable = first_names(names, _INTERFACES_SHOWN) or "none"
             nodes = node_names(recording, group)
             fails = f"{backend_name(backend)} would not start with {shown(name, value)}"
             title = f"{nodes}: {fails}: {error}"

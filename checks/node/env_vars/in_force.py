@@ -65,7 +65,7 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]
         for culprit in draft.culprits
     )
     title, evidence = draft.title, draft.evidence
-    if recording.world is not None and recording.world.nnodes > 1:
+    if recording.several_nodes:
         also = f"; alike on {node_names(recording, others)}" if others else ""
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:

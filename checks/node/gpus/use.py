@@ -14,7 +14,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
-from ddp_doctor.wording.gpus import gpu_draft
+from ddp_doctor.wording.gpus import gpu_draft, process_list
 
 FREE_MEMORY = by_operator(
     "End what still runs there, or ask for other GPUs.",
@@ -119,8 +119,7 @@ def _memory_evidence(gpu: Gpu) -> Evidence:
 def _process_words(gpu: Gpu) -> str:
     if not gpu.processes:
         return "and the driver names no process"
-    named = [f"pid {process.pid} ({process.name or 'name unknown'})" for process in gpu.processes[:4]]
-    return f"by {', '.join(named)}" + (f" and {len(gpu.processes) - 4} more" if gpu.processes[4:] else "")
+    return f"by {process_list(gpu.processes)}"
 
 
 @rule("DD306", "gpu-compute-mode-refuses-ranks", Severity.ERROR, GpusFact)

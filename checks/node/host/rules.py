@@ -242,10 +242,10 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
                 yield _few_files(recording, part, ran_out.get(worst.node))
 
 
-def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft:
+def _few_files(recording: Recording, short: Shortage, error: str | None) -> Draft:
     allowed, wanted = short.worst.fact.open_files or 0, thresholds.open_files(short.world.world_size)
     saw = Evidence(
-        text=f"RLIMIT_NOFILE {allowed}" + (f": {said}" if said else ""),
+        text=f"RLIMIT_NOFILE {allowed}" + (f": {error}" if error else ""),
         value=allowed,
         unit="files",
         expected=wanted,
@@ -253,7 +253,7 @@ def _few_files(recording: Recording, short: Shortage, said: str | None) -> Draft
     )
     title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
     detail = 'Each connection takes one; a rank that runs out fails with "Too many open files".'
-    if said:
+    if error:
         detail = "Something in this run needed more and failed for it."
     limit = max(wanted, 4096)
     more = remedy(
@@ -282,7 +282,7 @@ def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/elastic/run.html
     """
     for problem, group in by_cause(recording.facts(Host), lambda fact: fact.loopback_problem).items():
-        elsewhere = recording.world is not None and recording.world.nnodes > 1 and "no address" in problem
+        elsewhere = recording.several_nodes and "no address" in problem
         yield proved(
             of_nodes(recording, group),
             f"The loopback interface of {{who}} cannot be used: {problem}",
@@ -339,7 +339,7 @@ def _slow_clock(fact: Host) -> str | None:
 
 def _busiest(recording: Recording, node: FactAt[Host]) -> Evidence:
     names = [f"{each.name} (pid {each.pid}, {each.cpus:.2g} CPUs)" for each in node.fact.busiest]
-    at = f" on {host(recording, node.node)}" if recording.world and recording.world.nnodes > 1 else ""
+    at = f" on {host(recording, node.node)}" if recording.several_nodes else ""
     return Evidence(
         text=f"busiest{at}: {name_list(names)}" if names else f"in the last minute{at}",
         value=round(node.fact.load_per_cpu, 1),

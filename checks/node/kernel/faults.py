@@ -244,8 +244,7 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/cuda/gpudirect-rdma/
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    world = recording.world
-    several = world is not None and world.nnodes > 1 and world.backend == "nccl"
+    uses_rdma = recording.several_nodes and recording.on_nccl
     for (why, devices), group in by_cause(recording.facts(KernelFact), _no_gpudirect).items():
         yield proved(
             of_nodes(recording, group),
@@ -253,7 +252,7 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
             LOAD_PEERMEM,
             detail="NCCL then copies what goes between nodes through host memory.",
-            severity=asked_for(recording, Severity.WARNING if several else Severity.INFO),
+            severity=asked_for(recording, Severity.WARNING if uses_rdma else Severity.INFO),
         )
 
 

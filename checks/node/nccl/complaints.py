@@ -77,13 +77,12 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     """
     group = rank_complaints(recording, "DD238")
     in_container = any(fact.in_container for node in nodes_of(group)[:1] for fact in recording.at(Host, node))
-    launcher = recording.world.launcher if recording.world else "plain"
     return complained(
         recording,
         group,
         "NCCL could not lock memory for RDMA on {who}",
         "The limit of locked memory (ulimit -l) that the ranks have is the usual cause.",
-        hardware.locked_memory(launcher, in_container=in_container),
+        hardware.locked_memory(recording.launcher, in_container=in_container),
         confidence=Confidence.LIKELY,
     )
 

@@ -23,7 +23,7 @@ from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.views.failed_trials import what_did_not_fit
 from ddp_doctor.wording.differences import made_ranks_fail
 from ddp_doctor.wording.findings import Who, likely
-from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_names, of_nodes
+from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_names, of_nodes, shortened
 
 #: Reads a node's files; each item holds the lines of one finding.
 _LinesOf = Callable[[tuple[ConfFile, ...], NcclFact], Iterable[tuple[str, ...]]]
@@ -174,14 +174,12 @@ def _draft(
     detail: str,
     severity: Severity | None = None,
 ) -> Draft:
-    lines = list(pieces)
-    more = [f"and {len(lines) - _LINES_SHOWN} more"] if len(lines) > _LINES_SHOWN else []
     nodes = dict.fromkeys(node.node for node in group)
     culprits = tuple(node_culprit(recording, node, kind="file", name="nccl.conf") for node in nodes)
     return likely(
         Who(culprits, node_names(recording, group)),
         title,
-        Evidence(text="; ".join(lines[:_LINES_SHOWN] + more), expected_from=_SOURCE),
+        Evidence(text="; ".join(shortened(list(pieces), _LINES_SHOWN)), expected_from=_SOURCE),
         *remedies,
         detail=detail,
         severity=severity,

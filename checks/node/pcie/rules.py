@@ -63,9 +63,9 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
             bridges = dict.fromkeys(bus for pair in pairs for bus in node.fact.redirecting(pair[2]))
             numbers = gpu_numbers(recording, node.node)
             ends = dict.fromkeys(device_name(device, numbers) for pair in pairs for device in pair[:2])
-            several = recording.world is not None and recording.world.nnodes > 1  # NICs reach into GPUs only then
             gpus = any((device.kind, neighbour.kind) == ("gpu", "gpu") for device, neighbour, _ in pairs)
-            cause = (tuple(bridges), tuple(ends), Severity.WARNING if gpus or several else Severity.INFO)
+            matters = gpus or recording.several_nodes  # NICs reach into GPUs only then
+            cause = (tuple(bridges), tuple(ends), Severity.WARNING if matters else Severity.INFO)
             groups.setdefault(cause, []).append(node)
     for (bridges_of, ends_of, severity), group in groups.items():
         fact = group[0].fact

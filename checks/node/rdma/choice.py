@@ -18,7 +18,7 @@ from ddp_doctor.remedies.kinds import NO_TRIAL, unset
 from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
-from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, node_names
+from ddp_doctor.wording.nodes import by_cause, first_names, host, name_list, node_culprit, node_names
 
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
@@ -131,9 +131,7 @@ def _unmatched(fact: RdmaFact) -> tuple[str, tuple[str, ...], bool] | None:
 
 def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
     ports = [port_name(hca, port) for hca, port in node.fact.candidates()]
-    more = f" and {len(ports) - 12} more" if ports[12:] else ""
-    text = f"active on {host(recording, node.node)}: {', '.join(ports[:12])}{more}"
-    return Evidence(text=text, expected_from=_DOCS)
+    return Evidence(text=f"active on {host(recording, node.node)}: {first_names(ports, 12)}", expected_from=_DOCS)
 
 
 @rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)

@@ -66,11 +66,10 @@ def port_draft(
 ) -> Draft:
     """A finding "mlx5_3 on node0: ``what``", with one line of evidence for all ports of a node in the same state."""
     hits = [port_at for port_at, _ in described]
-    several = recording.world is not None and recording.world.nnodes > 1
     alike = grouped(((node, words), port_name(hca, port)) for (node, hca, port), words in described)
     lines = [
         Evidence(
-            text=f"{', '.join(names)}{f' on {host(recording, node)}' if several else ''}: {words}",
+            text=f"{', '.join(names)}{f' on {host(recording, node)}' if recording.several_nodes else ''}: {words}",
             expected_from=expected,
         )
         for (node, words), names in list(alike.items())[:LINES_OF_EVIDENCE]

@@ -52,9 +52,8 @@ def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
     Remedy: Upgrade to a torch that bundles a fixed NCCL; some faults are avoided by a setting.
     See: https://docs.nvidia.com/deeplearning/nccl/release-notes
     """
-    nnodes = recording.world.nnodes if recording.world else 1
     for (nccl, torch, machine), group in by_cause(with_gpus(recording), _nccl_in_use).items():
-        for issue in versions.nccl_issues(release(nccl), release(torch), machine, nnodes):
+        for issue in versions.nccl_issues(release(nccl), release(torch), machine, recording.nnodes):
             affected = f"NCCL {dotted(issue.since)} and newer, before {dotted(issue.before)}"
             yield possible(
                 of_nodes(recording, group),

@@ -151,10 +151,9 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     tells of nodes that are containers of one machine).
     """
     log = log_of(recording, place.seen.node)
-    nodes = recording.world.nnodes if recording.world else 1
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
-    if max(log.hosts, default=1) > nodes:
-        return (f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {nodes}", wording.ONE_HOST_ID)
+    if max(log.hosts, default=1) > recording.nnodes:
+        return (f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {recording.nnodes}", wording.ONE_HOST_ID)
     if numbers in log.refused or numbers[::-1] in log.refused:
         return "NCCL was told by NVML that P2P is off between them", wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:

@@ -51,9 +51,8 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     hosts = [node for node in recording.facts(TopologyFact) if node.node in {stall.node for stall in found}]
     fact = hosts[0].fact
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
-    several = recording.world is not None and recording.world.nnodes > 1
     roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
-    another_hca = several and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
+    another_hca = recording.several_nodes and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",

@@ -16,7 +16,7 @@ from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, node_culprits, of_nodes
+from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, of_nodes
 
 
 @rule("DD404", "topology-partly-unclear", Severity.INFO, TopologyFact)
@@ -111,13 +111,11 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
         NVML API reference, nvmlDeviceGetTopologyCommonAncestor
     """
     for pairs, group in by_cause(recording.facts(TopologyFact), _disagreements).items():
-        shown = ", ".join(
-            f"{gpu}-{peer} ({driver} and {tree})" for gpu, peer, driver, tree in pairs[:_PAIRS_IN_A_TITLE]
-        )
-        more = f" and {len(pairs) - _PAIRS_IN_A_TITLE} more" if len(pairs) > _PAIRS_IN_A_TITLE else ""
+        shown = [f"{gpu}-{peer} ({driver} and {tree})" for gpu, peer, driver, tree in pairs]
         yield proved(
             (culprit(recording, node.node, (gpu, peer)) for node in group for gpu, peer, _, _ in pairs),
-            f"The driver and /sys disagree on how GPUs of {hosts_of(recording, group)} are connected: {shown}{more}",
+            f"The driver and /sys disagree on how GPUs of {hosts_of(recording, group)} are connected:"
+            f" {first_names(shown, _PAIRS_IN_A_TITLE)}",
             (
                 Evidence(text=f"{gpu}-{peer} is {driver} to the driver, {tree} in /sys")
                 for gpu, peer, driver, tree in pairs

@@ -7,7 +7,7 @@ from ddp_doctor.model.finding import Culprit, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
-from ddp_doctor.wording.nodes import node_names
+from ddp_doctor.wording.nodes import first_names, node_names
 
 
 def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
@@ -39,9 +39,7 @@ MOST_PAIRS = 6
 
 def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
     """ "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
-    names = ["-".join(pair) for pair in dict.fromkeys(pairs)]
-    more = f" and {len(names) - MOST_PAIRS} more" if len(names) > MOST_PAIRS else ""
-    return ", ".join(names[:MOST_PAIRS]) + more
+    return first_names(["-".join(pair) for pair in dict.fromkeys(pairs)], MOST_PAIRS)
 
 
 def rate(gb_per_s: float | None) -> str:

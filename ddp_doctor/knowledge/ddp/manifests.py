@@ -169,16 +169,12 @@ def compare(by_rank: Mapping[int, Manifest]) -> tuple[Difference, ...]:
         # Ranks with equal lists together; the group of the lowest rank is the first.
         by_tensors = grouped((tensors_of(by_rank[rank]), rank) for rank in sorted(by_rank))
         groups = [_Group(tuple(ranks), tensors) for tensors, ranks in by_tensors.items()]
-        if len(groups) > 1:
-            found += _merged(what, groups)
+        votes = _votes(what, groups) if len(groups) > 1 else ()
+        # Differences of one kind on the same ranks are one, the first name in front.
+        for alike in grouped(((vote.kind, vote.ranks), vote) for vote in votes).values():
+            names = [vote.names[0] for vote in alike]
+            found.append(alike[0].model_copy(update={"names": tuple(names[:MOST_NAMES]), "count": len(names)}))
     return tuple(found)
-
-
-def _merged(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
-    """Differences of one kind on the same ranks as one, the first name in front."""
-    for alike in grouped(((vote.kind, vote.ranks), vote) for vote in _votes(what, groups)).values():
-        names = [vote.names[0] for vote in alike]
-        yield alike[0].model_copy(update={"names": tuple(names[:MOST_NAMES]), "count": len(names)})
 
 
 def _votes(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:

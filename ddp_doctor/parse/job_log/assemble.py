@@ -167,8 +167,8 @@ class Job:
                 rank = self._rank_said(seen) if rank is None else rank
                 attempt = self._attempt(scan.name, seen.where.line)
                 whose = "rank" if rank is not None else (seen.origin.host, seen.origin.pid)
-                said = tuple(sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames")))
-                key: tuple[object, ...] = (seen.sign, seen.where.text, said, whose, attempt)
+                values = tuple(sorted((k, v) for k, v in seen.values.items() if k not in ("first_line", "frames")))
+                key: tuple[object, ...] = (seen.sign, seen.where.text, values, whose, attempt)
                 if key in merged:
                     merged[key] = self._merged(merged[key], scan, seen, rank)
                     continue

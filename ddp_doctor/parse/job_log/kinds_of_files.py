@@ -25,9 +25,9 @@ def text_of_error_file(data: bytes) -> str:
     {"py_callstack": …, "timestamp": seconds as text}}}, or a text as the outer message.
     """
     try:
-        said = json_value(data)["message"]
-        extra = said.get("extraInfo", {}) if isinstance(said, dict) else {}
-        text = extra.get("py_callstack") or (said["message"] if isinstance(said, dict) else said)
+        message = json_value(data)["message"]
+        extra = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+        text = extra.get("py_callstack") or (message["message"] if isinstance(message, dict) else message)
         seconds = extra.get("timestamp")
         when = f"{datetime.fromtimestamp(int(seconds), timezone.utc):%Y-%m-%dT%H:%M:%SZ} " if seconds else ""
     except (*OTHER_SHAPE, OSError) as error:

@@ -63,8 +63,8 @@ class NcclLines:
         without_numbers = _CHANNEL.sub(b"\0", chunk)
         for line in dict.fromkeys(without_numbers.split(b"\n")):
             if b"\0" in line:
-                head, _, said = line.partition(b"\0")
-                pair = said[:_LONGEST_LINE].partition(b"\r")[0]
+                head, _, channel = line.partition(b"\0")
+                pair = channel[:_LONGEST_LINE].partition(b"\r")[0]
                 if b" via " in pair and (process := self._process(head[-LONGEST_PREFIX:])):
                     self._keep(process, pair, b"CollNet 00 : " if b" via COLLNET" in pair else b"Channel 00 : ")
 
@@ -98,12 +98,12 @@ class NcclLines:
         return any(first <= number <= last for first, last in self.inits.get(process, ()))
 
     def _line(self, line: bytes) -> None:
-        head, info, said = line.partition(_INFO)
+        head, info, message = line.partition(_INFO)
         if not info:
             self._without_process(line)
             return
         process = self._process(head[-LONGEST_PREFIX:])
-        text = said.rstrip()
+        text = message.rstrip()
         if not process or process in self._full or text in self.texts.get(process, ()):
             return
         if b" nranks " in text and (device := _DEVICE.search(text)):
@@ -152,8 +152,8 @@ def transport_facts(
     facts = {}
     for process, kept in (texts or {b"": {}}).items():
         lines = b"\n".join(before + text for text, before in kept.items()).decode("utf-8", "replace")
-        said = "\n".join(map(plain, lines.split("\n")))
-        fact = parse_nccl_log(said if version is None or "NCCL version" in said else f"{said}\n{version}")
+        log = "\n".join(map(plain, lines.split("\n")))
+        fact = parse_nccl_log(log if version is None or "NCCL version" in log else f"{log}\n{version}")
         if fact != NcclTransportFact():
             host = process.decode("utf-8", "replace").rpartition(":")[0] or None
             settings = {name: masked(value) for name, value in fact.settings.items()}

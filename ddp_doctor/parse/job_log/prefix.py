@@ -168,9 +168,9 @@ class Prefixes:
             fields["times"] = int(repeated[1])
             text = text.removesuffix(repeated[0])
         origin = Origin(**fields, stream="".join(stream))
-        if (said := text.lstrip()).startswith(_OF_DRIVER):
+        if (message := text.lstrip()).startswith(_OF_DRIVER):
             if origin == Origin() and self._driver is not None:
-                return self._driver, said  # a further line of its message
+                return self._driver, message  # a further line of its message
             self._driver = origin
         return origin, text
 

@@ -31,7 +31,7 @@ from ddp_doctor.render.topology.report import pictures
 from ddp_doctor.render.used_transports import slowest_p2p, used_transports
 from ddp_doctor.settings.in_force import with_settings
 from ddp_doctor.views.live_jobs import live_jobs, unreached
-from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.nodes import name_list, shortened
 from ddp_doctor.wording.ranks import capital
 
 #: Hosts are drawn once for all that are alike; of more kinds than this the others are counted.
@@ -128,11 +128,10 @@ def _finding(report: Report, finding: Finding) -> dict[str, object]:
     cause = findings.cause_of(report, finding)
     named = [_culprit(culprit, several=len(report.nodes) > 1) for culprit in finding.culprits]
     names = list(dict.fromkeys(filter(None, named)))
-    left = len(names) - _MOST_CULPRITS
     return {
         "is": finding,
         "place": f"{finding.path}:{finding.line}" if isinstance(finding, Placed) else "",
-        "culprits": [*names[:_MOST_CULPRITS], *([f"and {left} more"] if left > 0 else [])],
+        "culprits": shortened(names, _MOST_CULPRITS),
         "absent": findings.absent(finding),
         "remedies": [_words_and_pastes(findings.remedy_lines(remedy)) for remedy in finding.remedies],
         "evidence": list(findings.evidence_lines(finding.evidence)),
@@ -230,8 +229,7 @@ def _settings(report: Report, recording: Recording) -> dict[str, object]:
     of_env = with_settings(report, recording)
     rows = [(row, list(settings_table.further(row, of_env))) for row in of_env.settings]
     world = recording.world
-    several = world is not None and world.nnodes > 1
-    where = world.hostname(world.nodes[0].node_rank) if world and several and world.nodes else ""
+    where = world.hostname(world.nodes[0].node_rank) if world and world.nnodes > 1 and world.nodes else ""
     return {"rows": rows, "versions": settings_table.versions(of_env), "where": where}
 
 

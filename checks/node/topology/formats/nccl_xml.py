@@ -36,6 +36,7 @@ from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.pci import is_bus_id, link_code
+from ddp_doctor.wording.nodes import first_names
 
 MOST_CHARACTERS = 1024 * 1024
 MOST_TAGS = 20_000
@@ -265,8 +266,11 @@ class _Host:
             column.name: {two.name: link_code(column, two) for two in columns if two is not column}
             for column in columns
         }
-        for gpu, peer, count in _bonded(gpus):
-            links[gpu][peer] = f"NV{count}"
+        for gpu, peer in permutations(gpus, 2):  # NVLinks of the first that lead to the other, or with it to NVSwitch
+            through_switch = min(gpu.links.get("switch", 0), peer.links.get("switch", 0))
+            count = gpu.links.get(peer.device.bus_id, 0) or through_switch
+            if count and not gpu.amd:
+                links[gpu.device.name][peer.device.name] = f"NV{count}"
         legend = [(nic.name, name) for nic, (_, name) in zip(nics, self.nics, strict=True) if name]
         named, warnings = nic_names([column for column, _ in legend], legend)
         masks = {cpu.get("numaid"): _cpus(cpu.get("affinity")) for cpu in self.cpus}
@@ -323,14 +327,6 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     return _Gpu(device, int(dev) if re.fullmatch(r"[0-9]{1,4}", dev) else None, links, is_amd)
 
 
-def _bonded(gpus: Sequence[_Gpu]) -> Iterator[tuple[str, str, int]]:
-    """Ordered pairs of GPUs and the NVLinks of the first that lead to the other, or with it to NVSwitch."""
-    for gpu, two in permutations(gpus, 2):
-        links = gpu.links.get(two.device.bus_id, 0) or min(gpu.links.get("switch", 0), two.links.get("switch", 0))
-        if links and not gpu.amd:
-            yield gpu.device.name, two.device.name, links
-
-
 def _to_themselves(gpus: Sequence[_Gpu]) -> list[str]:
     return [gpu.device.name for gpu in gpus if gpu.device.bus_id in gpu.links]
 
@@ -345,5 +341,4 @@ def _cpus(mask: str) -> str | None:
 
 
 def _some(names: Iterator[str] | Sequence[str]) -> str:
-    listed = [name[:20] for name in names]
-    return ", ".join(listed[:4]) + (f" and {len(listed) - 4} more" if len(listed) > 4 else "")
+    return first_names([name[:20] for name in names], 4)
