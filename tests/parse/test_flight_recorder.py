@@ -177,6 +177,14 @@ def test_no_pickle_runs_code_or_takes_much_time_or_memory(tmp_path):
         pickle.load(io.BytesIO(pickle.dumps(_Touches(str(tmp_path / "no" / "folder")))))
 
 
+def test_runs_of_digits_one_short_of_too_many_take_no_longer_than_others():
+    data = pickle.dumps([str(number % 10) * 4299 for number in range(100)], protocol=2)
+    started = time.process_time()
+
+    assert len(plain_data(data)) == 100
+    assert time.process_time() - started < 0.5  # a search that begins again at each digit takes longer
+
+
 def test_a_dump_that_is_cut_off_at_any_byte_is_said_to_be_damaged():
     for protocol in (0, 2, 4):
         data = as_pickle({**_DUMP, "entries": _DUMP["entries"][:1]}, protocol)
