@@ -16,6 +16,8 @@ DESYNC = """\t - [0] Timeout at collective: ALLREDUCE, #11
 \t   #11 started ranks:
 \t     [0] started ALLREDUCE
 """
+SILENT_2_AND_3 = "[rank2]: loss 0.71\n[rank3]: loss 0.69\n"
+BAR_OF_1 = "[rank1]:  45%|####5     | 45/100 [00:10<00:12,  4.5it/s]\n"
 
 
 def late(rank: int, seq: int) -> str:
@@ -99,6 +101,10 @@ def test_of_two_ranks_one_of_which_had_called_less_both_are_looked_at_and_none_i
         (waits(0, 11) + waits(1, 11) + told(2, 10) + told(3, 10) + told(4, 10), "stuck-outside-collective", []),
         (waits(0, 11, 17) + told(1, 12), "job-failed-cause-not-proven", []),
         (waits(0, 11) + waits(1, 11), "job-failed-cause-not-proven", []),
+        # One came, and of others it is known that they are at work or have made no collective yet: either may be late.
+        (waits(0, 11) + told(1, 10) + SILENT_2_AND_3 + BAR_OF_1, "job-failed-cause-not-proven", []),
+        (waits(0, 1) + told(1, 0) + told(2, 0), "job-failed-cause-not-proven", []),
+        (waits(0, 1) + told(1, -1) + told(2, -1), "job-failed-cause-not-proven", []),
         # Numbers of different groups say nothing of each other, nor a report that names no group beside several.
         (waits(0, 11, group=MESH) + told(1, 10), "job-failed-cause-not-proven", []),
         (waits(0, 5000, group=MESH) + told(1, 10), "job-failed-cause-not-proven", []),

@@ -115,10 +115,11 @@ def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     if ruling is None:
         return None
     callers = len(ruling.waits)  # who printed nothing may be behind, too
-    is_undecided = len(ruling.who) >= callers or 2 * callers < len(output.world | ranks.keys())
+    are_few = 2 * callers < len(output.world | ranks.keys())
     if ruling.kind == "different-calls":
         return _other_collective(output, ranks, ruling)
-    if ruling.kind == "at-work" or (ruling.kind == "outside" and not is_undecided):
+    may_name = ruling.kind == "at-work" or (ruling.kind == "outside" and len(ruling.who) < callers)
+    if may_name and not are_few:
         return _behind(output, ranks, ruling)
     found = _only_some_called(output, ranks, ruling) if ruling.kind in ("one-more", "unreachable") else None
     found = found or _some_are_ahead(output, ranks)
@@ -156,7 +157,8 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling)
     """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
     callers = _callers(ruling)
     others = sorted((output.world | ranks.keys()) - {*callers})
-    is_known = ruling.kind == "one-more"
+    absent = ruling.sides[1] if ruling.kind == "one-more" else ()
+    is_known = any((ranks[rank].enqueued or 0) > 0 for rank in absent)  # who has called none yet may only be late
     if not is_known and (len(others) < 2 or callers != [0] or not _is_barrier(ranks[0])):  # the others are silent
         return None
     sure = Confidence.LIKELY if is_known else Confidence.POSSIBLE
