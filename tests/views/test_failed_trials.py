@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_doctor.app import judge
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.model.trial import Raised, RankEvidence
 from ddp_doctor.views.failed_trials import complaints, words_of
+from tests.recorded import load
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
 LINES = [
@@ -103,12 +105,26 @@ def test_one_of_a_cause_is_enough():
     [
         "Error: failed to create shared memory file /dev/shm/nccl-A, error Permission denied (13)",
         "NCCL WARN Error: failed to open /dev/shm/nccl-A1b2C3: Permission denied (13)",
+        "Error: failed to create shared memory file /dev/shm/nccl-A, error Operation not permitted (1)",
     ],
 )
 def test_a_missing_permission_is_told_from_missing_room(line: str):
     ((_, cause, _),) = complaints(line)
 
     assert cause == "shm-permission"
+
+
+def test_a_segment_that_may_not_be_made_is_no_want_of_room():
+    recording = load("nccl/shared-memory-not-writable")
+    follows = f"{PREFIX}include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-x (size 9637888)"
+    ranks = recording.trials[0].evidence
+    both = [rank.model_copy(update={"output_tail": f"{rank.output_tail}{follows}\n"}) for rank in ranks]
+    trial = recording.trials[0].model_copy(update={"evidence": tuple(both)})
+
+    report = judge(recording.model_copy(update={"trials": (trial,)})).report
+
+    (found,) = [finding for finding in report.findings if finding.code == "DD237"]
+    assert found.title.endswith("no permission to write to /dev/shm")
 
 
 @given(st.text(max_size=400), st.sampled_from([line for *_, line in LINES]))

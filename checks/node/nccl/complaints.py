@@ -36,14 +36,19 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
         NVIDIA/nccl issues 290 and 342
     """
     group = rank_complaints(recording, "DD237")
-    for cause, why in (("shm-too-small", "no space left in"), ("shm-permission", "no permission to write to")):
-        some = [complaint for complaint in group if complaint.cause == cause]
+    denied = [complaint for complaint in group if complaint.cause == "shm-permission"]
+    ranks = {complaint.rank for complaint in denied}  # NCCL's next line, without a reason, is about the same segment
+    too_small = [complaint for complaint in group if complaint.rank not in ranks]
+    for some, why, repair in (
+        (too_small, "no space left in", _larger(recording, too_small)),
+        (denied, "no permission to write to", _ALLOW_SHM),
+    ):
         yield from complained(
             recording,
             some,
             f"NCCL could not create its shared memory on {{who}}: {why} /dev/shm",
             "The ranks of one node that copy through host memory need it, and fail where they connect.",
-            _ALLOW_SHM if cause == "shm-permission" else _larger(recording, some),
+            repair,
             WITHOUT_SHM,
         )
 

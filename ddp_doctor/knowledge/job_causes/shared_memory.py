@@ -111,7 +111,7 @@ CAUSES = {
         signs={
             "shm-denied": nccl_proof(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
-                r"(?:shared memory|/dev/shm/nccl-).*Permission denied",
+                r"(?:shared memory|/dev/shm/nccl-).*(?:Permission denied|Operation not permitted)",
                 run_code="DD237",
             ),
             "shm-open-denied": nccl_proof(
