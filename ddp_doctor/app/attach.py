@@ -17,7 +17,7 @@ from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Command, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
 from ddp_doctor.parse.frames import is_of_the_job
@@ -200,8 +200,13 @@ class _Watch:
             self._last = self._look(self._pids, with_groups=True)
         self._after = connections(self._pids)
         self._ras_said.append(live_doors.ras_status(ras, self._end) if ras else "")
+        of_jobs: list[list[tuple[int | None, Fact]]] = [
+            [(None, self._job(job)), *self._ranks(job), *self._zombies(job), *self._recorders(job)]
+            for job in self._jobs
+            if any(proc.stat_fields(process.pid) for process in job.ranks.values())
+        ]
         ras_facts = list[tuple[None, JobLogFact]]()
-        if any(self._ras_said):
+        if any(self._ras_said):  # read last: it takes a moment, and what lives is to be seen right after the stacks
             from ddp_doctor.parse.job_log.assemble import fact_of_text  # few jobs need its tables
             from ddp_doctor.parse.job_log.ras import text_of_ras
 
@@ -210,15 +215,8 @@ class _Watch:
                 ras_facts.append((None, fact_of_text("NCCL RAS", text, datetime.now(timezone.utc).year)))
         return tuple(
             Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-            for job in self._jobs
-            if any(proc.stat_fields(process.pid) for process in job.ranks.values())
-            for rank, fact in [
-                (None, self._job(job)),
-                *self._ranks(job),
-                *self._zombies(job),
-                *self._recorders(job),
-                *ras_facts,
-            ]
+            for of_job in of_jobs
+            for rank, fact in (*of_job, *ras_facts)
         )
 
     @property

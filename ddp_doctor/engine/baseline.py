@@ -199,8 +199,8 @@ def _baseline(alike: Sequence[MeasuredRun], fewest: int) -> Baseline | None:
         hosts=tuple(sorted({host for run in alike for host in run.hosts})),
         # None where they are not alike
         traits={
-            name: values[0] if len(values) == len(alike) and len({*values}) == 1 else None
-            for name, values in sorted(traits.items())
+            name: of_runs[0] if len(of_runs) == len(alike) and len({*of_runs}) == 1 else None
+            for name, of_runs in sorted(traits.items())
         },
         settings_known=all(run.settings_known for run in alike),
         hardware=dict(alike[0].hardware),
@@ -310,13 +310,13 @@ def _differences(
     mine = {(figure.name, figure.labels) for figure in run.figures}
     theirs = {(value.name, frozenset(value.labels.items())) for value in values}
     left_out = [
-        f"{what}: {names}"
-        for what, names in (
+        f"{what}: {listed}"
+        for what, listed in (
             (f"measured only in {file}", _in_words(theirs - mine)),
             ("measured only here", _in_words(mine - theirs)),
             (f"known only of {file}", name_list(only_before)),
             ("known only here", name_list(only_now)),
         )
-        if names
+        if listed
     ]
     return RunDifferencesFact(file=file, differ=tuple(differ), left_out=tuple(left_out))

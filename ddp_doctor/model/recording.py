@@ -184,7 +184,7 @@ class Recording(Frozen):
 
     @property
     def backend(self) -> str:
-        """Of the ranks."""
+        """Of the ranks; gloo, as on a machine without GPUs, where there is no world."""
         return self.world.backend if self.world is not None else "gloo"
 
     @property
@@ -194,7 +194,7 @@ class Recording(Frozen):
 
     @property
     def launcher(self) -> str:
-        """Who started the ranks."""
+        """Who started the ranks; nobody (plain) where there is no world."""
         return self.world.launcher if self.world is not None else "plain"
 
     def ignoring(self, codes: tuple[str, ...]) -> "Recording":

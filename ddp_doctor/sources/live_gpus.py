@@ -48,10 +48,10 @@ def _gpu_use_in(answer: dict[str, Json]) -> GpuUse:
             by_pid[int(pid)] = max(by_pid.get(int(pid), (-1, 0)), (int(held), int(gpu["index"])))
     refused = None
     if answer["error"]:
-        gpu = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
+        where = "" if answer.get("gpu") is None else f" for GPU {answer['gpu']}"
         hint = "; its driver may be sick, see NVRM and Xid in dmesg" if answer["error"] == "timed_out" else ""
         words = str(answer["text"] or answer["error"])
-        refused = Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{gpu}{hint}")
+        refused = Refused(door="use of the GPUs", why=f"{'' if 'NVML' in words else 'NVML: '}{words}{where}{hint}")
     return GpuUse(
         {int(gpu["index"]): int(gpu["busy_percent"]) for gpu in answer["gpus"] if gpu["busy_percent"] is not None},
         {pid: index for pid, (_, index) in by_pid.items()},
