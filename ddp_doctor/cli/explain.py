@@ -253,7 +253,7 @@ def _scored(text: str) -> Sequence[tuple[float, str, tuple[Sign, JobCause | None
         for words in sign.words:
             known = _words(words)
             common = len(known & given)
-            if words.strip() in text:
+            if words.strip(" :") in text:
                 scored.append((1.0, words, (sign, cause)))
             elif known and common >= (2 if cause is None else min(2, len(known))):
                 scored.append((max(common / len(known), common / len(given)), words, (sign, cause)))

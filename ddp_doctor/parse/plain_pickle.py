@@ -15,8 +15,9 @@ from typing import Any
 _MARK = object()
 #: Longest whole number: 64 bits are what torch writes.
 _LONGEST_NUMBER_BITS = 256
-#: Python before 3.10.7 takes a time for so many digits that grows with the square of their number.
-_MANY_DIGITS = re.compile(rb"(?<![\d_])[\d_]{4300}")  # looked for once in each run of digits
+#: Python before 3.10.7 takes a time for so many digits that grows with the square of their number. Numbers in digits
+#: follow the opcodes INT and LONG.
+_MANY_DIGITS = re.compile(rb"[IL][\s+-]*[\d_]{4300}")
 _TOO_LONG = "it holds a number longer than any that torch writes"
 
 #: Opcodes by their names in Python's Lib/pickletools.py. The argument of the first ones is the value.

@@ -92,4 +92,4 @@ def exactly(ports: Iterable[tuple[str, int]]) -> str | None:
 
 def natural(name: str) -> tuple[Sequence[object], str]:
     """mlx5_2 before mlx5_10, as people count."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)], name
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name

@@ -123,7 +123,7 @@ def drifted(ctx: RankContext, model: Any) -> Names:
 
     import torch
 
-    samples = [sample(parameter, parameter, 4096).view(torch.uint8) for _, parameter in trainable(model)]
+    samples = (sample(parameter, parameter, 4096).view(torch.uint8) for _, parameter in trainable(model))
     marks = [hashlib.sha256(bytes(sampled.tolist())).hexdigest()[:16] for sampled in samples]
     with ctx.step("compare_parameters", "after the steps"):
         texts = ctx.exchange("parameters-after", " ".join(marks))
