@@ -26,7 +26,7 @@ _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
 #: No bracket within a bracket, nor one that closes nothing; behind the last there is no comma.
-_ITEM = re.compile(r"((?:[^,\[\]]|\[[^\[\]]*\])+)(,|\Z)")
+_ITEM = re.compile(r"([^,\[\]]*(?:\[[^\[\]]*\][^,\[\]]*)*)(,|\Z)")
 #: A name has a bracket or two.
 _MOST_BRACKETS = 16
 
