@@ -73,9 +73,12 @@ def read_tails(tails: Sequence[Tail], titles: Sequence[str]) -> tuple[dict[str, 
     return rows, unclear
 
 
+_CONTROLS = {code: ascii(chr(code))[1:-1] for code in (*range(32), 127)}
+
+
 def in_ascii(text: str) -> str:
     """What is in a foreign text, to be shown: all but plain ASCII is escaped."""
-    return "".join(sign if " " <= sign <= "~" else ascii(sign)[1:-1] for sign in text)
+    return text.encode("ascii", "backslashreplace").decode().translate(_CONTROLS)
 
 
 def _with_none_apart(tail: Tail) -> Tail:
