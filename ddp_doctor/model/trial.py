@@ -9,6 +9,9 @@ from typing import Literal
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.finding import Reproducer, Setting
 
+#: The step in which a rank makes its process group.
+INIT = "init_process_group"
+
 
 class Step(Frozen):
     """One step that a rank entered: a collective, a barrier, a phase of a check."""
@@ -21,6 +24,11 @@ class Step(Frozen):
     entered_at: float = 0.0  # seconds since the trial began
     left_at: float | None = None  # the same; null where it is in the step still
     where: str = ""  # file:line of the call
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What makes two ranks' steps the same one; the group is made before its check begins to count."""
+        return self.check, 0 if self.name == INIT else self.seq
 
 
 class FlightEntry(Frozen):

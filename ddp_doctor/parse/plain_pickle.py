@@ -45,9 +45,7 @@ def plain_data(data: bytes) -> Any:
     file, values = io.BytesIO(data), _Values()
     try:
         for opcode, argument, at in pickletools.genops(file):
-            if not values.take(opcode.name, argument):
-                name = opcode.code if opcode.code.isascii() else f"0x{ord(opcode.code):02x}"
-                raise NotPlainData(f"more than plain data at byte {at} (opcode {name})")  # noqa: TRY301
+            values.take(opcode, argument, at)
         return values.stack.pop()
     except NotPlainData:
         raise
@@ -63,8 +61,9 @@ class _Values:
         self.stack: list[Any] = []
         self._memo: dict[int, Any] = {}
 
-    def take(self, opcode: str, argument: Any) -> bool:
-        """Do what an opcode says; False for one that names code, or makes what is not plain."""
+    def take(self, info: pickletools.OpcodeInfo, argument: Any, at: int | None) -> None:
+        """Do what an opcode says. Raises NotPlainData for one that names code, or makes what is not plain."""
+        opcode = info.name
         if opcode in _WITH_VALUE:
             if type(argument) is int and argument.bit_length() > _LONGEST_NUMBER_BITS:
                 raise NotPlainData(_TOO_LONG)
@@ -85,9 +84,9 @@ class _Values:
             self.stack.append(_OF_MARKED[opcode](self._above_mark()))
         elif opcode in _ADDED_TO:
             self._add(opcode)
-        else:
-            return opcode in _SKIPPED
-        return True
+        elif opcode not in _SKIPPED:
+            name = info.code if info.code.isascii() else f"0x{ord(info.code):02x}"
+            raise NotPlainData(f"more than plain data at byte {at} (opcode {name})")
 
     def _last(self, count: int) -> list[Any]:
         """So many values, taken off the stack."""

@@ -15,14 +15,12 @@ from collections.abc import Mapping, Sequence
 from ddp_doctor.engine.hang.judgement import (
     ALONE,
     COLLECTIVES,
-    INIT,
     Clock,
     Judgement,
     Kind,
     Place,
     by_step,
     clocks,
-    key_of,
     numbers,
     place_of,
     reached,
@@ -35,7 +33,7 @@ from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
+from ddp_doctor.model.trial import INIT, RankEvidence, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -141,7 +139,7 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
 
 
 def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
-    return key_of(rank.steps[-1]) if rank.steps else None
+    return rank.steps[-1].key if rank.steps else None
 
 
 def _mismatched(ranks: Sequence[RankEvidence], calls: Mapping[int, Call], suspects: tuple[int, ...]) -> Judgement:
@@ -348,7 +346,7 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
         waiting = tuple(rank for rank in steps if rank not in ends)
         return Judgement("pair", (), waiting, steps[min(ends)], tuple(sorted(pairs)))
     gone = any(rank.exited_at is not None for rank in ranks)
-    one_place = len({key_of(step) for step in steps.values()}) == 1
+    one_place = len({step.key for step in steps.values()}) == 1
     if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
         return Judgement("all-entered", (), tuple(steps), shared_step(ranks))
     return None

@@ -38,8 +38,6 @@ Kind = Literal[
 
 Place = tuple[int, int]
 
-#: Making the group: a backend that connects at once, as NCCL's does with a device_id, connects the ranks in it.
-INIT = "init_process_group"
 #: Steps named after the call they make; a backward or a constructor makes calls of other names.
 COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
@@ -90,21 +88,16 @@ def where_it_waits(rank: RankEvidence) -> Literal["collective", "store", "outsid
 def shared_step(ranks: Sequence[RankEvidence]) -> Step | None:
     """The step in which most of these ranks are."""
     steps = [step for rank in ranks if (step := rank.open_step) is not None]
-    counted = Counter(key_of(step) for step in steps)
+    counted = Counter(step.key for step in steps)
     if not counted:
         return None
     key = counted.most_common(1)[0][0]
-    return next(step for step in steps if key_of(step) == key)
-
-
-def key_of(step: Step) -> tuple[str, int]:
-    """What makes two ranks' steps the same one; the group is made before its check begins to count."""
-    return step.check, 0 if step.name == INIT else step.seq
+    return next(step for step in steps if step.key == key)
 
 
 def place_of(step: Step, trial: TrialRecord) -> Place:
     """The place of a step in the trial; a check that the plan does not know comes last."""
-    check, seq = key_of(step)
+    check, seq = step.key
     return (trial.checks.index(check) if check in trial.checks else len(trial.checks)), seq
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.engine.hang.judgement import key_of
 from ddp_doctor.engine.waits.standings import Call, Group, Standing
 from ddp_doctor.model.trial import FlightEntry, RankEvidence
 
@@ -28,6 +27,6 @@ def announced(ranks: Sequence[RankEvidence]) -> Iterator[Standing]:
     for rank in ranks:
         step = rank.open_step
         if step is not None and not step.peers:
-            _, seq = key_of(step)
+            _, seq = step.key
             call = Call(checks[step.check], seq, step.name, alike=(step.name, step.detail))
             yield Standing(rank.rank, "waits", calls=(call,))

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ddp_doctor.engine.hang.judge import judge, tells_of_a_peer
-from ddp_doctor.engine.hang.judgement import INIT, Judgement, Kind
+from ddp_doctor.engine.hang.judgement import Judgement, Kind
 from ddp_doctor.model.check import PROCESS_GROUP
 from ddp_doctor.model.choices import Confidence
 from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import INIT, RankEvidence, Step, TrialRecord
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import DISABLE_P2P
 from ddp_doctor.views.failed_trials import used_elsewhere, words_of

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.engine.hang.judgement import INIT, Judgement
+from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import cases, connects, link_remedies, names, process_words, stands
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.model.trial import INIT, TrialRecord
 from ddp_doctor.parse.frames import called
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from ddp_doctor.remedies.kinds import remedy
