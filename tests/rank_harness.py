@@ -26,6 +26,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ddp_doctor.model.choices import Level
+from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
@@ -49,6 +50,9 @@ class HarnessContext:
     backend: str = "gloo"
     device: str = "cpu"
     env: Mapping[str, str] = field(default_factory=dict)
+    node: int = 0
+    options: Options = field(default_factory=Options)
+    part: str = ""
     level: Level = Level.STANDARD
     budget_s: float = 60.0
     deadline: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)

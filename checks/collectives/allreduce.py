@@ -20,14 +20,12 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Reproducer, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.all_reduces import bandwidth, budget_for
-from ddp_doctor.remedies import nccl
-from ddp_doctor.remedies.kinds import by_administrator
-from ddp_doctor.remedies.nccl import DISABLE_P2P, SIMPLE_PROTOCOL
+from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
 
@@ -195,24 +193,10 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
         () if blamed is None else (rank_culprit(recording, blamed),),
         f"All-reduce gives wrong results on {on}: {whose} is wrong",
         tuple(_errors(faulty[0].fact))[:6],
-        *_against_wrong_sums(recording),
+        *against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
         detail="A training on these ranks would go on, and its gradients would be wrong.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=min(wrong_sizes, default=4 * ELEMENTS)),
-    )
-
-
-def _against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
-    """Remedies that rule out causes: P2P and protocols, where NCCL sums between GPUs of one node; then memory."""
-    world = recording.world
-    if world is not None and world.backend == "nccl":
-        if world.nproc_per_node > 1:
-            yield DISABLE_P2P.model_copy(update={"summary": "Rule P2P out: send the traffic through host memory"})
-        yield SIMPLE_PROTOCOL
-    yield by_administrator(
-        "Look for memory errors; then take another release of the library, NCCL or torch",
-        "nvidia-smi -q -d ECC",
-        "sudo dmesg | grep -i -e xid -e edac -e mce",
     )
 
 
@@ -250,17 +234,9 @@ def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
             (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
             f"All-reduce is not repeatable bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
-            *((_ONE_ALGORITHM,) if recording.on_nccl else ()),
+            *((ONE_ALGORITHM,) if recording.on_nccl else ()),
             detail="The same inputs were reduced twice in one process group and the bits differ.",
         )
-
-
-#: Ring adds in an order that the ranks' places fix.
-_ONE_ALGORITHM = nccl.by_setting(
-    "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
-    Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
-    cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
-).model_copy(update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")})
 
 
 CHECK = Check(

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
@@ -53,6 +54,28 @@ def run(
     only: OnlyOption = None,
     skip: SkipOption = None,
     budget: Annotated[float, option(TIME, "SECONDS", "Time for the checks.", min=1.0)] = 60.0,
+    collective: Annotated[
+        list[str] | None,
+        option(
+            WHAT,
+            "NAMES",
+            "Test these collectives, too, over sizes and as nccl-tests prints it: all_gather,reduce_scatter"
+            " (repeatable).",
+            completed=complete.collectives,
+        ),
+    ] = None,
+    sizes: Annotated[str, option(WHAT, "FROM:TO:FACTOR", "Sizes of collectives, as 8:1G:4.")] = "",
+    iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
+    warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
+    min_busbw: Annotated[
+        list[str] | None,
+        option(
+            VERDICT,
+            "COLLECTIVE:SIZE=RATE",
+            "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
+            "--min-busbw",
+        ),
+    ] = None,
     prove: Annotated[
         bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
     ] = True,
@@ -66,7 +89,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.cli.given import ignored, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
@@ -83,6 +106,7 @@ def run(
         backend=backend,
         prove=prove,
         model=model,
+        **sweep(collective, sizes, iters, warmup, min_busbw, thorough=level is Level.THOROUGH),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)

@@ -49,6 +49,13 @@ def names_of_checks(incomplete: str) -> list[str]:
     return _after_comma(incomplete, (check.id for check in CHECKS))
 
 
+def collectives(incomplete: str) -> list[str]:
+    """The collectives, behind those that are typed already."""
+    from ddp_doctor.knowledge.collectives import TABLE
+
+    return _after_comma(incomplete, TABLE)
+
+
 def codes(incomplete: str) -> list[str]:
     """The codes of all rules, behind those that are typed already."""
     return _after_comma(incomplete, _codes())

@@ -2,10 +2,14 @@
 
 import codecs
 from collections.abc import Sequence
+from typing import Any
 
+from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.choices import UsageError, as_usage_error
+from ddp_doctor.model.recording import Floor
 from ddp_doctor.model.rule import Described
+from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
 from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
@@ -36,6 +40,40 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     if hostfile is not None and not found:
         raise UsageError(f"{hostfile} names no host; write one on each line")
     return found
+
+
+def sweep(
+    collectives: Sequence[str] | None,
+    sizes: str,
+    iters: int | None,
+    warmup: int | None,
+    floors: Sequence[str] | None,
+    *,
+    thorough: bool,
+) -> dict[str, Any]:
+    """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
+    names = tuple(dict.fromkeys(name.strip() for text in collectives or () for name in text.split(",")))
+    with as_usage_error():
+        for name in names:
+            options.require_collective(name, tuple(TABLE), "--collective")
+        timed = tuple(name for name, row in TABLE.items() if row.is_timed)
+        least = [options.floor(text, timed) for text in floors or ()]
+        span = options.sizes(sizes)
+    if not (names or least or thorough) and (span or iters is not None or warmup is not None):
+        raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
+    by_size = dict[tuple[str, int], float]()
+    for name, size, rate in least:
+        if by_size.setdefault((name, size), rate) != rate:
+            raise UsageError(
+                f"--min-busbw names two rates for {name} of {size} bytes, which exclude each other: give one"
+            )
+    return {
+        "collectives": names,
+        "sizes": span,
+        "iters": iters,
+        "warmup": warmup,
+        "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
+    }
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@
     --model net:make      a forward and backward of that model, alone and in DDP
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
+    --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
 
@@ -17,7 +18,8 @@ from dataclasses import dataclass
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.model.check import BASELINE, GPUS, USER_MODEL
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
@@ -61,6 +63,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
+        *_collectives(recording),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -89,6 +92,31 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+
+
+def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
+    options = recording.options
+    if not (options.collectives or options.min_busbw):
+        return
+    from ddp_doctor.facts.collectives import CollectiveFact
+    from ddp_doctor.knowledge.collectives import TABLE, measured_sizes
+
+    read = grouped((rank.fact.part, rank.fact) for rank in recording.facts(CollectiveFact))
+    absent = {reading.reason for reading in recording.of_check(COLLECTIVES) if reading.reason}
+    why_none = next(iter(sorted(absent)), "it was not reached")
+    for name in options.collectives:
+        if name not in read:
+            yield NotAsAsked(f"--collective {name}", COLLECTIVES, why_none)
+        elif options.sizes and TABLE[name].is_timed and (stopped := read[name][0].stopped_at_bytes):
+            left = sum(size >= stopped for size in measured_sizes(options.sizes))
+            why = f"{read[name][0].short_of} was short, so {left} of its sizes were not measured"
+            yield NotAsAsked(f"--collective {name}", COLLECTIVES, why)
+    for least in options.min_busbw:
+        facts = read.get(least.collective, [])
+        moved = TABLE[least.collective].moved(least.size_bytes, facts[0].ranks) if facts else 0
+        if not any(size.size_bytes == moved for fact in facts for size in fact.sizes):
+            why = f"{facts[0].short_of or 'time'} was short" if facts else why_none
+            yield NotAsAsked(f"--min-busbw {least.typed}", COLLECTIVES, why)
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

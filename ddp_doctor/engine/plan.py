@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import COLLECTIVES, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -42,6 +42,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
         else:
             not_run.append(NotRun(check=check.id, reason=reason))
     _require_run(options, checks, chosen)
+    _require_collectives(options)
     if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
@@ -99,13 +100,25 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
         raise UsageError(f"--model {model} would not be run: {way}, or leave --model out")
 
 
+def _require_collectives(options: Options) -> None:
+    """Raises UsageError where --only or --skip leaves out what --collective or --min-busbw names."""
+    if not (options.collectives or options.min_busbw):
+        return
+    named = "--collective" if options.collectives else "--min-busbw"
+    if COLLECTIVES in options.skip or (options.only and COLLECTIVES not in options.only):
+        way = f"name {COLLECTIVES} in --only, too" if options.only else f"take {COLLECTIVES} out of --skip"
+        raise UsageError(f"what {named} names would not be run: {way}")
+
+
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     needed, reason = check.from_level(options.model), None
     if check.id in options.skip:
         reason = SKIPPED_BY_NAME
     elif options.only and check.id not in options.only:
         reason = NOT_SELECTED
-    elif not options.only and not options.level.includes(needed):
+    elif check.parts and not check.parts(options):
+        reason = "needs --level thorough, or --collective"
+    elif not check.parts and not options.only and not options.level.includes(needed):
         reason = f"needs --level {needed.value}"
     elif check.where is Where.NODES and nnodes == 1:
         reason = "needs two nodes: --nnodes"

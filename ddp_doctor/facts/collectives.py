@@ -71,6 +71,12 @@ class SizeResult(Frozen):
     algbw_gb_per_s: float
     busbw_gb_per_s: float
     wrong: int
+    mean_us: float | None = None  # None in older recordings, as the rest
+    p99_us: float | None = None  # the 99th percentile by nearest rank
+    count: int | None = None  # elements of a rank's share, nccl-tests' column
+    in_place: bool | None = None
+    again: bool = False  # measured twice; this is the faster one
+    group: str = ""  # of a part of the ranks: "within each node"
 
 
 class AllReduceFact(Fact):
@@ -90,6 +96,39 @@ class AllReduceFact(Fact):
     measured_by: Literal["nccl-tests", "NCCL Inspector"] | None = None  # None: these ranks
     gpu_names: tuple[str, ...] = ()  # by rank, where others measured and say so
     nccl: str | None = None  # the release, where others measured and say so
+
+
+class WrongShare(Frozen):
+    """What is wrong with one share of one result on one rank, in one case."""
+
+    case: str  # "float32 sum", "uint8, not contiguous"
+    source: int | None = None  # the original rank that gave the share; None: all gave to it
+    elements: int  # how many are wrong
+    of: int
+    expected: float
+    got: float  # the first wrong element
+    blamed: tuple[
+        int, ...
+    ] = ()  # original ranks of which one's contribution to a sum is missing or doubled, throughout
+
+
+class CollectiveFact(Fact):
+    """One rank's results of one collective."""
+
+    KIND: ClassVar[str] = "collective/1"
+
+    part: str  # a row of knowledge/collectives.py
+    ranks: int
+    tested: tuple[str, ...] = ()  # cases: "float32 sum"
+    not_offered: dict[str, str] = Field(default_factory=dict)  # case, and what the backend says
+    sources: dict[int, int] = Field(
+        default_factory=dict
+    )  # original rank, and in how many cases its shares were looked at
+    wrong: tuple[WrongShare, ...] = ()
+    repeatable: bool | None = None  # of equal, inexact inputs, bit for bit
+    sizes: tuple[SizeResult, ...] = ()
+    stopped_at_bytes: int | None = None  # the first size that no longer fitted the time or memory
+    short_of: Literal["time", "memory"] | None = None
 
 
 class PairResult(Frozen):

@@ -21,6 +21,8 @@ GLOSSARY: dict[str, str] = {
     "flight recorder": "torch's list of the last collectives of a rank",
     "algbw": "bandwidth of a collective as the user sees it: size divided by time, as nccl-tests counts it",
     "busbw": "algbw by which links can be judged: of an all-reduce of n ranks algbw × 2(n − 1)/n, as nccl-tests counts it",
+    "share": "what one rank gives to a collective, or to one of its peers in it; an all-gather of n ranks brings n of them",
+    "band": "the least and the most busbw to be expected of a collective on this machine, and who says so",
     "P2P": "copies between GPUs without the host's memory",
     "GPUDirect RDMA": "a NIC that reads and writes a GPU's memory",
     "GID": "an address of an RDMA port",

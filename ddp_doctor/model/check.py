@@ -6,13 +6,19 @@ from typing import Any
 
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.fact import Fact
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
 ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
-PROCESS_GROUP, P2P, USER_MODEL, BASELINE = "process_group", "p2p", "user_model", "baseline"
+PROCESS_GROUP, COLLECTIVES, P2P, USER_MODEL, BASELINE = (
+    "process_group",
+    "collectives",
+    "p2p",
+    "user_model",
+    "baseline",
+)
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
 #: tells which, so the parameter cannot be one static type.
@@ -43,6 +49,9 @@ class Check:
     needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
     needs_model: bool = False  # the user's own, from --model
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
+    #: What it does one after the other, each with the whole deadline and a reading of its own: a rank that hangs in one
+    #: of them costs only that one.
+    parts: Callable[[Options], tuple[str, ...]] | None = None
     #: The rules on whether ranks can use GPUs. A check with such rules looks wherever ranks start; they judge what it
     #: read where nobody selected it, too.
     decides_world: tuple[Rule, ...] = ()

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.recording import World
+from ddp_doctor.model.recording import Options, World
 
 
 class GpuSample(Frozen):
@@ -211,6 +211,9 @@ class RankContext(Protocol):
     backend: str
     device: str  # "cpu" or "cuda:N", for torch.device
     env: Mapping[str, str]
+    node: int  # node rank
+    options: Options  # of the run
+    part: str  # of a check of several parts
     level: Level
     budget_s: float  # of the run
     deadline: float

@@ -106,6 +106,19 @@ class World(Frozen):
         return self._memo.once((self.nodes, self.nproc_per_node), name, make)
 
 
+class Floor(Frozen):
+    """The least bus bandwidth that a site takes for healthy."""
+
+    collective: str  # a row of knowledge/collectives.py
+    size_bytes: int  # as nccl-tests counts it
+    bytes_per_s: float
+
+    @property
+    def typed(self) -> str:
+        """As the option has it."""
+        return f"{self.collective}:{self.size_bytes}={self.bytes_per_s / 1e9:.12g}GB/s"
+
+
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
@@ -121,6 +134,11 @@ class Options(Frozen):
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
     baseline: str = ""  # the file of --baseline
+    collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
+    sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor
+    iters: int | None = None  # --iters
+    warmup: int | None = None  # --warmup
+    min_busbw: tuple[Floor, ...] = ()  # --min-busbw
 
 
 class Job(Frozen):

@@ -104,6 +104,7 @@ class TrialRecord(Frozen):
     evidence: tuple[RankEvidence, ...] = ()  # what is known of each rank
     notes: tuple[str, ...] = ()  # what else was seen
     lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent while it ran
+    without_parts: tuple[str, ...] = ()  # of a check of several: what earlier trials had read, or hung in
     reproducer: Reproducer | None = None  # of a trial that tries a remedy: all that its ranks do
     settings: tuple[Setting, ...] = ()  # … in force in it
     limit_s: float | None = None  # … after which it has hung

@@ -70,3 +70,64 @@ def require_factory(name: str, only: Collection[str] = ()) -> None:
 
 def _is_path(text: str) -> bool:
     return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
+
+
+#: nccl-tests' suffixes of sizes, and units of rates; bytes by 1024, rates by 1000.
+_SIZE = re.compile(r"(\d{1,18})([KMGT]?)(?:i?B)?", re.IGNORECASE | re.ASCII)
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([kMGT])B/s", re.ASCII)
+_POWERS = " KMGT"
+#: fp32, in which sizes are measured.
+_ELEMENT_BYTES = 4
+_MOST_SIZES = 64
+
+
+def size(text: str, option: str) -> int:
+    """Bytes of ``8``, ``512K`` or ``1G``. Raises ValueError with one sentence."""
+    found = _SIZE.fullmatch(text.strip())
+    bytes_of = int(found[1]) << 10 * _POWERS.index(found[2].upper() or " ") if found else 0
+    if not 0 < bytes_of < 1 << 50:
+        raise ValueError(f"{option} takes sizes such as 8, 512K or 1G (bytes, by 1024), not {text[:80]!r}")
+    if bytes_of % _ELEMENT_BYTES:
+        raise ValueError(f"{option}: {bytes_of} bytes are no whole number of fp32 elements; take a multiple of 4")
+    return bytes_of
+
+
+def sizes(text: str) -> tuple[int, int, int] | None:
+    """``--sizes FROM:TO:FACTOR``, or one size; None for nothing. Raises ValueError with one sentence."""
+    if not text:
+        return None
+    first, *rest = text.split(":")
+    ends = [size(end, "--sizes") for end in (first, *rest[:1])]
+    factor = rest[1] if len(rest) == 2 else "2"
+    if len(rest) > 2 or not factor.isascii() or not factor.isdigit() or not 2 <= int(factor[:9]) <= 1 << 30:
+        raise ValueError(f"--sizes takes FROM:TO:FACTOR, such as 8:1G:4, with a factor from 2 on, not {text[:80]!r}")
+    if ends[-1] < ends[0]:
+        raise ValueError(f"--sizes {text}: the first size is larger than the last; put the smaller first")
+    return ends[0], ends[-1], int(factor)
+
+
+def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
+    """``all_reduce:1G=180GB/s`` of ``--min-busbw``: collective, bytes, bytes a second. Raises ValueError."""
+    name, colon, rest = text.partition(":")
+    size_of, equals, rate = rest.partition("=")
+    if not colon or not equals:
+        raise ValueError(f"--min-busbw takes COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s, not {text[:80]!r}")
+    require_collective(name, known, "--min-busbw")
+    found = _RATE.fullmatch(rate.strip())
+    if found is None:
+        why = "has no unit" if rate.strip().replace(".", "", 1).isdigit() else "is no rate"
+        raise ValueError(f"--min-busbw {text[:80]}: {rate[:40]!r} {why}; write it as 180GB/s (10^9 bytes a second)")
+    if not (bytes_per_s := float(found[1]) * 1000 ** ("kMGT".index(found[2]) + 1)):
+        raise ValueError(f"--min-busbw {text[:80]}: everything reaches 0")
+    return name, size(size_of, "--min-busbw"), bytes_per_s
+
+
+def require_collective(name: str, known: Collection[str], option: str) -> None:
+    """Raises ValueError with the nearest name for a collective that is none of those known."""
+    if name in known:
+        return
+    from difflib import get_close_matches
+
+    near = get_close_matches(re.sub(r"\W+", "_", name.lower()), known, 1, 0.4)
+    meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
+    raise ValueError(f"{option}: there is no collective {name[:80]!r}{meant}")

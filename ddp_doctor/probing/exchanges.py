@@ -32,11 +32,11 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
     import torch
 
     deadline_s = deadline_of_pair(ctx)
-    sent = _pattern(ctx.rank, size, ctx.device)
+    sent = pattern(ctx.rank, size, ctx.device)
     received = torch.zeros_like(sent)
     with ctx.step("send_recv", f"uint8 [{size}]", peers=(original,), deadline_s=deadline_s):
         first = timed(ctx, sent, received, peer)
-        wrong = int((received != _pattern(original, size, ctx.device)).sum().item())
+        wrong = int((received != pattern(original, size, ctx.device)).sum().item())
         small, answer = torch.zeros(1, device=ctx.device), torch.zeros(1, device=ctx.device)
         few = ctx.world_size > CROWD
         latency = median(timed(ctx, small, answer, peer) for _ in range(1 if few else 5))
@@ -62,7 +62,7 @@ def deadline_of_pair(ctx: RankContext) -> float:
     return min(max(least, ctx.remaining() / 4), max(ctx.remaining(), 1.0))
 
 
-def _pattern(rank: int, size: int, device: str) -> "torch.Tensor":
+def pattern(rank: int, size: int, device: str) -> "torch.Tensor":
     """Bytes that differ by sender and by position, so that a shifted or stale block shows."""
     import torch
 

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,11 @@ from ddp_doctor.settings import trials
 FIRST = "process_group"
 _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
+
+
+def parts_of(check: Check, options: Options, without: Collection[str]) -> tuple[str, ...]:
+    """What is left to do of a check; of one without parts the whole of it, which has no name."""
+    return ("",) if check.parts is None else tuple(part for part in check.parts(options) if part not in without)
 
 
 @dataclass(frozen=True)
@@ -144,8 +149,9 @@ class NodeRanks:
     def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs) -> list[WorkerSpec]:
         allowed = self._deadlines(record, checks)
         tasks = tuple(
-            Task(check.id, f"{check.probe.__module__}:{check.probe.__qualname__}", allowed[check.id])
+            Task(check.id, f"{check.probe.__module__}:{check.probe.__qualname__}", allowed[check.id], part)
             for check in checks
+            for part in parts_of(check, self.run.options, record.without_parts)
         )
         if record.reproducer is not None:
             tasks = (Task(TRYING, PROBE, allowed[TRYING]),)

@@ -15,6 +15,7 @@ class Task:
     check: str
     probe: str
     deadline_s: float
+    part: str = ""  # of a check of several
 
 
 @dataclass(frozen=True)

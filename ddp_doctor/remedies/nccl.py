@@ -7,8 +7,11 @@ NCCL_CUMEM_HOST_ENABLE, NCCL_NVLS_ENABLE, NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABL
 src/misc/cudawrap.cc (ncclCuMemHostEnable), src/transport/nvls.cc and src/mnnvl.cc; NVIDIA IMEX service guide.
 """
 
-from ddp_doctor.model.finding import Remedy, Setting
-from ddp_doctor.remedies.kinds import NO_TRIAL, remedy
+from collections.abc import Iterator
+
+from ddp_doctor.model.finding import Proof, Remedy, Setting
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.remedies.kinds import NO_TRIAL, by_administrator, remedy
 
 GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/"
 ENV = GUIDE + "env.html"
@@ -92,4 +95,26 @@ def keep_near_p2p(limit: str) -> Remedy:
         f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
         Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
         cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",
+    )
+
+
+#: Ring adds in an order that the ranks' places fix.
+ONE_ALGORITHM = by_setting(
+    "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
+    Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
+    cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
+).model_copy(update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")})
+
+
+def against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
+    """Remedies that rule out causes: P2P and protocols, where NCCL sums between GPUs of one node; then memory."""
+    world = recording.world
+    if world is not None and world.backend == "nccl":
+        if world.nproc_per_node > 1:
+            yield DISABLE_P2P.model_copy(update={"summary": "Rule P2P out: send the traffic through host memory"})
+        yield SIMPLE_PROTOCOL
+    yield by_administrator(
+        "Look for memory errors; then take another release of the library, NCCL or torch",
+        "nvidia-smi -q -d ECC",
+        "sudo dmesg | grep -i -e xid -e edac -e mce",
     )

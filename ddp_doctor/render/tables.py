@@ -13,6 +13,7 @@ A training step of 2 ranks, 4 MiB of gradients
 
 from collections.abc import Iterator, Sequence
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.render.layout import Captioned, Table, folded
 from ddp_doctor.render.text import amount
@@ -88,6 +89,58 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
 def lines(table: Captioned | Table | None, width: int | None = None) -> tuple[str, ...]:
     """One of the tables below on a screen; nothing where nothing was measured."""
     return tuple(table.lines(width)) if table else ()
+
+
+#: nccl-tests' columns (src/common.cu), of tensors of their own and of one that is overwritten.
+_COLUMNS = ("size\n(B)", "count\n(elements)", "type", "redop", "root")
+_OF_EACH_WAY = ("time\n(us)", "algbw\n(GB/s)", "busbw\n(GB/s)", "#wrong")
+
+
+def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -> Iterator[Captioned]:
+    """What nccl-tests prints of each collective, or the largest size of each in one table.
+
+    Where torch has no such call a way is ``N/A``. Below a table stands what nccl-tests leaves out.
+    """
+    by_row: dict[tuple[str, str, int], dict[bool, dict[str, Measurement]]] = {}
+    for measured in measurements:
+        if "redop" in measured.labels:
+            name, _, what = measured.name.rpartition("_")
+            key = name, str(measured.labels.get("group", "")), int(measured.labels["bytes"])
+            by_row.setdefault(key, {}).setdefault(measured.labels["in_place"] == "yes", {})[what] = measured
+    tables = grouped(((name, group), ways) for (name, group, _), ways in sorted(by_row.items()))
+    if not all_rows:
+        largest = [((name, group), ways[-1]) for (name, group), ways in tables.items()]
+        rows = [(f"{name} {group}".strip(), *_nccl_tests_row(ways)) for (name, group), ways in largest]
+        table = Table(("collective", *_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY), rows, range(1, 14))
+        yield from (
+            [Captioned("Collectives, the largest size of each, out of place and in place:", table)] if rows else []
+        )
+        return
+    for (name, group), of_sizes in tables.items():
+        titles = (*_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY)
+        table = Table(titles, [_nccl_tests_row(ways) for ways in of_sizes], range(len(titles)))
+        worst = max((way for ways in of_sizes for way in ways.values()), key=_spike)
+        size, rank = amount(float(worst["time"].labels["bytes"]), "B"), worst["longest"].labels["rank"]
+        times = ", ".join(f"{what} {_three_digits(worst[what].value)}" for what in ("median", "p99", "longest"))
+        note = f"farthest apart at {size}: {times}, on rank {rank}"
+        yield Captioned(f"{name} {group}".strip() + ", out of place and in place:", table, (note,))
+
+
+def _spike(way: dict[str, Measurement]) -> float:
+    return way["longest"].value / way["median"].value
+
+
+def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]]) -> tuple[str, ...]:
+    labels = next(iter(ways.values()))["time"].labels
+    cells = [str(labels[name]) for name in ("bytes", "count", "type", "redop", "root")]
+    for in_place in (False, True):
+        way = ways.get(in_place)
+        if way is None:
+            cells += ["N/A"] * len(_OF_EACH_WAY)
+            continue
+        cells += [f"{way['time'].value * 1e6:.1f}", *(f"{way[name].value / 1e9:.2f}" for name in ("algbw", "busbw"))]
+        cells.append(f"{way['wrong'].value:.0f}")
+    return tuple(cells)
 
 
 #: Names of the check gpu_speed, and what makes the table's unit of the report's.

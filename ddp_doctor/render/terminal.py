@@ -38,6 +38,9 @@ def show(
     if detail is not Detail.VERDICT:
         _show_story(report, recording, out, each=each)
         _show_table(tables.size_lines(report.measurements, width, all_rows=each), out)
+        in_full = each or bool(recording.options.collectives)
+        for of_collective in tables.collectives_tables(report.measurements, all_rows=in_full):
+            _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
         for table in (tables.gpu_table, tables.bucket_table, tables.step_table):
             _show_table(tables.lines(table(report.measurements), width), out)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
-from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER
+from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER, OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
 from ddp_doctor.model.base import Frozen, grouped
 from ddp_doctor.model.choices import Backend, Status
@@ -115,3 +115,20 @@ def gpus_by_rank(recording: Recording) -> Mapping[int, int | None]:
         if rank.rank is not None:
             found.setdefault(rank.rank, known.get(rank.node, {}).get(rank.fact.gpu_uuid or ""))
     return found
+
+
+def each_has_a_whole_gpu(recording: Recording) -> bool:
+    """Whether each rank has a GPU of its own, known, whole and used by nobody else."""
+    world = recording.world
+    assert world is not None
+    gpus = {(node.node, gpu.index): gpu for node in recording.facts(GpusFact) for gpu in node.fact.gpus}
+    used = [(world.node_of(rank), gpu_of(recording, rank)) for rank in range(world.world_size)]
+    found = [gpus.get((node, index)) for node, index in used if index is not None]
+    whole = all(
+        gpu is not None
+        and not gpu.mig_enabled
+        and not gpu.computing()
+        and not any(model in (gpu.name or "") for model in OS_MANAGED_MEMORY)
+        for gpu in found
+    )
+    return whole and len(set(used)) == len(found) == world.world_size > 1

@@ -23,6 +23,11 @@ def typed(
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]
+    words += [word for name in options.collectives for word in ("--collective", name)]
+    words += ["--sizes", ":".join(map(str, options.sizes))] if options.sizes else []
+    words += ["--iters", f"{options.iters}"] if options.iters is not None else []
+    words += ["--warmup", f"{options.warmup}"] if options.warmup is not None else []
+    words += [word for least in options.min_busbw for word in ("--min-busbw", least.typed)]
     words += [word for check in options.only for word in ("--only", check)]
     words += [word for check in options.skip for word in ("--skip", check)]
     words += [word for code in options.ignore for word in ("--ignore", code)]

@@ -7,6 +7,7 @@ import pytest
 from ddp_doctor.checks.collectives import allreduce
 from ddp_doctor.checks.collectives.allreduce import CHECK
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
+from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.choices import Confidence, Level, Status
 from ddp_doctor.model.context import RankContext
@@ -114,7 +115,7 @@ def test_the_size_at_which_the_sweep_ended_early_is_measured():
 
 @pytest.mark.parametrize(("ranks", "busbw"), [(1, 0.0), (2, 100.0), (8, 175.0)])
 def test_busbw_is_that_of_nccl_tests(ranks: int, busbw: float):
-    assert all_reduces.busbw(100.0, ranks) == busbw
+    assert 100.0 * TABLE["all_reduce"].bus_factor(ranks) == busbw
 
 
 @pytest.mark.parametrize(
@@ -147,14 +148,14 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
     """The sizes of a run over a link of that rate with 1 ms of latency, on a clock of its own."""
     clock = [0.0]
 
-    def measure(ctx: RankContext, size: int) -> SizeResult:
+    def measure(ctx: RankContext, size: int, _row: object) -> SizeResult:
         each = 1e-3 + size / mb_per_s / 1e6
         clock[0] += each * (payload.iterations(size, quick=ctx.level is Level.QUICK) + 6)
         return SizeResult.model_construct(size_bytes=size)
 
     monkeypatch.setattr(all_reduces, "measure", measure)
     monkeypatch.setattr(all_reduces, "agreed", lambda _ctx, value: value)
-    monkeypatch.setattr(all_reduces, "_memory_free", lambda _ctx: 1 << 62)
+    monkeypatch.setattr(all_reduces, "memory_free", lambda _ctx: 1 << 62)
     ctx = HarnessContext(rank=0, group_rank=0, world_size=4, ranks=(0, 1, 2, 3), local_rank=0, group=None)
     ctx.level, ctx.budget_s, ctx.deadline = level, budget_s, 9.8
     monkeypatch.setattr(ctx, "clock", lambda: clock[0])

@@ -70,6 +70,7 @@ def play(session: Session) -> Play:
         then: Sequence[Check] = (),
         budget_s: float = 60.0,
         model: str = "",
+        parts: Callable[[Options], tuple[str, ...]] | None = None,
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
@@ -80,6 +81,7 @@ def play(session: Session) -> Play:
             deadline_s=deadline_s,
             still_s=still_s,
             needs_model=needs_model,
+            parts=parts,
         )
         options = Options(level=Level.QUICK, model=model)
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)

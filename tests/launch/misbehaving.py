@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from ddp_doctor.facts.collectives import CollectiveFact
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact
 
@@ -160,6 +161,21 @@ def both_ends_receive(ctx: RankContext) -> Done:
         with ctx.step("send_recv", "uint8 [8]", peers=(peer,), deadline_s=1.0):
             dist.recv(torch.zeros(8), src=ctx.ranks.index(peer))
     return _all_reduce(ctx)
+
+
+def hangs_in_one_part(ctx: RankContext) -> Fact:
+    """A check of several parts; one rank never enters the one called all_gather."""
+    if ctx.rank == BAD and ctx.part == "all_gather":
+        time.sleep(FOR_EVER)
+    _all_reduce(ctx)
+    return CollectiveFact(part=ctx.part, ranks=ctx.world_size)
+
+
+def hangs_in_every_part(ctx: RankContext) -> Fact:
+    if ctx.rank == BAD:
+        time.sleep(FOR_EVER)
+    _all_reduce(ctx)
+    return CollectiveFact(part=ctx.part, ranks=ctx.world_size)
 
 
 def leaves_shared_memory(ctx: RankContext) -> Done:

@@ -6,12 +6,10 @@ from collections.abc import Container, Iterator, Sequence
 from ddp_doctor.checks.node.topology import wording
 from ddp_doctor.checks.node.topology.p2p import evidence as cluster_evidence
 from ddp_doctor.facts.collectives import AllReduceFact, SizeResult
-from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
@@ -23,7 +21,7 @@ from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import NO_TRIAL, remedy, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import forbidden_ways
-from ddp_doctor.views.gpus import gpu_of
+from ddp_doctor.views.gpus import each_has_a_whole_gpu
 from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_log_has, rdma_of
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
@@ -32,7 +30,9 @@ from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culp
 from ddp_doctor.wording.ranks import ranks_at
 
 
-@rule("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact)
+@rule(
+    *("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact), explained_by=("DD624",)
+)
 def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
     """An all-reduce on one node reaches less than a third of what its slowest link should carry.
 
@@ -48,7 +48,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
     world, measured = recording.world, best_of_large(recording)
     if world is None or world.nnodes > 1 or world.backend != "nccl" or measured is None:
         return
-    for place in places(recording) if _has_gpus_of_its_own(recording) else ():
+    for place in places(recording) if each_has_a_whole_gpu(recording) else ():
         slowest = _slowest_link(recording, place)
         if slowest is None or measured.busbw_gb_per_s * FAR_BELOW >= (slowest.rate_gb_per_s or 0.0):
             continue
@@ -79,23 +79,6 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
             detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),
         )
-
-
-def _has_gpus_of_its_own(recording: Recording) -> bool:
-    """Whether each rank has a GPU of its own, known, whole and used by nobody else."""
-    world = recording.world
-    assert world is not None
-    gpus = {(node.node, gpu.index): gpu for node in recording.facts(GpusFact) for gpu in node.fact.gpus}
-    used = [(world.node_of(rank), gpu_of(recording, rank)) for rank in range(world.world_size)]
-    found = [gpus.get((node, index)) for node, index in used if index is not None]
-    whole = all(
-        gpu is not None
-        and not gpu.mig_enabled
-        and not gpu.computing()
-        and not any(model in (gpu.name or "") for model in OS_MANAGED_MEMORY)
-        for gpu in found
-    )
-    return whole and len(set(used)) == len(found) == world.world_size > 1
 
 
 def _slowest_link(recording: Recording, place: Place) -> Expected | None:

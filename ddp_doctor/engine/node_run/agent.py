@@ -7,6 +7,7 @@ orders (follower_agent.py).
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks
+from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks, parts_of
 from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
@@ -45,6 +46,8 @@ class Agent:
     attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
+    _without_parts: tuple[str, ...] = ()
+    _hung_in_a_part: set[int] = field(default_factory=set)  # suspects, each of one part until now
 
     def __post_init__(self) -> None:
         self.node_ranks.keep_partial = self._keep
@@ -192,9 +195,11 @@ class Agent:
         ids = [check.id for check in checks]
         position = ids.index(record.judged_check) if record.judged_check in ids else 0
         judged = checks[position : position + 1]
-        if judgement.suspects:
+        goes_on = any(check.parts and self._goes_on(record, check, judgement.suspects) for check in judged)
+        if judgement.suspects and not goes_on:
             self._ranks = tuple(rank for rank in self._ranks if rank not in judgement.suspects)
             self._note_unread(record, judged, judgement.suspects)
+        if judgement.suspects or goes_on:
             return checks[position:]
         if judgement.pairs and not set(judgement.pairs) <= self._skip_pairs:
             # A collective over a pair that does not answer would hang again; the other pairs are still tested.
@@ -213,6 +218,20 @@ class Agent:
         # A link is to blame: the pairwise check says which, and must not wait behind more hangs.
         return sorted(left, key=lambda check: check.id != P2P)
 
+    def _goes_on(self, record: TrialRecord, check: Check, suspects: Sequence[int]) -> bool:
+        """Whether parts of the check are left after the one that hung, and nobody hung in two of them.
+
+        It is the first part that some rank did not read.
+        """
+        read = Counter(name for reading in self.partial.readings if (name := part_read(check, reading)))
+        left = parts_of(check, self.node_ranks.run.options, self._without_parts)
+        hung = next((part for part in left if read[part] < len(record.ranks)), left[-1] if left else "")
+        self._without_parts += left[: left.index(hung) + 1] if left else ()
+        self._note_unread(record, [check], suspects or record.ranks, part=hung)
+        again = self._hung_in_a_part & set(suspects)
+        self._hung_in_a_part |= set(suspects)
+        return left[-1:] != (hung,) and not again
+
     def _without_model(self, judged: Sequence[Check], checks: Sequence[Check]) -> list[Check]:
         """Leave out the checks of the user's model after one of them hung or raised: it would do so again."""
         model = self.node_ranks.run.options.model
@@ -227,11 +246,13 @@ class Agent:
         self.partial.leave_out((check for check in checks if check.id not in read), reason)
         return []
 
-    def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int]) -> None:
-        """The check failed or timed out on ranks that take part in no later trial."""
+    def _note_unread(self, record: TrialRecord, checks: Sequence[Check], ranks: Sequence[int], part: str = "") -> None:
+        """The check failed or timed out on ranks that take part in no later trial, or do without this part in it."""
         if record.outcome == "finished":
             return
-        read = {(reading.check, reading.rank) for reading in self.partial.readings}
+        read = set[tuple[str, int | None]]()
+        if not part:
+            read = {(reading.check, reading.rank) for reading in self.partial.readings}
         status = Status.FAILED if record.outcome == "broken" else Status.TIMED_OUT
         self.partial.readings.extend(
             Reading(
@@ -239,7 +260,7 @@ class Agent:
                 status=status,
                 node=self.world.node_of(rank),
                 rank=rank,
-                reason=_why_unread(record, rank),
+                reason=f"{part}: " * bool(part) + _why_unread(record, rank),
             )
             for check in checks
             for rank in ranks
@@ -247,13 +268,11 @@ class Agent:
         )
 
     def _keep(self, result: TrialResult) -> None:
-        """Later trials repeat a check with fewer ranks: their reading replaces the earlier one."""
+        """Later trials repeat a check with fewer ranks: their reading replaces the earlier one, of the same part."""
         if result.record.reproducer is not None:
             return  # a trial that tried a remedy: nobody is judged by it
-        new = {(reading.check, reading.rank) for reading in result.readings}
-        self.partial.readings[:] = [
-            reading for reading in self.partial.readings if (reading.check, reading.rank) not in new
-        ]
+        new = {_of_what(reading) for reading in result.readings}
+        self.partial.readings[:] = [reading for reading in self.partial.readings if _of_what(reading) not in new]
         self.partial.readings.extend(result.readings)
         self.partial.trials.append(result.record)
 
@@ -265,8 +284,18 @@ class Agent:
                 "backend": self.world.backend,
                 "ranks": ranks,
                 "checks": (FIRST, *(check.id for check in checks if check.id != FIRST)),
+                "without_parts": self._without_parts,
             }
         )
+
+
+def part_read(check: Check, reading: Reading) -> str:
+    """The part of the check that a reading is of; empty where it is of none."""
+    return str((reading.fact or {}).get("part", "")) if reading.check == check.id else ""
+
+
+def _of_what(reading: Reading) -> object:
+    return reading.check, reading.rank, (reading.fact or {}).get("part")
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

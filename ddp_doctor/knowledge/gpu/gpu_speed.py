@@ -10,6 +10,8 @@ SHARE_OF_FREE = 0.10
 MOST_BYTES = 1024 * MIB
 #: What a rank's checks cannot do without: the exchange of 64 MiB between a pair holds four such tensors.
 LEAST_BYTES = 384 * MIB
+#: … where the user names the sizes of messages (--sizes): the rest is CUDA's and NCCL's own.
+SHARE_FOR_SIZES = 0.9
 
 
 def allowance(free_bytes: int) -> int:

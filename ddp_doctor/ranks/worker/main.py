@@ -22,7 +22,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn
 
-from ddp_doctor.knowledge.gpu.gpu_speed import allowance
+from ddp_doctor.knowledge.gpu.gpu_speed import SHARE_FOR_SIZES, allowance
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact, read
@@ -77,7 +77,7 @@ def run(spec: WorkerSpec) -> bool:
     try:
         _join(spec, context)
         for task in spec.tasks:
-            context.begin(task.check, task.deadline_s)
+            context.begin(task.check, task.deadline_s, task.part)
             module, _, name = task.probe.partition(":")
             probe: Callable[[RankContext], Fact] = getattr(importlib.import_module(module), name)
             reading = read(task.check, probe, context, spec.node, spec.rank)
@@ -96,7 +96,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     options: dict[str, Any] = {"timeout": _LIBRARY_TIMEOUT}
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
-        context.gpu_memory_bytes = _take_gpu(spec.device)
+        context.gpu_memory_bytes = _take_gpu(spec.device, whole=spec.options.sizes is not None)
         # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() chose.
         options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
@@ -111,15 +111,18 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     context.bound_device = torch_private.bound_device(context.group)
 
 
-def _take_gpu(device: str) -> int:
-    """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take."""
+def _take_gpu(device: str, *, whole: bool) -> int:
+    """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take.
+
+    ``whole``: whoever names sizes wants them measured, and nearly all that is free may be taken.
+    """
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:  # else torch fails in words of its insides
         raise RuntimeError(f"torch {torch.__version__} is a build for CPUs, and {device} was asked for")
     torch.cuda.set_device(device)
     free, total = torch.cuda.mem_get_info()
-    allowed = allowance(free)
+    allowed = int(SHARE_FOR_SIZES * free) if whole else allowance(free)
     torch.cuda.set_per_process_memory_fraction(allowed / total)
     return allowed
 

@@ -27,6 +27,8 @@ class LiveRankContext:
         self.backend = spec.backend
         self.device = spec.device
         self.env: Mapping[str, str] = os.environ
+        self.node = spec.node
+        self.options = spec.options
         self.level = spec.options.level
         self.budget_s = spec.options.budget_s
         self.skip_pairs = frozenset(spec.skip_pairs)
@@ -43,12 +45,15 @@ class LiveRankContext:
         self.raw: str | None = None
         self._events = events
         self._note = Path(spec.path("note"))
+        self.part = ""
         self._check = ""
         self._seq = 0
 
-    def begin(self, check: str, deadline_s: float) -> None:
-        """Enter a check: its steps count from zero, its deadline from now."""
-        self._check, self._seq, self.raw = check, 0, None
+    def begin(self, check: str, deadline_s: float, part: str = "") -> None:
+        """Enter a check, or a part of it: its deadline counts from now, its steps from where the check begins."""
+        if check != self._check:
+            self._seq = 0
+        self._check, self.part, self.raw = check, part, None
         self.deadline = time.monotonic() + deadline_s
         self._events.write("check", check=check)
 

@@ -4,7 +4,8 @@ import re
 from contextlib import suppress
 
 from ddp_doctor.facts.collectives import TrialMeasurement
-from ddp_doctor.probing.all_reduces import timed_all_reduces
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
+from ddp_doctor.probing.collectives import timed
 from ddp_doctor.probing.exchanges import exchange
 from ddp_doctor.ranks.worker.rank_context import LiveRankContext
 
@@ -20,10 +21,10 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
     """Do what the trial's ``reproducer`` says."""
     reproducer = ctx.trial.reproducer
     assert reproducer is not None
-    met = timed_all_reduces(ctx, reproducer.size_bytes if reproducer.kind == "meet" else 4, 1)
+    met = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes if reproducer.kind == "meet" else 4, 1)
     rate, wrong = None, met.wrong
     if reproducer.kind == "all_reduce" and not wrong:
-        measured = timed_all_reduces(ctx, reproducer.size_bytes, _REPETITIONS)
+        measured = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, _REPETITIONS)
         rate, wrong = measured.size_bytes / (measured.time_us / 1e6), measured.wrong
     elif reproducer.kind == "exchange" and not wrong:
         peer = 1 - ctx.group_rank

@@ -1,0 +1,251 @@
+"""Collectives: is what each of them brings right, whose share is wrong, and how fast is it?
+
+Raw input: none; measured on every rank, a collective after the other, and shown as nccl-tests does:
+
+    #       size         count      type   redop    root     time   algbw   busbw #wrong
+    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+         1048576        131072     float    none      -1    812.4    1.29    0.65      0
+
+DDP itself reduces and broadcasts, and the check allreduce looks at that in every run. FSDP, ZeRO, tensor and expert
+parallel training call the others. Who gives what to whom stands in one table (knowledge/collectives.py).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from statistics import mean
+from typing import Any
+
+from ddp_doctor.checks.collectives.collectives import slow, wrong
+from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, SizeResult, WrongShare
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, GROUPS, OBJECTS, TABLE, Collective, measured_sizes
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.knowledge.victims import blames_peer
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import COLLECTIVES, Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Absent, Skip
+from ddp_doctor.model.recording import Options, Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing import collectives
+from ddp_doctor.probing.all_reduces import Sweep, agreed, bandwidth, faster, measure, memory_free, memory_needed
+from ddp_doctor.probing.collectives import Case
+
+#: Wrong shares of one sender that are kept: more tell nothing more.
+_MOST_OF_A_SOURCE = 3
+
+
+def probe(ctx: RankContext) -> CollectiveFact:
+    """The collective that is this part's turn. Raises Absent where the backend offers none of it."""
+    row = TABLE[ctx.part]
+    if row.name == BARRIER:
+        early = tuple(collectives.early_leavers(ctx))
+        return CollectiveFact(part=row.name, ranks=ctx.world_size, tested=(BARRIER,), wrong=early)
+    if row.name == OBJECTS:
+        return _objects(ctx)
+    if row.name == GROUPS:
+        return _groups(ctx)
+    tested, refused, sources, wrong = list[str](), dict[str, str](), dict[int, int](), list[WrongShare]()
+    for case in collectives.cases(row, ctx.world_size):
+        try:
+            looked_at, found = collectives.wrong_shares(ctx, row, case)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            if blames_peer(str(error)):
+                raise
+            refused[case.words(row)] = f"{error}".partition("\n")[0][:200]
+            agreed(ctx, 0.0)  # all refused, and go on together
+            continue
+        if (
+            found and not case.is_contiguous
+        ):  # as gloo's is on every machine (torch 2.13): contiguous ones tell of faults
+            refused[case.words(row)] = "strides are not heeded: it arrives wrong"
+            continue
+        tested.append(case.words(row))
+        counts = Counter(share.source for share in wrong)
+        wrong += [share for share in found if share.source is None or counts[share.source] < _MOST_OF_A_SOURCE]
+        for source in looked_at:
+            sources[source] = sources.get(source, 0) + 1
+    if not tested:
+        raise Absent(f"the backend does not offer {row.words}: {next(iter(refused.values()))}")
+    repeatable = collectives.is_repeatable(ctx, row) if row.reduces else None
+    swept = _times(ctx, row) if row.is_timed else Sweep([])
+    return CollectiveFact(
+        part=row.name,
+        ranks=ctx.world_size,
+        tested=tuple(tested),
+        not_offered=refused,
+        sources=sources,
+        wrong=tuple(wrong),
+        repeatable=repeatable,
+        sizes=tuple(swept.sizes),
+        stopped_at_bytes=swept.stopped_at,
+        short_of=swept.short_of,
+    )
+
+
+def _times(ctx: RankContext, row: Collective) -> Sweep:
+    """The sizes that were asked for, or else the usual ones; those below a site's floor twice."""
+    floors = {floor.size_bytes: floor.bytes_per_s for floor in ctx.options.min_busbw if floor.collective == row.name}
+    sizes = measured_sizes(ctx.options.sizes) if ctx.options.sizes else []
+    if floors:
+        sizes = sorted({*(sizes or payload.sweep_sizes(quick=False)), *floors})
+    swept = bandwidth(ctx, row, sizes)
+    for at, result in enumerate(swept.sizes):
+        floor = floors.get(sizes[at], 0.0) if sizes else 0.0
+        if floor and agreed(ctx, float(result.busbw_gb_per_s * 1e9 < floor)):
+            swept.sizes[at] = faster(result, measure(ctx, sizes[at], row))
+    in_place = []
+    if ctx.options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both ways
+        in_place = [measure(ctx, result.size_bytes, row, is_in_place=True) for result in swept.sizes]
+    return swept._replace(sizes=[*swept.sizes, *in_place])
+
+
+def _objects(ctx: RankContext) -> CollectiveFact:
+    try:
+        found = collectives.wrong_objects(ctx)
+    except (RuntimeError, ImportError) as error:
+        if blames_peer(str(error)):
+            raise
+        raise Absent(f"torch cannot send objects here: {str(error)[:200]}") from error
+    wrong = tuple(share for shares in found.values() for share in shares)
+    return CollectiveFact(part=OBJECTS, ranks=ctx.world_size, tested=tuple(found), wrong=wrong)
+
+
+#: Bytes of an all-reduce among some of the ranks, by device.
+_OF_A_GROUP_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+_OF_A_GROUP_TIMES = 5
+
+
+def _groups(ctx: RankContext) -> CollectiveFact:
+    """All-reduces within each node and between nodes, by local rank; of one node in its halves; then both at once."""
+    import torch
+    import torch.distributed as dist
+
+    kinds = _kinds_of_groups(ctx)
+    mine: dict[str, tuple[Any, tuple[int, ...]]] = {}
+    for kind, groups in kinds.items():
+        for members in groups:
+            with ctx.step("new_group", f"{kind}: {members}"):
+                group = dist.new_group([dist.get_global_rank(ctx.group, rank) for rank in members])
+            if ctx.group_rank in members:
+                mine[kind] = group, members
+    row, tested, wrong, sizes = TABLE[ALL_REDUCE], list[str](), list[WrongShare](), list[SizeResult]()
+    size = _OF_A_GROUP_BYTES[ctx.device.partition(":")[0]]
+    for kind in kinds:
+        group, members = mine.get(kind, (None, ()))
+        if members:
+            for dtype in ("float32", "int64"):
+                case, original = Case(dtype, "sum"), [ctx.ranks[rank] for rank in members]
+                found = collectives.wrong_shares(ctx, row, case, group, original)[1]
+                wrong += [share.model_copy(update={"case": f"{share.case} {kind}", "blamed": ()}) for share in found]
+            if memory_needed(ctx, row, size) <= memory_free(ctx):
+                timed = collectives.timed(ctx, row, size, _OF_A_GROUP_TIMES, group=group)
+                sizes.append(timed.model_copy(update={"group": kind}))
+        tested.append(kind)
+        agreed(ctx, 0.0)
+    pair = [*mine.values(), (ctx.group, tuple(range(ctx.world_size)))][:2]
+    with ctx.step("all_reduce", "in two groups at once"):
+        tensors = [torch.full((ELEMENTS,), float(ctx.group_rank + 1), device=ctx.device) for _ in pair]
+        works = [
+            dist.all_reduce(tensor, group=group, async_op=True)
+            for tensor, (group, _) in zip(tensors, pair, strict=True)
+        ]
+        for work in works:
+            work.wait()
+        sums = [float(sum(rank + 1 for rank in members)) for _, members in pair]
+        off = [int((tensor != due).sum().item()) for tensor, due in zip(tensors, sums, strict=True)]
+    tested.append("two groups at once")
+    wrong += [
+        WrongShare(case="two groups at once", elements=count, of=ELEMENTS, expected=due, got=float(tensor.max().item()))
+        for count, due, tensor in zip(off, sums, tensors, strict=True)
+        if count
+    ]
+    for group, _ in mine.values():
+        dist.destroy_process_group(group)
+    return CollectiveFact(
+        part=GROUPS, ranks=ctx.world_size, tested=tuple(tested), wrong=tuple(wrong), sizes=tuple(sizes)
+    )
+
+
+def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
+    """By the words for them, the group ranks of each group of two and more. Raises Skip where there are none."""
+    with ctx.step("nodes"):
+        nodes = ctx.exchange("nodes", f"{ctx.node}")
+    of_nodes = grouped((node, rank) for rank, node in enumerate(nodes)).values()
+    if len(of_nodes) == 1:
+        half = ctx.world_size // 2
+        kinds = {"in halves of the node": [tuple(range(half)), tuple(range(half, ctx.world_size))]}
+    else:
+        rails = grouped((place, rank) for ranks in of_nodes for place, rank in enumerate(ranks)).values()
+        kinds = {"within each node": [*map(tuple, of_nodes)], "between nodes": [*map(tuple, rails)]}
+    several = {kind: [ranks for ranks in groups if len(ranks) > 1] for kind, groups in kinds.items()}
+    kept = {kind: groups for kind, groups in several.items() if groups and (len(of_nodes) > 1 or len(groups) > 1)}
+    if not kept:
+        raise Skip("needs two nodes, or four ranks on one: a group has at least two ranks")
+    return kept
+
+
+def parts(options: Options) -> tuple[str, ...]:
+    """The collectives of --collective and --min-busbw; without them all at level thorough, and where it is selected."""
+    asked = (*options.collectives, *(floor.collective for floor in options.min_busbw))
+    if not asked and (options.level is Level.THOROUGH or COLLECTIVES in options.only):
+        return tuple(TABLE)
+    return tuple(name for name in TABLE if name in asked)
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """By collective and size what nccl-tests prints: the mean over ranks of their mean time, wrong elements of all.
+
+    The 99th percentile and the longest time are those of the rank that saw the longest.
+    """
+    facts = recording.facts(CollectiveFact)
+    by_size = grouped(
+        ((rank.fact.part, size.group, size.in_place, size.size_bytes), (rank.rank or 0, size))
+        for rank in facts
+        for size in rank.fact.sizes
+    )
+    for (name, group, in_place, size_bytes), of_ranks in by_size.items():
+        row, results = TABLE[ALL_REDUCE if name == GROUPS else name], [result for _, result in of_ranks]
+        time_s = mean(result.mean_us or result.time_us for result in results) / 1e6
+        algbw = size_bytes / time_s
+        factor = results[0].busbw_gb_per_s / results[0].algbw_gb_per_s
+        slowest, worst = max(of_ranks, key=lambda of_rank: of_rank[1].max_us)
+        labels: dict[str, str | int | float] = {
+            "bytes": size_bytes,
+            "ranks": facts[0].fact.ranks,
+            "count": worst.count or 0,
+            "type": "float",
+            "redop": "sum" if row.reduces else "none",
+            "root": 0 if row.has_root else -1,
+            "in_place": "yes" if in_place else "no",
+            **({"group": group} if group else {}),
+        }
+        for what, value, unit in (
+            ("time", time_s, "s"),
+            ("algbw", algbw, "B/s"),
+            ("busbw", algbw * factor, "B/s"),
+            ("wrong", sum(result.wrong for result in results), "elements"),
+            ("median", max(result.time_us for result in results) / 1e6, "s"),
+        ):
+            yield Measurement(name=f"{row.name}_{what}", value=value, unit=unit, labels=labels)
+        for what, seconds in (("p99", worst.p99_us or worst.max_us), ("longest", worst.max_us)):
+            yield Measurement(
+                name=f"{row.name}_{what}", value=seconds / 1e6, unit="s", labels=labels | {"rank": slowest}
+            )
+
+
+CHECK = Check(
+    id=COLLECTIVES,
+    title="Every collective is right, repeatable and fast",
+    where=Where.RANK,
+    probe=probe,
+    facts=(CollectiveFact,),
+    rules=rules_in(slow, wrong),
+    level=Level.THOROUGH,
+    parts=parts,
+    min_ranks=2,
+    cost_s=15.0,
+    deadline_s=60.0,
+    measurements=measurements,
+)

@@ -1,0 +1,160 @@
+"""DD624, DD625: collectives below what is to be expected of the machine, or below a site's own floor."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ddp_doctor.facts.collectives import AllReduceFact, CollectiveFact
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, GROUPS, TABLE
+from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.knowledge.topology.link_rates import BOUNDING
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Reproducer
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import NO_TRIAL, by_operator, unset
+from ddp_doctor.views.expected_speed import Expected, expected
+from ddp_doctor.views.transports import log_of
+from ddp_doctor.wording.findings import NOBODY, possible, proved
+from ddp_doctor.wording.nodes import name_list
+
+
+class Speed(NamedTuple):
+    """A collective of one size: the bus bandwidth of the slowest rank, and whether it was measured twice."""
+
+    collective: str
+    size_bytes: int
+    busbw_gb_per_s: float
+    again: bool
+
+
+def speeds(recording: Recording) -> list[Speed]:
+    """Of each collective and size over all ranks the better of what the checks measured."""
+    measured = [(ALL_REDUCE, rank.fact.sizes) for rank in recording.facts(AllReduceFact) if rank.rank is not None]
+    measured += [(rank.fact.part, rank.fact.sizes) for rank in recording.facts(CollectiveFact)]
+    by_size = grouped(
+        ((name, size.size_bytes, size.in_place), size)
+        for name, sizes in measured
+        for size in sizes
+        if name != GROUPS and not size.wrong
+    )
+    slowest = {key: min(sizes, key=lambda size: size.busbw_gb_per_s) for key, sizes in by_size.items()}
+    best: dict[tuple[str, int], Speed] = {}
+    for (name, size_bytes, _), size in slowest.items():
+        speed = Speed(name, size_bytes, size.busbw_gb_per_s, size.again)
+        known = best.get((name, size_bytes))
+        best[name, size_bytes] = speed if known is None else max(known, speed, key=lambda each: each.busbw_gb_per_s)
+    return [best[key] for key in sorted(best)]
+
+
+#: What names the link, NIC, setting or GPU that makes it slow.
+_CAUSES = ("DD431", "DD434", "DD435", "DD436", "DD437", "DD441", "DD562", "DD607", "DD801", "DD803", "DD805")
+
+
+@rule("DD624", "collective-slower-than-expected", Severity.WARNING, explained_by=_CAUSES)
+def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
+    """A collective that reaches less than machines of this kind do.
+
+    Finds: Bus bandwidths below the band that is to be expected of this GPU, number of ranks, link, NICs, collective and
+        size: NCCL's own latencies and bandwidths, as it prints them on such a machine, with a launch cost fitted to
+        published measurements. Between nodes over TCP the band is that of a bare socket between the same hosts. The
+        largest sizes alone are judged, measured twice. Silent without such a table, for all-to-all and send/recv, and
+        where GPUs are shared or busy. From three times below on it is an error.
+    Why: Every step waits for it. Compared with each other the ranks of a slow machine are alike.
+    Remedy: Settings that bound NCCL first. Else what else is slow here: links, NICs, clocks; the raw stream between the
+        same hosts tells the network from NCCL.
+    See: docs/explanation/expected-bandwidth.md
+    """
+    worst: dict[str, tuple[Speed, Expected]] = {}
+    for speed in speeds(recording):  # of each collective the largest size counts
+        band = expected(recording, speed.collective, speed.size_bytes) if speed.again else None
+        if band is not None:
+            worst[speed.collective] = speed, band
+    slow = {name: each for name, each in worst.items() if each[0].busbw_gb_per_s < each[1].low}
+    if not slow:
+        return
+    first, band = max(slow.values(), key=lambda each: each[1].low / each[0].busbw_gb_per_s)
+    world = recording.world
+    held = {
+        name: value
+        for node in range(world.nnodes if world else 0)
+        for name, value in log_of(recording, node).settings.items()
+        if name in BOUNDING
+    }
+    yield possible(
+        NOBODY,
+        f"{TABLE[first.collective].words.capitalize()} reaches {first.busbw_gb_per_s:.3g} GB/s,"
+        f" {100 * (1 - first.busbw_gb_per_s / band.low):.0f} % below what is to be expected here",
+        [_evidence(speed, of) for speed, of in slow.values()],
+        *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
+        by_operator(
+            "Hold the links, NICs and clocks of these nodes against those of a machine of the same kind",
+            "nvidia-smi topo -m",
+            "nvidia-smi -q -d CLOCK,PERFORMANCE   # while the job runs",
+            "grep -s . /sys/class/infiniband/*/ports/*/rate",
+            undo=NOTHING_TO_UNDO,
+        ),
+        severity=Severity.ERROR if first.busbw_gb_per_s * SLOW_NODE_RATIO < band.low else Severity.WARNING,
+        detail=f"Measured twice. Of {len(worst)} collectives that have a band,"
+        f" {name_list([TABLE[name].words for name in slow])} lie below it, at the largest size.",
+        reproduced_by=Reproducer(kind="all_reduce", size_bytes=first.size_bytes) if ALL_REDUCE in slow else None,
+    )
+
+
+def _evidence(speed: Speed, band: Expected) -> Evidence:
+    upper = f" to {band.high:.3g}" if band.high is not None else " and more"
+    return Evidence(
+        text=f"{TABLE[speed.collective].words} of {_size(speed.size_bytes)}, expected {band.low:.3g}{upper} GB/s",
+        value=round(speed.busbw_gb_per_s, 3),
+        unit="GB/s",
+        expected=round(band.middle, 3),
+        expected_from=band.source,
+    )
+
+
+def _size(size_bytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes} B"
+
+
+@rule("DD625", "collective-below-its-floor", Severity.ERROR, CollectiveFact)
+def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
+    """A collective below the bus bandwidth that this site holds to be the least (--min-busbw).
+
+    Finds: A bus bandwidth, of two measurements the better one, that is less than the one given with --min-busbw.
+    Why: The site has a number for a healthy machine of this kind.
+    Remedy: Look at what else this report says of these nodes; a floor above what the machine can do is to be mended.
+    See: docs/how-to/measure-collectives.md
+    """
+    known = {(speed.collective, speed.size_bytes): speed for speed in speeds(recording)}
+    ranks = next((rank.fact.ranks for rank in recording.facts(CollectiveFact)), 1)
+    for least in recording.options.min_busbw:
+        size = TABLE[least.collective].moved(least.size_bytes, ranks)
+        speed, floor = known.get((least.collective, size)), least.bytes_per_s / 1e9
+        if speed is None or speed.busbw_gb_per_s >= floor:
+            continue
+        band = expected(recording, least.collective, size)
+        beyond = band is not None and band.high is not None and band.high < floor
+        yield proved(
+            NOBODY,
+            f"{TABLE[least.collective].words.capitalize()} of {_size(size)} reaches {speed.busbw_gb_per_s:.3g} GB/s,"
+            f" {100 * (1 - speed.busbw_gb_per_s / floor):.0f} % below the floor of {floor:g} GB/s",
+            [
+                Evidence(
+                    text=f"{least.collective}, slowest rank{', better of two measurements' if speed.again else ''}",
+                    value=float(f"{speed.busbw_gb_per_s:.3g}"),
+                    unit="GB/s",
+                    expected=floor,
+                    expected_from="--min-busbw",
+                ),
+                *([_evidence(speed, band)] if band is not None else []),
+            ],
+            by_operator(
+                "Lower the floor: nothing of this kind reaches it"
+                if beyond
+                else "Compare these nodes with some that reach it: the same command on each of them, then on pairs",
+                undo=NOTHING_TO_UNDO,
+            ),
+        )

@@ -1,0 +1,130 @@
+"""DD622, DD623: collectives that bring something else than what was given, or not the same twice."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, WrongShare
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, TABLE, Collective
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
+from ddp_doctor.wording.findings import finding, likely
+from ddp_doctor.wording.nodes import name_list
+from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+
+
+@rule("DD622", "collective-is-wrong", Severity.ERROR, CollectiveFact)
+def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
+    """A collective that brings something else than what was given.
+
+    Finds: Shares that arrive otherwise than their sender is known to have given them, sums that differ from the closed
+        form, and barriers that are left before all are in. Each collective is called in all types and operations that
+        the backend offers, with odd lengths, strided tensors and each rank as the root. A rank is named where all that
+        it gives is wrong wherever it is looked at, or all that it takes; where one way alone is wrong, its two ends
+        are. Otherwise nobody is: one wrong element is a bit that flipped somewhere.
+    Why: What is sent this way is silently wrong: parameters of FSDP and ZeRO, activations, tokens of experts.
+    Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors (nvidia-smi
+        -q -d ECC). Else the library: another NCCL or torch.
+    See: nccl-tests, verifiable/: the same idea
+    """
+    for name, ranks in _by_part(recording).items():
+        row = TABLE[name]
+        faulty = [rank for rank in ranks if rank.fact.wrong]
+        if not faulty:
+            continue
+        culprits, whose = _whose(recording, row, ranks)
+        where = ranks_at(recording, [rank.rank or 0 for rank in faulty])
+        yield finding(
+            culprits,
+            f"{row.words.capitalize()} gives wrong results on {where}: {whose}",
+            [_evidence(rank, wrong) for rank in faulty for wrong in rank.fact.wrong][:6],
+            *against_wrong_sums(recording),
+            confidence=Confidence.PROVED,
+            detail="A training that calls it would go on, with wrong data.",
+            reproduced_by=Reproducer(kind="all_reduce", size_bytes=4 * ELEMENTS) if name == ALL_REDUCE else None,
+        )
+
+
+def _by_part(recording: Recording) -> dict[str, list[FactAt[CollectiveFact]]]:
+    return grouped((rank.fact.part, rank) for rank in recording.facts(CollectiveFact))
+
+
+def _evidence(rank: FactAt[CollectiveFact], wrong: WrongShare) -> Evidence:
+    of = "" if wrong.source is None else f", the share of rank {wrong.source}"
+    return Evidence(
+        text=f"{wrong.case}: {wrong.elements} of {wrong.of} elements are off on rank {rank.rank}{of}",
+        value=wrong.got,
+        expected=wrong.expected,
+        expected_from="closed form of rank-coded contributions",
+    )
+
+
+def _whose(
+    recording: Recording, row: Collective, ranks: Sequence[FactAt[CollectiveFact]]
+) -> tuple[tuple[Culprit, ...], str]:
+    """Who is to blame, and a clause that says so."""
+    if row.name == BARRIER:
+        return (), "it was left before every rank was in"
+    if any(wrong.source is None for rank in ranks for wrong in rank.fact.wrong):
+        blamed = _one_contribution(ranks)
+        if blamed is None:
+            return (), "it is unclear whose contribution is wrong"
+        return (rank_culprit(recording, blamed),), f"the contribution of {rank_at(recording, blamed)} is wrong"
+    bad, tested = set[tuple[int, int]](), set[tuple[int, int]]()
+    for rank in ranks:
+        here = rank.rank or 0
+        wrong_cases = Counter(wrong.source for wrong in rank.fact.wrong if wrong.source is not None)
+        tested |= {(source, here) for source in rank.fact.sources}
+        # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
+        bad |= {(source, here) for source, times in wrong_cases.items() if times > 1}
+    for given, words in ((True, "what {} gives arrives wrong everywhere"), (False, "all that {} takes is wrong")):
+        for end in sorted({pair[0 if given else 1] for pair in bad}):
+            own = {pair for pair in tested if pair[0 if given else 1] == end}
+            others = own - {(end, end)}
+            if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
+                return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
+    if len(bad) == 1:
+        [(source, taker)] = bad
+        ends = f"only what {rank_at(recording, source)} gives to {rank_at(recording, taker)} is wrong"
+        return (pair_culprit(recording, *sorted((source, taker))),), ends
+    return (), "it is unclear whose share is wrong"
+
+
+def _one_contribution(ranks: Sequence[FactAt[CollectiveFact]]) -> int | None:
+    """The rank whose contribution every wrong sum, wherever it was taken, has missing or doubled."""
+    takers = [rank for rank in ranks if any(" sum" in case for case in rank.fact.tested)]
+    sums = [[wrong for wrong in rank.fact.wrong if " sum" in wrong.case] for rank in takers]
+    everywhere = all(sums) or TABLE[ranks[0].fact.part].to_root
+    own = {rank.rank for rank in ranks for wrong in rank.fact.wrong if wrong.source == rank.rank}
+    if len(own) == 1:  # it found what it gave changed
+        return own.pop()
+    return payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if everywhere else None
+
+
+@rule("DD623", "collective-is-not-repeatable", Severity.WARNING, CollectiveFact, explained_by=("DD602",))
+def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
+    """A collective that adds up equal inputs to sums that differ in their last bits.
+
+    Finds: A rank where the same inexact fp32 inputs gave two different results in one process group.
+    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
+    Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
+    See: NCCL user guide, NCCL_ALGO
+    """
+    names = _by_part(recording)
+    unsteady = {
+        TABLE[name].words: [rank.rank or 0 for rank in ranks if rank.fact.repeatable is False]
+        for name, ranks in names.items()
+    }
+    unsteady = {words: ranks for words, ranks in unsteady.items() if ranks}
+    if unsteady:
+        on = sorted({rank for ranks in unsteady.values() for rank in ranks})
+        yield likely(
+            (),
+            f"Not repeatable bit for bit on {ranks_at(recording, on)}: {name_list([*unsteady])}",
+            Evidence(text="two float32 sums of equal inputs differ"),
+            *((ONE_ALGORITHM,) if recording.on_nccl else ()),
+        )

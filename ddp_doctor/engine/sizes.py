@@ -1,0 +1,53 @@
+"""Whether sizes of messages that the user names can be measured, before ranks start."""
+
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.collectives import TABLE, Collective, measured_sizes
+from ddp_doctor.knowledge.gpu.gpu_speed import SHARE_FOR_SIZES
+from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.probing.all_reduces import bytes_needed
+
+
+def require_possible_sizes(recording: Recording, nnodes: int) -> None:
+    """Refuse sizes of --sizes and --min-busbw that fit no memory, or that leave a rank no share. Raises UsageError."""
+    options, world = recording.options, recording.world
+    if world is None:
+        return
+    asked = [(least.collective, least.size_bytes, f"--min-busbw {least.typed}") for least in options.min_busbw]
+    if options.sizes:
+        span = ":".join(map(str, options.sizes))
+        asked += [(name, measured_sizes(options.sizes)[-1], f"--sizes {span}") for name in options.collectives]
+    ranks = nnodes * world.nproc_per_node
+    for name, size, typed in asked:
+        row = TABLE[name]
+        if row.is_timed and not row.moved(size, ranks):
+            raise UsageError(
+                f"{typed}: {name} of {size} bytes leaves each of {ranks} ranks less than a share of 16 bytes;"
+                f" take {16 * ranks} and more"
+            )
+        free, where = _memory(recording)
+        needed = _needed(row, size, recording)
+        if row.is_timed and needed > free:
+            raise UsageError(
+                f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
+            )
+
+
+def _needed(row: Collective, size: int, recording: Recording) -> int:
+    world = recording.world
+    return bytes_needed(row, size, None if recording.on_nccl or world is None else world.nproc_per_node)
+
+
+def _memory(recording: Recording) -> tuple[int, str]:
+    """Bytes that may be taken, and where."""
+    gpus = recording.first(GpusFact)
+    if not recording.on_nccl or gpus is None:
+        import psutil
+
+        return int(psutil.virtual_memory().available), "on this host"
+    free = [
+        (gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0)
+        for gpu in gpus.gpus
+        if gpu.memory_total_bytes is not None
+    ]
+    return int(SHARE_FOR_SIZES * min(free, default=1 << 62)), "on each GPU"

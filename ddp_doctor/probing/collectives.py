@@ -1,0 +1,421 @@
+"""One collective on tensors that fit: whether what arrives is right, whose share is wrong, and how long it takes.
+
+What is moved is coded by who gives it and to whom, so that a share in the wrong place is seen; what is added up as
+knowledge/ddp/payload.py says. All of it is done in two turns with other codes and other roots: what follows a rank
+through both is that rank's.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from itertools import accumulate, pairwise
+from math import ceil, isfinite
+from operator import and_, or_, xor
+from statistics import mean, median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddp_doctor.facts.collectives import ELEMENTS, SizeResult, WrongShare
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, Collective
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing.exchanges import pattern
+from ddp_doctor.probing.rank_identity import finish
+
+if TYPE_CHECKING:
+    import torch
+
+#: No multiple of a vector, a segment or a GPU's warp.
+ODD_ELEMENTS = 1009
+#: Types of which backends move the bytes; what they do not know is not offered.
+_MOVED = (
+    *("float32", "float64", "float16", "bfloat16", "complex64", "float8_e4m3fn"),
+    *("int64", "int32", "int8", "uint8", "bool"),
+)
+#: Operations beside those of payload.exact_cases, on float32 and int64.
+_AVERAGE, _BITWISE = "avg", ("band", "bor", "bxor")
+_BITS = 62
+#: Roots that are tried; more cost time and are alike.
+_MOST_ROOTS = 8
+
+
+class Case(NamedTuple):
+    """One way to call a collective. ``turn`` shifts the codes; ``op`` is empty where nothing is added up."""
+
+    dtype: str
+    op: str = ""
+    elements: int = ELEMENTS
+    root: int = 0
+    turn: int = 0
+    is_contiguous: bool = True
+
+    def words(self, row: Collective) -> str:
+        """``float32 sum, 1009 elements, root 1``."""
+        parts = [f"{self.dtype} {self.op}".strip()]
+        parts += [f"{self.elements} elements"] * (self.elements != ELEMENTS)
+        parts += [f"root {self.root}"] * row.has_root
+        parts += ["not contiguous"] * (not self.is_contiguous)
+        return ", ".join(parts)
+
+
+def cases(row: Collective, ranks: int) -> Iterator[Case]:
+    """All types and operations, then odd lengths with each rank as the root, then strides."""
+    ways = [(dtype, "") for dtype in _MOVED]
+    if row.reduces:
+        ways = [*payload.exact_cases(ranks), ("float32", _AVERAGE), *(("int64", op) for op in _BITWISE)]
+    yield from (Case(*way) for way in ways)
+    for root in range(min(ranks, _MOST_ROOTS) if row.has_root else 1):
+        yield from (Case(dtype, "sum" * row.reduces, ODD_ELEMENTS, root, 1) for dtype in ("float32", "int64"))
+    yield Case("float32", "sum" * row.reduces, turn=1, is_contiguous=False)
+
+
+class Call:
+    """A collective on tensors of its own. What torch has in place only is given and taken in one."""
+
+    def __init__(
+        self,
+        ctx: RankContext,
+        row: Collective,
+        dtype: str,
+        share_elements: int,
+        *,
+        op: str = "sum",
+        root: int = 0,
+        is_in_place: bool = False,
+        is_contiguous: bool = True,
+        group: Any = None,
+    ) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.row, self.root, self.share_elements = row, root, share_elements
+        self.group = ctx.group if group is None else group
+        self.rank, self.ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.op = getattr(dist.ReduceOp, op.upper())
+        self.peers = [dist.get_global_rank(self.group, rank) for rank in range(self.ranks)]
+        gives = [self.length(self.rank, index) for index in range(row.gives(self.rank, self.ranks, root))]
+        takes = [self.length(source or 0, index) for source, index in row.takes(self.rank, self.ranks, root)]
+
+        def new(elements: int) -> torch.Tensor:
+            step = 1 if is_contiguous else 2
+            whole = torch.zeros(step * elements, dtype=getattr(torch, dtype), device=ctx.device)
+            return whole[::step]
+
+        if row.in_place:
+            self.given = self.result = new(share_elements)
+        else:
+            self.given, self.result = new(sum(gives)), new(sum(takes))
+            own = slice(self.rank * share_elements, (self.rank + 1) * share_elements)
+            if is_in_place and row.for_each:
+                self.result = self.given[own]
+            elif is_in_place:
+                self.given = self.result[own]
+        self.given_shares = _split(self.given, gives)
+        self.taken_shares = _split(self.result, takes)
+
+    def length(self, source: int, index: int) -> int:
+        """Elements of a share."""
+        return self.share_elements + (source + 2 * index) % 3 * self.row.is_uneven
+
+    def run(self) -> None:
+        """Once, until torch has it; on a GPU that is before it is done."""
+        import torch.distributed as dist
+
+        given, result, group, root = self.given, self.result, self.group, self.peers[self.root]
+        name = self.row.name
+        if name == ALL_REDUCE:
+            dist.all_reduce(result, op=self.op, group=group)
+        elif name == "broadcast":
+            dist.broadcast(result, src=root, group=group)
+        elif name == "all_gather":
+            dist.all_gather_into_tensor(result, given, group=group)
+        elif name == "reduce_scatter":
+            dist.reduce_scatter_tensor(result, given, op=self.op, group=group)
+        elif name == "reduce":
+            dist.reduce(result, dst=root, op=self.op, group=group)
+        elif name == "gather":
+            dist.gather(given, self.taken_shares or None, dst=root, group=group)
+        elif name == "scatter":
+            dist.scatter(result, self.given_shares or None, src=root, group=group)
+        elif name == "send_recv":
+            ahead, behind = (self.peers[(self.rank + step) % self.ranks] for step in (1, -1))
+            both = [dist.P2POp(dist.isend, given, ahead, group), dist.P2POp(dist.irecv, result, behind, group)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+        else:
+            taken, sent = ([len(share) for share in shares] for shares in (self.taken_shares, self.given_shares))
+            dist.all_to_all_single(result, given, taken, sent, group=group)
+
+
+def _split(tensor: "torch.Tensor", lengths: Sequence[int]) -> list["torch.Tensor"]:
+    ends = accumulate(lengths)
+    return [tensor[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+
+def wrong_shares(
+    ctx: RankContext, row: Collective, case: Case, group: Any = None, members: Sequence[int] = ()
+) -> tuple[list[int], list[WrongShare]]:
+    """Call it once: the original ranks whose shares were looked at here, and what is wrong with them.
+
+    A rank looks at what it gave as well: it must be as it was. ``members`` are the original ranks of a ``group``.
+    """
+    way: dict[str, Any] = {"op": case.op or "sum", "root": case.root, "is_contiguous": case.is_contiguous}
+    call = Call(ctx, row, case.dtype, case.elements, group=group, **way)
+    members = members or ctx.ranks
+    expect = _Expected(case, call.ranks)
+    for index, share in enumerate(call.given_shares):
+        share.copy_(expect.share_of(call.rank, index, share))
+    with ctx.step(row.name, f"{case.words(row)} [{case.elements}]"):
+        call.run()
+        finish(ctx.device)
+    looked_at, found = list[int](), list[WrongShare]()
+    shares = [*zip(row.takes(call.rank, call.ranks, case.root), call.taken_shares, strict=True)]
+    if not row.in_place:
+        shares += [((call.rank, index), share) for index, share in enumerate(call.given_shares)]
+    for (source, index), share in shares:
+        expected = expect.share_of(source, index, share)
+        off = _differs(share, expected).nonzero()[:, 0]
+        looked_at += [] if source is None else [members[source]]
+        if len(off):
+            values, due = share[off], expected.expand_as(share)[off]
+            got = _number(values[0])
+            throughout = len(off) == len(share) and not _differs(values, values[:1]).any()
+            blamed = expect.blamed(got, index) if source is None and throughout else []
+            wrong = WrongShare(
+                case=case.words(row),
+                source=None if source is None else members[source],
+                elements=len(off),
+                of=len(share),
+                expected=_number(due[0]),
+                got=got,
+                blamed=tuple(members[rank] for rank in blamed),
+            )
+            found.append(wrong)
+    return looked_at, found
+
+
+def _differs(tensor: "torch.Tensor", expected: "torch.Tensor") -> "torch.Tensor":
+    """Where the bits of an element are others: a value that is no number equals itself then."""
+    return _bits(tensor.contiguous()) != _bits(expected)
+
+
+def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+
+
+def _number(element: "torch.Tensor") -> float:
+    """An element as JSON can have it: its bits where it is no finite number."""
+    value = float(element.real)
+    return value if isfinite(value) else float(_bits(element.reshape(1))[0])
+
+
+class _Expected(NamedTuple):
+    """What each rank gives in a case, and what comes of all."""
+
+    case: Case
+    ranks: int
+
+    def share_of(self, source: int | None, index: int, like: "torch.Tensor") -> "torch.Tensor":
+        """The share that a rank gives under this index, or what the operation makes of those of all."""
+        if self.case.op:
+            whole = self._whole() if source is None else self._share(source)
+            return like.new_full((1,), self._factor(index) * whole)
+        assert source is not None
+        return self._moved(source, index, like)
+
+    def _moved(self, source: int, index: int, like: "torch.Tensor") -> "torch.Tensor":
+        import torch
+
+        code = (self.case.turn * self.ranks + source) * self.ranks + index
+        found = pattern(code, like.numel() * like.itemsize, str(like.device))
+        return (found & 1 if like.dtype == torch.bool else found).view(like.dtype)
+
+    def _whole(self) -> int:
+        op, shares = self.case.op, [self._share(rank) for rank in range(self.ranks)]
+        if op in _BITWISE:
+            return reduce({"band": and_, "bor": or_, "bxor": xor}[op], shares)
+        return sum(shares) // self.ranks if op == _AVERAGE else payload.expected(op, self.ranks, self.case.dtype)
+
+    def blamed(self, got: float, index: int) -> list[int]:
+        """The ranks of which one missing or doubled share explains a wrong sum."""
+        codes = payload.blame(self.case.op, got / self._factor(index), self.ranks, self.case.dtype)
+        return [(code - self.case.turn) % self.ranks for code in codes]
+
+    def _share(self, rank: int) -> int:
+        code = (rank + self.case.turn) % self.ranks
+        if self.case.op == "band":
+            return (1 << _BITS) - 1 - (1 << code % _BITS)
+        if self.case.op in _BITWISE:
+            return 1 << code % _BITS
+        scale = self.ranks if self.case.op == _AVERAGE else 1
+        return scale * payload.share("sum" if scale > 1 else self.case.op, code, self.ranks, self.case.dtype)
+
+    def _factor(self, index: int) -> int:
+        """Tells a share from that of another index, where the sums stay exact."""
+        if self.case.op != "sum":
+            return 1
+        largest = 2 * self.ranks * payload.expected("sum", self.ranks, self.case.dtype)
+        return 1 + index if largest < 1 << payload.EXACT_BITS[self.case.dtype] else 1
+
+
+def is_repeatable(ctx: RankContext, row: Collective) -> bool:
+    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32."""
+    import torch
+
+    results = []
+    for _ in range(2):
+        call = Call(ctx, row, "float32", ELEMENTS)
+        generator = torch.Generator().manual_seed(1000 + ctx.group_rank)
+        call.given.copy_(torch.rand(call.given.shape, generator=generator))
+        with ctx.step(row.name, f"float32 sum [{ELEMENTS}]"):
+            call.run()
+            finish(ctx.device)
+        results.append(call.result)
+    is_taken = bool(row.takes(ctx.group_rank, ctx.world_size, 0))
+    return not is_taken or torch.equal(*results)
+
+
+def timed(
+    ctx: RankContext,
+    row: Collective,
+    size: int,
+    iterations: int,
+    *,
+    warmup: int = 1,
+    is_in_place: bool = False,
+    group: Any = None,
+) -> SizeResult:
+    """Time calls of about ``size`` bytes of fp32, one by one, then check one.
+
+    ``wrong`` counts elements, as nccl-tests does; of zeros, which it times, sums stay zero whatever the count.
+    """
+    ranks = ctx.world_size if group is None else group.size()
+    count = max(row.share_bytes(size, ranks) // 4, 1)
+    call = Call(ctx, row, "float32", count, is_in_place=is_in_place, group=group)
+    with ctx.step(row.name, f"float32 [{count}], {iterations + warmup + 1} times"):
+        for _ in range(warmup):
+            call.run()
+        finish(ctx.device)
+        times = _times(ctx, call.run, iterations)
+        expect = _Expected(Case("float32", "sum" * row.reduces), call.ranks)
+        for index, share in enumerate(call.given_shares):
+            share.copy_(expect.share_of(call.rank, index, share))
+        call.run()
+        taken = zip(row.takes(call.rank, call.ranks, 0), call.taken_shares, strict=True)
+        wrong = sum(int(_differs(share, expect.share_of(*which, share)).sum().item()) for which, share in taken)
+    moved = 4 * count * (ranks if row.of_shares else 1)
+    algbw = moved / median(times) / 1e9
+    return SizeResult(
+        size_bytes=moved,
+        time_us=median(times) * 1e6,
+        min_us=min(times) * 1e6,
+        max_us=max(times) * 1e6,
+        iterations=iterations,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * row.bus_factor(ranks),
+        wrong=wrong,
+        mean_us=mean(times) * 1e6,
+        p99_us=sorted(times)[ceil(0.99 * len(times)) - 1] * 1e6,
+        count=count,
+        in_place=is_in_place or row.in_place,
+    )
+
+
+def _times(ctx: RankContext, run: Callable[[], None], calls: int) -> list[float]:
+    """Seconds of each of several calls, on a GPU by its own clock and one handed over while the other runs."""
+    if not ctx.device.startswith("cuda"):
+        moments = [ctx.clock()]
+        for _ in range(calls):
+            run()
+            moments.append(ctx.clock())
+        return [after - before for before, after in pairwise(moments)]
+    import torch
+
+    event: Any = torch.cuda.Event
+    marks = [event(enable_timing=True) for _ in range(calls + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    marks[-1].synchronize()
+    return [float(before.elapsed_time(after)) / 1e3 for before, after in pairwise(marks)]
+
+
+# --- those without shares -----------------------------------------------------------------------------------
+
+#: How long the rank is late that the others have to wait for.
+_LATE_S = 0.02
+
+
+def early_leavers(ctx: RankContext) -> list[WrongShare]:
+    """The late ranks that this one did not wait for in a barrier; each of its node is late once, of many the first."""
+    import torch.distributed as dist
+
+    found = []
+    for late in range(min(ctx.world_size, _MOST_ROOTS)):
+        if ctx.group_rank == late:
+            time.sleep(_LATE_S)
+        entered = ctx.clock()
+        with ctx.step("barrier", f"rank {ctx.ranks[late]} is late"):
+            dist.barrier(group=ctx.group)
+            left = ctx.clock()
+            told = [json.loads(text) for text in ctx.exchange(f"{late}", json.dumps([ctx.node, entered]))]
+        node, entered_by_late = told[late]
+        if node == ctx.node and left < entered_by_late:
+            case = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms"
+            found.append(
+                WrongShare(
+                    case=case,
+                    source=ctx.ranks[late],
+                    elements=1,
+                    of=1,
+                    expected=entered_by_late - entered,
+                    got=left - entered,
+                )
+            )
+    return found
+
+
+def wrong_objects(ctx: RankContext) -> dict[str, list[WrongShare]]:
+    """For each collective of objects what came otherwise than it was given. They need numpy, as torch has them."""
+    import torch.distributed as dist
+
+    ranks, rank, group = ctx.world_size, ctx.group_rank, ctx.group
+    root = dist.get_global_rank(group, 0)
+    objects = [{"rank": number, "name": f"Größe {number}", "sizes": list(range(number))} for number in range(ranks)]
+
+    def all_gather() -> list[Any]:
+        taken: list[Any] = [None] * ranks
+        dist.all_gather_object(taken, objects[rank], group=group)
+        return taken
+
+    def broadcast() -> list[Any]:
+        taken: list[Any] = [objects[0] if rank == 0 else None]
+        dist.broadcast_object_list(taken, src=root, group=group)
+        return taken
+
+    def gather() -> list[Any]:
+        taken: list[Any] | None = [None] * ranks if rank == 0 else None
+        dist.gather_object(objects[rank], taken, dst=root, group=group)
+        return taken or []
+
+    def scatter() -> list[Any]:
+        taken: list[Any] = [None]
+        dist.scatter_object_list(taken, objects if rank == 0 else [None], src=root, group=group)
+        return taken
+
+    due = {all_gather: objects, broadcast: objects[:1], gather: objects * (rank == 0), scatter: [objects[rank]]}
+    found = {}
+    for call, expected in due.items():
+        name = f"{call.__name__}_object"
+        with ctx.step(call.__name__, "objects"):
+            taken = call()
+        sources = [0] if call is scatter else range(len(expected))
+        found[name] = [
+            WrongShare(case=name, source=ctx.ranks[source], elements=1, of=1, expected=1.0, got=0.0)
+            for source, came, given in zip(sources, taken, expected, strict=True)
+            if came != given
+        ]
+    return found

@@ -1,0 +1,111 @@
+"""What a collective of this run ought to reach: NCCL's own plan for the machine, or a bare socket between its hosts."""
+
+from typing import NamedTuple
+
+from ddp_doctor.facts.cluster import ConnectivityFact
+from ddp_doctor.facts.collectives import ProcessGroupFact
+from ddp_doctor.knowledge.network import expected_speed
+from ddp_doctor.knowledge.network.path_quality import JUDGED_BYTES_PER_S
+from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.views.gpus import each_has_a_whole_gpu
+from ddp_doctor.views.network import rdma_of
+from ddp_doctor.views.transports import log_of, places
+
+
+class Expected(NamedTuple):
+    """A band of bus bandwidth in GB/s; without an upper edge where only the least is known."""
+
+    low: float
+    high: float | None
+    source: str
+
+    @property
+    def middle(self) -> float:
+        """What is most to be expected."""
+        return (self.low * self.high) ** 0.5 if self.high is not None else self.low
+
+
+#: Of a bare socket's rate: rings of gloo reached from 0.83 of it on (docs/explanation/expected-bandwidth.md).
+_OF_A_SOCKET = 0.5
+#: Those that torch's gloo does in a ring, over each link once; smaller messages are bound by latency.
+_RINGS, _LEAST_BYTES = ("all_reduce", "all_gather"), 4 << 20
+
+
+def expected(recording: Recording, collective: str, size_bytes: int) -> Expected | None:
+    """None where no table and no socket tells: then nothing is to be expected."""
+    machine = _machine(recording)
+    band = expected_speed.band(machine, collective, size_bytes) if machine is not None else None
+    if band is not None:
+        return Expected(band.low, band.high, band.source)
+    socket = _slowest_socket(recording)
+    if socket is None or collective not in _RINGS or size_bytes < _LEAST_BYTES:
+        return None
+    source = f"a bare TCP connection between the same hosts carries {socket:.3g} GB/s"
+    return Expected(_OF_A_SOCKET * socket, None, source)
+
+
+@once_a_recording
+def _machine(recording: Recording) -> expected_speed.Machine | None:
+    """Alike nodes with a rank on each of their whole GPUs, joined by links of one kind; None for others."""
+    world = recording.world
+    if world is None or not recording.on_nccl or not each_has_a_whole_gpu(recording):
+        return None
+    names = {rank.fact.gpu_name for rank in recording.facts(ProcessGroupFact)}
+    nodes = range(world.nnodes)
+    logs = [log_of(recording, node) for node in nodes]
+    links = {code for place in places(recording) for _, _, code in place.fact.gpu_pairs()}
+    per_node = {len(world.ranks_of(node)) for node in nodes}
+    nics = {tuple(sorted(_nics_mbps(recording, node))) for node in nodes}
+    networks = {log.network for log in logs}
+    releases = {log.version for log in logs}
+    if any(len(each) != 1 for each in (names, per_node, nics, networks, releases)) or len(links) > 1:
+        return None
+    [name], [ranks], [rates], [network], [nccl] = names, per_node, nics, networks, releases
+    if name is None or nccl is None:
+        return None
+    return expected_speed.Machine(
+        gpu=name,
+        link=next(iter(links), ""),
+        ranks=ranks,
+        nccl=nccl,
+        nodes=world.nnodes,
+        nics_mbps=rates,
+        network=network or "",
+        nvls=all(log.nvls is True and log.settings.get("NCCL_NVLS_ENABLE") != "0" for log in logs),
+    )
+
+
+def _nics_mbps(recording: Recording, node: int) -> list[int]:
+    """The speeds of the adapters that NCCL uses there; an unknown one is 0."""
+    log = log_of(recording, node)
+    used = log.used_hcas()
+    speeds = {hca.name: hca.speed_mbps for hca in log.hcas if hca.speed_mbps}
+    fact = rdma_of(recording).get(node)
+    for hca in fact.hcas if fact else ():
+        rates = [port.rate_gbit_per_s for port in hca.ports if port.rate_gbit_per_s]
+        if rates:
+            speeds.setdefault(hca.name, round(1000 * max(rates)))
+    return [speeds.get(name, 0) or 0 for name in used]
+
+
+@once_a_recording
+def _slowest_socket(recording: Recording) -> float | None:
+    """GB/s of the slowest path of a ring over the nodes, of TCP's best samples; None where it says little.
+
+    Only where ranks talk over TCP, and no faster than one connection can be measured.
+    """
+    world = recording.world
+    if world is None or world.nnodes < 2:
+        return None
+    over_tcp = world.backend == "gloo" or all(
+        log_of(recording, node).network == "Socket" for node in range(world.nnodes)
+    )
+    best: dict[tuple[int, int], float] = {}
+    for node in recording.facts(ConnectivityFact):
+        for peer in node.fact.peers:
+            ends = (min(node.node, peer.node), max(node.node, peer.node))
+            best[ends] = max([best.get(ends, 0.0), *peer.throughput_bytes_per_s])
+    ring = [(min(one, other), max(one, other)) for one in range(world.nnodes) for other in [(one + 1) % world.nnodes]]
+    rates = [best.get(ends, 0.0) for ends in ring]
+    slowest = min(rates)
+    return slowest / 1e9 if over_tcp and 0 < slowest < JUDGED_BYTES_PER_S else None

@@ -1,0 +1,50 @@
+"""A check of several parts: a rank that hangs in one of them costs the others nothing."""
+
+from ddp_doctor.checks.collectives import collectives
+from ddp_doctor.facts.collectives import CollectiveFact
+from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.model.choices import Level, Status
+from ddp_doctor.model.recording import Floor, Options
+from tests.launch import misbehaving
+from tests.launch.conftest import Play, Scenario
+
+PARTS = ("broadcast", "all_gather", "all_to_all", "gather")
+HANGS_S = 4.0
+
+
+def parts(_options: Options) -> tuple[str, ...]:
+    return PARTS
+
+
+def read(scenario: Scenario) -> dict[str, list[int]]:
+    """By part the ranks that read it."""
+    facts = scenario.outcome.recording.facts(CollectiveFact)
+    return {part: sorted(rank.rank or 0 for rank in facts if rank.fact.part == part) for part in PARTS}
+
+
+def test_a_rank_that_hangs_in_one_part_is_named_and_all_ranks_measure_the_others(play: Play):
+    scenario = play(misbehaving.hangs_in_one_part, ranks=3, deadline_s=HANGS_S, parts=parts)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
+    assert read(scenario) == {"broadcast": [0, 1, 2], "all_gather": [], "all_to_all": [0, 1, 2], "gather": [0, 1, 2]}
+    (untold,) = [
+        reading for reading in scenario.outcome.recording.of_check("scenario") if reading.status is Status.TIMED_OUT
+    ]
+    assert (untold.rank, (untold.reason or "").partition(":")[0]) == (misbehaving.BAD, "all_gather")
+
+
+def test_a_rank_that_hangs_in_a_second_collective_takes_part_in_no_further_one(play: Play):
+    scenario = play(misbehaving.hangs_in_every_part, ranks=3, deadline_s=HANGS_S, parts=parts)
+
+    assert set(scenario.culprits) == {misbehaving.BAD}
+    assert read(scenario) == {"broadcast": [], "all_gather": [], "all_to_all": [0, 2], "gather": [0, 2]}
+
+
+def test_what_is_asked_for_decides_which_parts_there_are():
+    floor = Floor(collective="reduce", size_bytes=1 << 20, bytes_per_s=1e9)
+
+    assert collectives.parts(Options()) == ()
+    assert collectives.parts(Options(level=Level.THOROUGH)) == tuple(TABLE)
+    assert collectives.parts(Options(only=("collectives",))) == tuple(TABLE)
+    assert collectives.parts(Options(collectives=("gather", "broadcast"))) == ("broadcast", "gather")
+    assert collectives.parts(Options(level=Level.THOROUGH, min_busbw=(floor,))) == ("reduce",)
