@@ -113,10 +113,12 @@ ROOTS = ("15", "37", "48", "59", "97", "b7", "c7", "d7")
 SWITCH_PORTS = ("16", "3d", "4d", "5b", "98", "be", "cc", "da")
 
 
-def dgx_tree(board: Board, device: str = "0x2330", acs: int = 0) -> None:
-    """Eight GPUs, each with a NIC's place below a PCIe switch of its own, four a socket, and four NVSwitches."""
+def dgx_tree(board: Board, device: str = "0x2330", acs: int = 0, *, paired: bool = False) -> None:
+    """Eight GPUs, each with a NIC's place below a PCIe switch of its own, or two and two as in machines with A100; four
+    a socket, and four NVSwitches."""
     for at, bus in enumerate(GPUS):
-        board.seat(f"0000:{bus}:00.0", below(at, 0), device=device, node=at // 4, cpus=CPUS[at // 4], acs=acs)
+        above = below(at // 2 * 2, at % 2) if paired else below(at, 0)
+        board.seat(f"0000:{bus}:00.0", above, device=device, node=at // 4, cpus=CPUS[at // 4], acs=acs)
     for at in range(4):
         board.seat(
             f"0000:0{5 + at}:00.0",
@@ -139,9 +141,10 @@ def below(at: int, port: int) -> Above:
     )
 
 
-def rails(tree: Tree, first: int = 0) -> dict[str, tuple[str, Above, int]]:
+def rails(tree: Tree, first: int = 0, *, paired: bool = False) -> dict[str, tuple[str, Above, int]]:
     """The places of mlx5_0 to mlx5_7, beside their GPUs, and of a dual-port card for storage."""
-    places = {f"mlx5_{first + at}": (f"0000:{NICS[at]}:00.0", below(at, 1), at // 4) for at in range(8)}
+    above = [below(at // 2 * 2, 2 + at % 2) if paired else below(at, 1) for at in range(8)]
+    places = {f"mlx5_{first + at}": (f"0000:{NICS[at]}:00.0", above[at], at // 4) for at in range(8)}
     for function in (0, 1):
         name = f"mlx5_{8 + function}"
         if f"/sys/class/infiniband/{name}/node_guid" in tree.files:

@@ -91,6 +91,7 @@ static const Model models[] = {
     {"a10g", "NVIDIA A10G", 8, 6, 23 * GIB},
     {"gh200", "NVIDIA GH200 480GB", 9, 0, 96 * GIB},
     {"gb200", "NVIDIA GB200", 10, 0, 185 * GIB},
+    {"b200", "NVIDIA B200", 10, 0, 180 * GIB},
     {"v100", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
     {"retired_pending", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},
     {"retired_pending_single", "Tesla V100-SXM2-32GB", 7, 0, 32 * GIB},

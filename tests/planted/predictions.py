@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.nccl_wheels import RELEASES, libnccl
-from tests.planted import at_random
+from tests.planted import at_random, tuning
 from tests.planted.graph import SPEAKS, decided
 from tests.planted.machines import MACHINES, Kind, compared, predicted
 from tests.planted.world import Machines
@@ -36,7 +36,8 @@ def lines() -> Iterator[str]:
     """The part of the page; writes the facts when all is done."""
     yield "## Machines\n"
     yield "How much of what the doctor predicts NCCL does: transport and rate of each pair of GPUs; of two hosts which"
-    yield "NIC each GPU takes, by which path, how fast, and whether with GPUDirect RDMA.\n"
+    yield "NIC each GPU takes, by which path, how fast, and whether with GPUDirect RDMA; of those at random which"
+    yield "algorithm and protocol an all-reduce of ten sizes takes, by NCCL's own tuning table.\n"
     yield f"| machine | ranks | {' | '.join(RELEASES)} |\n|---|---|{'---|' * len(RELEASES)}"
     facts: dict[str, dict[str, Any]] = {}
     differences: list[str] = []
@@ -56,6 +57,12 @@ def lines() -> Iterator[str]:
                 wrong += Counter(question for question, _ in differ)
                 if not kind.name.startswith("at random"):
                     facts.setdefault(kind.name, {})[release] = _facts(ran.said[0])
+                    continue
+                for choice in tuning.choices(planted, release, kind.ranks // len(machines)):
+                    total["algorithm"] += 1
+                    wrong["algorithm"] += choice.ours != choice.nccls
+                    if choice.ours != choice.nccls:
+                        differences.append(f"| {kind.name} | {release} | algorithm | {choice} |")
         yield f"| {kind.name} | {kind.ranks} | {' | '.join(cells)} |"
     yield "\n| question | equal | of |\n|---|---|---|"
     yield from (f"| {question} | {count - wrong[question]} | {count} |" for question, count in sorted(total.items()))
