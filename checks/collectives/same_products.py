@@ -25,7 +25,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Status, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
@@ -227,7 +227,7 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
                 f"{capital(_names(recording, odd))} {'multiply' if several else 'multiplies'} matrices wrongly: "
                 f"{'their' if several else 'its'} products differ from those of {len(group.sound)} alike ranks",
                 _evidence(recording, odd, group),
-                _remedy(group),
+                _GPU if group.ranks[0].fact.device.startswith("cuda") else _CPU,
                 confidence=Confidence.PROVED if all(each.exact for each in odd) else Confidence.LIKELY,
                 detail="The training would go on, and its gradients would be wrong.",
             )
@@ -249,8 +249,8 @@ def _evidence(recording: Recording, odd: Sequence[Odd], group: Alike) -> list[Ev
     for each in odd[:LINES_OF_EVIDENCE]:
         fact, parts = each.rank.fact, []
         if fact.differing:
-            first = f"{', the first' if fact.differing > 1 else ''} number {fact.first_differing}"
-            parts.append(f"{fact.differing} of {fact.products} products unlike its own of the same matrices{first}")
+            of = f"{fact.differing} of {fact.products} products unlike its others of the same matrices"
+            parts.append(f"{of}, number {fact.first_differing} first")
         if each.pairs:
             parts.append(f"each time another product than usual of {each.pairs} of {_PAIRS} pairs of matrices")
         integers = ", small integers among them" if each.exact else ""
@@ -280,10 +280,6 @@ _THIRD = by_operator(
 )
 
 
-def _remedy(group: Alike) -> Remedy:
-    return _GPU if group.ranks[0].fact.device.startswith("cuda") else _CPU
-
-
 @rule("DD641", "alike-ranks-compute-different-products", Severity.WARNING, SameProductsFact)
 def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Draft]:
     """Products that should be the same and are not, with nobody to tell whose are right.
@@ -311,7 +307,7 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
             f"{capital(ranks_at(recording, ranks))}: the same matrices have different products; "
             + ("the library explains it" if severity is Severity.INFO else "unsure whose are wrong"),
             _evidence(recording, odd, group),
-            *(() if severity is Severity.INFO else (_THIRD, _remedy(group))),
+            *(() if severity is Severity.INFO else (_THIRD,)),
             severity=severity,
         )
 
