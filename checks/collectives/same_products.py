@@ -46,8 +46,8 @@ _PAIRS = 32
 _ROWS, _ROWS_ON_GPU = 64, 512
 #: All of them, what they are made of, and cuBLAS's workspace.
 _MEMORY_BYTES = 256 * 2**20
-#: So many at least, and for so long at least, unless the time is over (judgement). Meta's short tests within jobs take
-#: up to a second and find most faults that tests of minutes do (Dixit et al., 2022), by running often.
+#: So many at least, and for so long at least, unless the time is over (judgement). Meta's tests beside jobs are as short
+#: and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
 #: Products of all pairs between two looks at the clock.
 _ROUNDS = 8
@@ -95,10 +95,12 @@ def conditions(ctx: RankContext) -> dict[str, str]:
     """All that the bits of a product depend on, beside the matrices."""
     import torch
 
+    # The releases of CUDA or ROCm are those of the build; those of MKL and oneDNN are told.
+    build = str(torch.version.git_version) if ctx.device.startswith("cuda") else torch.__config__.show()
     settings = {name: value for name, value in sorted(ctx.env.items()) if name.startswith(_SETTINGS)}
     return {
         "device": _device(ctx),
-        "library": f"torch {torch.__version__} ({_digest(torch.__config__.show())})",  # with its CUDA, MKL and oneDNN
+        "library": f"torch {torch.__version__} ({_digest(build)})",
         "type": str(training_dtype(ctx.device)).removeprefix("torch."),
         "threads": f"{torch.get_num_threads()}",
         "settings": " ".join(f"{name}={value}" for name, value in settings.items()),
@@ -182,6 +184,12 @@ class Alike:
         """Whether more than half of three or more agree."""
         return len(self.ranks) >= _FEWEST_TO_VOTE and 2 * len(self.sound) > len(self.ranks)
 
+    @property
+    def wrong(self) -> Sequence[Odd]:
+        """Those of the others whose device is at fault: no node has two libraries, another node may have another."""
+        nodes = {rank.node for rank in self.sound}
+        return [each for each in self.odd if not each.is_library or each.rank.node in nodes] if self.is_clear else ()
+
 
 @once_a_recording
 def by_kind(recording: Recording) -> Sequence[Alike]:
@@ -210,8 +218,8 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
 
     Finds: Among three or more ranks with the same device, torch, library, settings and threads, of which more than half
         agree in all products: those that do not, now and then, or each time for some of the matrices. Proved where
-        products of small integers differ. Where all others do, each time alike, another library explains it, and
-        alike-ranks-compute-different-products tells.
+        products of small integers differ. Where on another node all others do, each time alike, another library may be
+        the reason, and alike-ranks-compute-different-products tells.
     Why: Nothing is raised. Its wrong gradients are averaged into those of all ranks, and the training goes on.
     Remedy: Take the node out of use, and have the GPU, or CPU and memory, tested and exchanged.
     See: https://arxiv.org/abs/2203.08989 (Dixit et al., Detecting silent data corruptions in the wild)
@@ -219,8 +227,8 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
         docs/explanation/measurements.md
     """
     for group in by_kind(recording):
-        odd = [each for each in group.odd if not each.is_library]
-        if group.is_clear and odd:
+        odd = group.wrong
+        if odd:
             several = len(odd) > 1
             yield finding(
                 [_culprit(recording, each.rank) for each in odd],
@@ -286,26 +294,28 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
 
     Finds: Two alike ranks that differ, or more of which no majority agrees, or a rank without its like whose products
         differ from its own of the same matrices. An error where products of small integers do, which no library
-        explains; information where most ranks differ from themselves, or one from all others in every sum that is
-        rounded: then it is the library.
+        explains; information where most ranks differ from themselves: then it is the library. A rank of another node
+        that differs from all others in every sum that is rounded may have another library, and is not named either.
     Why: One of the devices may compute wrongly, and nothing else shows it.
     Remedy: Run it again beside a third device of the same kind: among three the odd one is named.
-    See: https://www.intel.com/content/www/us/en/developer/articles/technical/introduction-to-the-conditional-numerical-reproducibility-cnr.html
+    See: https://www.intel.com/content/www/us/en/docs/onemkl/developer-reference-dpcpp/2025-0/numerical-reproducibility.html
         docs/explanation/measurements.md
     """
     for group in by_kind(recording):
-        odd = [each for each in group.odd if each.is_library or not group.is_clear]
+        wrong = group.wrong
+        odd = [each for each in group.odd if each not in wrong]
         if not odd:
             continue
         restless = [each for each in odd if each.rank.fact.differing]
-        is_library = all(each.is_library for each in odd) or len(restless) > max(1, len(group.ranks) / 2)
+        is_library = len(restless) > max(1, len(group.ranks) / 2)
         is_exact = any(each.exact for each in odd)
         severity = Severity.ERROR if is_exact else Severity.INFO if is_library else Severity.WARNING
+        why = "unsure whose are wrong" if not group.is_clear else "another library, or a fault"
         ranks = map(rank_of, group.ranks) if not group.is_clear else (rank_of(each.rank) for each in odd)
         yield possible(
             NOBODY,
             f"{capital(ranks_at(recording, ranks))}: the same matrices have different products; "
-            + ("the library explains it" if severity is Severity.INFO else "unsure whose are wrong"),
+            + ("the library explains it" if severity is Severity.INFO else why),
             _evidence(recording, odd, group),
             *(() if severity is Severity.INFO else (_THIRD,)),
             severity=severity,

@@ -157,13 +157,22 @@ def test_the_odd_one_of_three_is_named_and_the_more_surely_the_less_a_library_ex
         pytest.param([seen(), seen(), seen(tuple("abcx")), seen(tuple("abcx"))], Severity.WARNING, id="two halves"),
         pytest.param([seen(exact=("1", "3")), seen()], Severity.ERROR, id="small integers of one of two"),
         pytest.param([RESTLESS, RESTLESS, seen()], Severity.INFO, id="most are not repeatable: the library"),
-        pytest.param([seen(), seen(), OTHER_LIBRARY], Severity.INFO, id="all rounded ones of one: another library"),
+        pytest.param([seen(), seen(), OTHER_LIBRARY], Severity.WARNING, id="all rounded ones: another library, maybe"),
     ],
 )
 def test_where_no_vote_tells_who_is_wrong_nobody_is_named(ranks, severity):
     finding = only(judge(*ranks), "DD641")
 
     assert (blamed(finding), finding.severity) == ([], severity)
+
+
+def test_a_rank_beside_the_others_on_one_node_has_their_library_so_it_is_named():
+    whole = record(CHECK, [seen(), seen(), OTHER_LIBRARY])
+    on_one = tuple(reading.model_copy(update={"node": 0}) for reading in whole.readings)
+
+    finding = only(judge_by(CHECK, whole.model_copy(update={"readings": on_one})), "DD640")
+
+    assert (blamed(finding), finding.confidence) == ([2], Confidence.LIKELY)
 
 
 def test_ranks_of_two_kinds_are_never_held_against_each_other():
