@@ -46,8 +46,8 @@ _PAIRS = 32
 _ROWS, _ROWS_ON_GPU = 64, 512
 #: All of them, what they are made of, and cuBLAS's workspace.
 _MEMORY_BYTES = 256 * 2**20
-#: So many at least, and for so long at least, unless the time is over (judgement). Meta's tests beside jobs are as short
-#: and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
+#: So many at least, and for so long at least, unless the time is over (judgement). Meta's tests beside jobs are as
+#: short, and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
 #: Products of all pairs between two looks at the clock.
 _ROUNDS = 8
