@@ -51,7 +51,7 @@ def _after_ranks() -> tuple[Check, ...]:
 @cache
 def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.cluster import baseline, connectivity, consistency, roll_call, torchrun
-    from ddp_doctor.checks.collectives import allreduce, collectives, gpu_speed, p2p, process_group
+    from ddp_doctor.checks.collectives import allreduce, collectives, gpu_speed, p2p, process_group, same_products
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
@@ -70,6 +70,7 @@ def _all_checks() -> tuple[Check, ...]:
         torchrun.CHECK,
         process_group.CHECK,
         gpu_speed.CHECK,
+        same_products.CHECK,
         allreduce.CHECK,
         initial_state.CHECK,
         gradient_sync.CHECK,

@@ -23,7 +23,7 @@ SAMPLE = Path(__file__).parent / "samples" / "topology" / "classic-two-socket.tx
 PASSES = {
     "quick": ("process_group", "allreduce", "p2p", "gradient_sync", "buffers"),
     "standard": ("torchrun", "initial_state", "ddp_modes"),
-    "thorough": ("checkpoint", "step_time"),
+    "thorough": ("same_products", "checkpoint", "step_time"),
 }
 
 

@@ -10,7 +10,7 @@ become slower, or where a node runs alone, nobody is left to compare it with. It
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact
 from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
 from ddp_doctor.model.base import grouped
@@ -24,6 +24,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import NOBODY, Who, likely, possible, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
+from ddp_doctor.wording.preflight import reached, share
+from ddp_doctor.wording.ranks import capital
 
 
 def probe(_ctx: Context) -> Fact:
@@ -40,7 +42,8 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
         10 % for what a GPU does alone or 15 % for what crosses a network. A node is named for what was measured on it
         alone, and where even its best path to another is slower while other nodes have none the like; else the pairs
         are, or nobody. From three times slower on it is an error. With fewer than five runs to compare with, noise is
-        not known, and it is information.
+        not known, and it is information. Of a job that is held against the doctor's own run before it, the finding
+        says how much of that it reaches, and blames no node.
     Why: DDP runs at the speed of its slowest rank. A job that became a third slower says nothing.
     Remedy: What changed on that node since the baseline was written: clocks and power limits of its GPUs, the
         negotiated speed of its links, other programs. Where the change was meant, write a new baseline.
@@ -48,6 +51,9 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
     """
     fact = recording.first(BaselineFact)
     compared = fact.compared if fact else ()
+    if fact is not None and fact.preflight is not None:
+        yield from _of_job(fact, fact.preflight)
+        return
     rest = [each for each in compared if is_outlier(each.name, each.value, each.median, each.mad, each.worst)]
     of_paths, tested = ({each.nodes for each in some if _is_path(each)} for some in (rest, compared))
     is_everywhere = of_paths == tested  # the network, and no node
@@ -71,6 +77,36 @@ def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
         yield _draft(Who((node_pair(recording, *pair),), name), own, recording)
     if rest and not nodes and not pairs:
         yield _draft(Who(NOBODY, "The run"), rest, recording)
+
+
+def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
+    """A job beside the run before it: one sentence for all sizes, each of them a line, and nobody to blame."""
+    if any(is_outlier(each.name, each.value, each.median, each.mad) for each in fact.compared):
+        yield possible(
+            NOBODY,
+            capital(reached(fact, preflight)),
+            [
+                Evidence(
+                    text=f"{in_words(each.name, each.labels)}: {100 * share(each):.0f} %",
+                    value=each.value,
+                    unit=each.unit,
+                    expected=each.median,
+                    expected_from=f"the run in {fact.file}",
+                )
+                for each in sorted(fact.compared, key=lambda each: (each.name, int(each.labels.get("bytes", 0))))
+            ],
+            _MEASURE_AGAIN,
+            detail="In a job a collective also waits for the computation of its peers: no fault of the network. "
+            "Small messages measure latency and are left out.",
+            severity=Severity.INFO,
+        )
+
+
+_MEASURE_AGAIN = by_operator(
+    "Measure again on these nodes without the job: where they still give as much, the job's ranks wait for each other",
+    "ddp-doctor run --level thorough",
+    cost="the nodes cannot be used meanwhile",
+)
 
 
 def _is_path(each: HeldAgainst) -> bool:

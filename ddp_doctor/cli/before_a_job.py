@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli import complete
 from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
+    CollectiveOption,
     EndpointOption,
     FailOnOption,
     HostfileOption,
@@ -16,6 +16,7 @@ from ddp_doctor.cli.options import (
     JoinTimeoutOption,
     MasterAddrOption,
     MasterPortOption,
+    MinBusbwOption,
     ModelOption,
     NnodesOption,
     NodeGpusOption,
@@ -54,28 +55,11 @@ def run(
     only: OnlyOption = None,
     skip: SkipOption = None,
     budget: Annotated[float, option(TIME, "SECONDS", "Time for the checks.", min=1.0)] = 60.0,
-    collective: Annotated[
-        list[str] | None,
-        option(
-            WHAT,
-            "NAMES",
-            "Test these collectives, too, over sizes and as nccl-tests prints it: all_gather,reduce_scatter"
-            " (repeatable).",
-            completed=complete.collectives,
-        ),
-    ] = None,
+    collective: CollectiveOption = None,
     sizes: Annotated[str, option(WHAT, "FROM:TO:FACTOR", "Sizes of collectives, as 8:1G:4.")] = "",
     iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
     warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
-    min_busbw: Annotated[
-        list[str] | None,
-        option(
-            VERDICT,
-            "COLLECTIVE:SIZE=RATE",
-            "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
-            "--min-busbw",
-        ),
-    ] = None,
+    min_busbw: MinBusbwOption = None,
     prove: Annotated[
         bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
     ] = True,

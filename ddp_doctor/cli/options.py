@@ -89,6 +89,24 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
+CollectiveOption = Annotated[
+    list[str] | None,
+    option(
+        WHAT,
+        "NAMES",
+        "Test these collectives, too, over sizes and as nccl-tests prints it: all_gather,reduce_scatter (repeatable).",
+        completed=complete.collectives,
+    ),
+]
+MinBusbwOption = Annotated[
+    list[str] | None,
+    option(
+        VERDICT,
+        "COLLECTIVE:SIZE=RATE",
+        "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
+        "--min-busbw",
+    ),
+]
 _RedactOption = Annotated[
     bool,
     option(

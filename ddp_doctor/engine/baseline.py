@@ -12,7 +12,7 @@ from math import isfinite
 from statistics import median
 from typing import NamedTuple
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, RunDifferencesFact, TraitDiffers
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TraitDiffers
 from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, LEAST_BYTES, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
@@ -30,6 +30,8 @@ NUMBERS = ("bytes", *_PLACES)
 #: What makes no two measurements different: of others' numbers the type is not always known.
 _UNTOLD = (*_PLACES, "type")
 _SEEN = (CheckStatus.PASSED, CheckStatus.FOUND)
+#: Who measured, among the traits.
+_MEASURED_BY, _OURS = "measured by", "ddp-doctor"
 
 
 Labels = frozenset[tuple[str, str | int | float]]
@@ -137,22 +139,24 @@ def measured_run(report: Report) -> MeasuredRun:
     """What is measured in a report, and on what."""
     nodes = [node.traits for node in report.nodes]
     on, known = hardware(report.world, nodes), _traits(nodes)
+    hosts = tuple(node.hostname for node in report.nodes)
     if isinstance(report, LogsReport):
         job = report.facts  # what others measured, they measured over NCCL
         of_job = {"backend": "nccl" if job.measured_by else job.backend, "GPUs": job.gpus}
         on = {name: value for name, value in of_job.items() if value}
+        hosts = job.nodes
         known = {
             "torch": job.torch,
             "NCCL": job.nccl and job.nccl.partition("+")[0],
             "network": ", ".join(job.network),
             "transports": ", ".join(job.transports),
-            "measured by": job.measured_by,
+            _MEASURED_BY: job.measured_by,
         }
     return MeasuredRun(
         report.verdict,
         report.tool,
         report.finished_at,
-        tuple(node.hostname for node in report.nodes),
+        hosts,
         on,
         tuple(figures(report.world, report.measurements)),
         {name: value for name, value in {**on, **known}.items() if value},
@@ -171,7 +175,7 @@ def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
             if others
             else most
         )
-    return {**found, "measured by": "ddp-doctor"}
+    return {**found, _MEASURED_BY: _OURS}
 
 
 def make_baseline(runs: Sequence[MeasuredRun]) -> Baseline | None:
@@ -262,11 +266,22 @@ def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tu
             why = f"{file} has no measurement that another run can be compared with"
         speed = Reading(check=BASELINE, status=Status.SKIPPED, reason=why)
     else:
-        fact = BaselineFact(file=file, runs=baseline.runs if baseline else 1, compared=beside)
+        preflight = None if isinstance(earlier, Baseline) else _preflight(run, earlier)
+        fact = BaselineFact(file=file, runs=baseline.runs if baseline else 1, compared=beside, preflight=preflight)
         speed = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
     if not differences.differ and not differences.left_out:
         return (speed,)
     return speed, Reading(check=BASELINE, status=Status.COLLECTED, fact=differences.recorded())
+
+
+def _preflight(run: MeasuredRun, earlier: MeasuredRun) -> Preflight | None:
+    """What is known of the earlier one, where that is a run of the doctor's and the other the output of a job."""
+    by = run.traits.get(_MEASURED_BY)
+    if by in (None, _OURS) or earlier.traits.get(_MEASURED_BY) != _OURS:
+        return None
+    of_job, tested = ({host.partition(".")[0] for host in each.hosts} for each in (run, earlier))
+    same = of_job <= tested if of_job and tested else None
+    return Preflight(finished_at=earlier.finished_at, same_nodes=same)
 
 
 def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]:

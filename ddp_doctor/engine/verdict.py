@@ -7,6 +7,7 @@ from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
+from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, Check
@@ -20,6 +21,7 @@ from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import first_names, hosts
+from ddp_doctor.wording.preflight import reached
 from ddp_doctor.wording.ranks import ranks_at
 
 #: Checks that the verdict's line names.
@@ -286,8 +288,14 @@ def summary(
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged"
-        return f"Healthy{noted}: {judged}{_differ(diagnosis)}{_ignored(diagnosis)}."
+        return f"Healthy{noted}: {judged}{_reached(recording)}{_differ(diagnosis)}{_ignored(diagnosis)}."
     return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
+
+
+def _reached(recording: Recording) -> str:
+    """How much of what the nodes gave before it a job reaches that is not slower."""
+    fact = recording.first(BaselineFact)
+    return f"; {reached(fact, fact.preflight)}" if fact is not None and fact.preflight is not None else ""
 
 
 def _differ(diagnosis: Diagnosis) -> str:

@@ -251,6 +251,13 @@ class RunDifferencesFact(Fact):
     left_out: tuple[str, ...] = ()  # sentences
 
 
+class Preflight(Frozen):
+    """The doctor's own run that the collectives of a job are held against."""
+
+    finished_at: str  # RFC 3339
+    same_nodes: bool | None = None  # whether the job ran on its nodes; None: the output names none
+
+
 class BaselineFact(Fact):
     """What a run measured beside what healthy runs of the same hardware had measured."""
 
@@ -259,3 +266,4 @@ class BaselineFact(Fact):
     file: str  # as it was named
     runs: int
     compared: tuple[HeldAgainst, ...]
+    preflight: Preflight | None = None  # where it is that of a job

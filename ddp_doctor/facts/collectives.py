@@ -201,6 +201,23 @@ class GpuSpeedFact(Fact):
     load: GpuLoad = GpuLoad()
 
 
+class SameProductsFact(Fact):
+    """One rank's products of the same matrices, again and again, by a sum of the bits of each (hexadecimal)."""
+
+    KIND: ClassVar[str] = "same-products/1"
+
+    device: str
+    gpu_uuid: str | None = None
+    alike: dict[str, str]  # all that the bits depend on: ranks in which it is equal must give the same
+    products: int
+    seconds: float
+    rounded: tuple[str, ...]  # for each pair of matrices the most frequent sum
+    exact: tuple[str, ...]  # … of small integers, which any order of additions and any library gives alike
+    differing: int = 0  # products unlike the most frequent of the same pair
+    differing_exact: int = 0  # … of small integers
+    first_differing: int | None = None  # its number, from 0
+
+
 class TrialMeasurement(Fact):
     """What one rank saw in one trial; no rate where only the meeting was tried."""
 

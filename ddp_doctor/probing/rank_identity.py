@@ -1,11 +1,15 @@
-"""A rank's GPU: what it tells its peers of it, and the wait for it; and the settings of one rank or node."""
+"""A rank's GPU: what it tells its peers of it, its type, and the wait for it; and the settings of a rank or node."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from ddp_doctor.facts.cluster import Settings
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.settings.agreement import is_compared
 from ddp_doctor.settings.names import is_recorded
+
+if TYPE_CHECKING:
+    import torch
 
 
 def gpu_identity(device: str) -> tuple[str | None, str | None]:
@@ -17,6 +21,16 @@ def gpu_identity(device: str) -> tuple[str | None, str | None]:
     properties = torch.cuda.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     return (f"GPU-{uuid}" if uuid is not None else None), properties.name
+
+
+def training_dtype(device: str) -> "torch.dtype":
+    """The type that a training would use there: bf16 from Ampere on, fp16 on Volta and Turing."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return torch.float32
+    major, _ = torch.cuda.get_device_capability(device)
+    return torch.bfloat16 if major >= 8 else torch.float16 if major >= 7 else torch.float32
 
 
 def finish(device: str) -> None:

@@ -191,6 +191,65 @@ def test_numbers_of_nccl_tests_are_held_against_a_run_over_nccl_and_not_over_glo
     assert over_gloo.summary.startswith(f"Unsure: {tmp_path}/gloo cannot be compared: {measured} is of other hardware")
 
 
+def preflight(folder: Path, **sizes: float) -> str:
+    """A report of a run over NCCL on two GPUs of n1: GB/s by bytes."""
+    run = made("n1", 1)
+    run["finished_at"] = run["started_at"]
+    run["world"] |= {"world_size": 2, "nproc_per_node": 2}
+    run["measurements"] = [
+        {"name": "allreduce_busbw", "value": value * 1e9, "unit": "B/s", "labels": {"bytes": int(size[1:]), "ranks": 2}}
+        for size, value in sizes.items()
+    ]
+    run["nodes"][0]["traits"]["GPUs"] = "2 NVIDIA H100"
+    (folder / "preflight.json").write_text(json.dumps(run))
+    return str(folder / "preflight.json")
+
+
+def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_size_and_no_node_is_blamed(tmp_path):
+    before = preflight(tmp_path, _8388608=200.0, _16777216=250.0, _67108864=300.0)
+
+    outcome = compare(before, nccl_tests(tmp_path, "job", 150.0))
+
+    [finding, _] = outcome.report.findings
+    assert (finding.code, finding.severity, finding.culprits) == ("DD830", Severity.INFO, ())
+    assert finding.title == (
+        "The job reaches 68 % of what the nodes of the run gave on 2026-11-01 at 10:00 UTC,"
+        " in all-reduces of 2 sizes, 8 to 16 MiB"
+    )
+    assert [(each.text, each.value, each.expected) for each in finding.evidence] == [
+        ("all-reduce of 8 MiB: 75 %", 150e9, 200e9),
+        ("all-reduce of 16 MiB: 60 %", 150e9, 250e9),
+    ]
+    assert outcome.report.exit_code == 3
+    left_out = (outcome.recording.readings[1].fact or {})["left_out"]
+    assert f"measured only in {before}: all-reduce over 2 ranks (64 MiB)" in left_out
+
+
+def test_a_job_as_fast_as_its_nodes_were_before_it_is_healthy_and_the_share_is_said(tmp_path):
+    (tmp_path / "job.out").write_text("n1.cluster:71:71 [0] NCCL INFO NCCL version 2.27.5+cuda12.8\n")
+    (tmp_path / "inspector.log").write_text(INSPECTOR)
+    job = tmp_path / "job.json"
+    job.write_text(logs([str(tmp_path / name) for name in ("job.out", "inspector.log")]).report.as_json())
+
+    report = compare(preflight(tmp_path, _8388608=17.0), str(job)).report
+
+    assert report.exit_code == 0
+    assert (
+        "; the job reaches 97 % of what these nodes gave on 2026-11-01 at 10:00 UTC, in all-reduces of 8 MiB;"
+        in report.summary
+    )
+
+
+def test_a_preflight_after_the_job_and_one_of_other_gpus_are_answered_as_before(tmp_path):
+    before, job = preflight(tmp_path, _8388608=100.0), nccl_tests(tmp_path, "job", 200.0)
+
+    [slower, _] = compare(job, before).report.findings
+    other = compare(before, nccl_tests(tmp_path, "a100", 50.0, "NVIDIA A100")).report
+
+    assert slower.title == "n1 is 50 % slower than the run it is compared with"
+    assert (other.exit_code, "of other hardware" in other.summary) == (2, True)
+
+
 def test_stdin_twice_is_refused_with_what_to_do():
     with pytest.raises(UsageError, match="name a file for the other"):
         compare("-", "-")

@@ -471,10 +471,11 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--baseline", "--budget", "--fail-on", "--hostfile", "--hosts"),
+        *("--backend", "--baseline", "--budget", "--collective", "--fail-on", "--hostfile", "--hosts"),
         *(
             "--html",
             "--ignore",
+            "--iters",
             "--join-timeout",
             "--json",
             "--junit",
@@ -482,6 +483,7 @@ def test_the_options_of_run_are_these():
             "--markdown",
             "--master-addr",
             "--master-port",
+            "--min-busbw",
         ),
         *(
             "--model",
@@ -494,8 +496,8 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--skip"),
-        *("--verbose", "-q", "-v"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--sizes", "--skip"),
+        *("--verbose", "--warmup", "-q", "-v"),
     ]
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison, host_links, slow_gpus
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
@@ -28,12 +28,8 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.all_reduces import agreed, meet
-from ddp_doctor.probing.rank_identity import gpu_identity
+from ddp_doctor.probing.rank_identity import gpu_identity, training_dtype
 from ddp_doctor.views.gpus import gpus_by_rank
-
-if TYPE_CHECKING:
-    import torch
-
 
 Work = Callable[[], object]
 
@@ -222,7 +218,7 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
     """Products of random matrices: zeros would take less power, and so leave a higher clock."""
     import torch
 
-    dtype = _dtype(ctx.device)
+    dtype = training_dtype(ctx.device)
     room = min((ctx.gpu_memory_bytes - _WORKSPACE_BYTES) // 3, _LARGEST_MATRIX_BYTES)
     fitting = [size for size in workload.matrices if size * size * dtype.itemsize <= room]
     if not fitting:
@@ -236,16 +232,6 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
         measured = rate(ctx, lambda: torch.mm(left, right, out=out), 2 * size**3 / 1e12, workload.matmul)
     name = str(dtype).removeprefix("torch.")
     return {"matmul_tflop_per_s": measured, "matmul_dtype": name, "matmul_size": size}
-
-
-def _dtype(device: str) -> "torch.dtype":
-    """The type that a training would use there: bf16 from Ampere on, fp16 on Volta and Turing."""
-    import torch
-
-    if not device.startswith("cuda"):
-        return torch.float32
-    major, _ = torch.cuda.get_device_capability(device)
-    return torch.bfloat16 if major >= 8 else torch.float16 if major >= 7 else torch.float32
 
 
 def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:

@@ -13,24 +13,17 @@ those of nccl-tests: of an all_gather and a reduce_scatter the size is that of a
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ddp_doctor.knowledge.collectives import TABLE as COLLECTIVES
 from ddp_doctor.knowledge.versions import Version, release
 
 TABLE = Path(__file__).parent / "data/nccl_tuning.csv"
 MIB, GIB = 1 << 20, 1 << 30
 
-#: busbw over algbw, of n ranks (nccl-tests, doc/PERFORMANCE.md).
-BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda _: 1.0,
-    "reduce": lambda _: 1.0,
-}
 #: Upper edge over lower edge, from this size on. Two published runs on the same hardware differ by as much: two p5 of
 #: AWS give 343 and 167 GB/s at 256 MiB, 437 and 313 at 1 GiB, 444 and 438 at 2 GiB.
 WIDTHS = ((GIB, 1.5), (64 * MIB, 2.0), (0, 2.5))
@@ -163,7 +156,7 @@ def busbw(plan: Plan, machine: Machine, collective: str, size_bytes: int, costs:
     took_us = plan.latency + plan.transfer
     if machine.nodes == 1:
         took_us = costs.launch_us + costs.latency * plan.latency + plan.transfer
-    return BUS_FACTORS[collective](plan.ranks) * size_bytes / took_us / 1000
+    return COLLECTIVES[collective].bus_factor(plan.ranks) * size_bytes / took_us / 1000
 
 
 def rows_of(machine: Machine, collective: str) -> tuple[Row, ...]:

@@ -1,0 +1,30 @@
+"""How much of what nodes gave before it a job reaches: the sentence of a finding, and of a healthy verdict."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight
+from ddp_doctor.knowledge.baselines import COMPARABLE, loss
+from ddp_doctor.wording.nodes import name_list
+
+
+def share(each: HeldAgainst) -> float:
+    """Of what the preflight measured, how much the job reached of it."""
+    return 1 - loss(each.name, each.value, each.median)
+
+
+def reached(fact: BaselineFact, preflight: Preflight) -> str:
+    """``the job reaches 61 % of what these nodes gave on 2026-11-01 at 10:00, in all-reduces of 1 to 256 MiB``."""
+    whose = {True: "these nodes", False: "other nodes", None: "the nodes of the run"}[preflight.same_nodes]
+    at = preflight.finished_at[:16].replace("T", " at ")
+    when = f" on {at}{' UTC' if preflight.finished_at.endswith('Z') else ''}" if at else ""
+    names = name_list([f"{COMPARABLE[name].words}s" for name in dict.fromkeys(each.name for each in fact.compared)])
+    typical = median(map(share, fact.compared))
+    return f"the job reaches {100 * typical:.0f} % of what {whose} gave{when}, in {names}{_sizes(fact.compared)}"
+
+
+def _sizes(compared: Sequence[HeldAgainst]) -> str:
+    sizes = sorted({int(each.labels["bytes"]) / 2**20 for each in compared if "bytes" in each.labels})
+    if not sizes:
+        return ""
+    return f" of {sizes[0]:g} MiB" if len(sizes) == 1 else f" of {len(sizes)} sizes, {sizes[0]:g} to {sizes[-1]:g} MiB"
