@@ -51,7 +51,7 @@ def _after_ranks() -> tuple[Check, ...]:
 @cache
 def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.cluster import baseline, connectivity, consistency, roll_call, torchrun
-    from ddp_doctor.checks.collectives import allreduce, gpu_speed, p2p, process_group
+    from ddp_doctor.checks.collectives import allreduce, gpu_speed, nccl_diagnostics, p2p, process_group
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
@@ -79,6 +79,7 @@ def _all_checks() -> tuple[Check, ...]:
         p2p.CHECK,
         user_model.CHECK,
         step_time.CHECK,
+        nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,
     )
