@@ -126,9 +126,12 @@ def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_do
 
     path, died = outcome.report.findings
     assert (path.code, died.code) == ("DD626", "DD627")
-    assert path.title.startswith("NCCL's own diagnostics say of the path (NVL) between rank 0 (")
-    assert path.title.endswith("): write mismatch")
-    assert [evidence.check for evidence in path.evidence] == ["nccl_diagnostics", "p2p", "p2p"]
+    assert path.title.startswith("NCCL's own diagnostics say: p2p: write mismatch from rank 1 (")
+    assert path.title.endswith("), path NVL")
+    assert [(evidence.check, evidence.value) for evidence in path.evidence] == [
+        ("nccl_diagnostics", None),
+        ("p2p", 11.8),
+    ]
     assert outcome.report.verdict is Verdict.HEALTHY
 
 
@@ -162,7 +165,6 @@ def _on(**world: object) -> Recording:
     ("recording", "until", "why"),
     [
         (_on(backend="gloo"), 9e9, "the ranks of this run do not use NCCL"),
-        (_on(world_size=1, nproc_per_node=1), 9e9, "needs 2 ranks, 1 is all this run has"),
         (_of("2.30.7"), 9e9, "NCCL 2.30.7 has no diagnostics: they came with 2.31.2"),
         (_of("2.31.2"), 0.0, "the time budget was used up"),
     ],

@@ -27,36 +27,31 @@ def run_alone(
 ) -> None:
     """Run those of the checks that have an environment of their own, or note why not; fills ``partial``."""
     settled = {reading.check for reading in recording.readings} | {left_out.check for left_out in recording.not_run}
-    for check in checks:
-        if not check.environment or check.id in settled:
-            continue
-        reason = _why_not(check, recording, run, agent)
-        if reason is None and agent is not None:
+    for check in (check for check in checks if check.environment and check.id not in settled):
+        if not recording.on_nccl:
+            reason = "the ranks of this run do not use NCCL"
+        elif agent is None or agent.node_ranks.lost_helper() is not None:
+            reason = "this run could start no more ranks"
+        elif agent.world.world_size < check.min_ranks:
+            reason = f"needs {check.min_ranks} ranks, 1 is all this run has"
+        elif time.monotonic() >= run.until:
+            reason = "the time budget was used up"
+        else:
             run.progress(check.id)
-            reason = _run(check, agent, partial)
-        if reason is not None:
+            reason = _too_old(recording.trials) or _run(check, agent, partial)
+        if reason:
             partial.leave_out((check,), reason)
 
 
-def _why_not(check: Check, recording: Recording, run: Run, agent: Agent | None) -> str | None:
-    if recording.world is None or not recording.on_nccl:
-        return "the ranks of this run do not use NCCL"
-    if recording.world.world_size < check.min_ranks:
-        return f"needs {check.min_ranks} ranks, 1 is all this run has"
-    if agent is None or agent.node_ranks.lost_helper() is not None:
-        return "this run could start no more ranks"
-    return _too_old(recording.trials) or ("the time budget was used up" if time.monotonic() >= run.until else None)
-
-
-def _too_old(trials: Iterable[TrialRecord]) -> str | None:
-    """Why ranks of these trials have no diagnostics, by the release that NCCL logged; None where none is known."""
+def _too_old(trials: Iterable[TrialRecord]) -> str:
+    """Why ranks of these trials have no diagnostics, by the release that NCCL logged; empty where none is known."""
     logged = {version_in(rank.output_tail) for trial in trials for rank in trial.evidence}
     old = sorted(text for text in logged if text is not None and release(text) < NCCL_DIAGNOSTICS)
-    return f"NCCL {old[0]} has no diagnostics: they came with {'.'.join(map(str, NCCL_DIAGNOSTICS))}" if old else None
+    return f"NCCL {old[0]} has no diagnostics: they came with {'.'.join(map(str, NCCL_DIAGNOSTICS))}" if old else ""
 
 
-def _run(check: Check, agent: Agent, partial: PartialRecording) -> str | None:
-    """Run one check and keep what its ranks read; why there is less than that, None where there is not."""
+def _run(check: Check, agent: Agent, partial: PartialRecording) -> str:
+    """Run one check and keep what its ranks read; why there is less than that, empty where there is not."""
     try:
         result = agent.run_alone(check)
     except RunIsOver:
@@ -69,7 +64,7 @@ def _run(check: Check, agent: Agent, partial: PartialRecording) -> str | None:
     if record.outcome == "finished":
         partial.readings.extend(result.readings)
         has_results = any(reading.fact and reading.fact.get("results") for reading in result.readings)
-        return None if has_results else "NCCL printed nothing of its diagnostics"
+        return "" if has_results else "NCCL printed nothing of its diagnostics"
     if why := why_nothing_follows(record, 0):
         return why
     hung = record.outcome in ("stuck", "slow")
