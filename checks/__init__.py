@@ -51,7 +51,15 @@ def _after_ranks() -> tuple[Check, ...]:
 @cache
 def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.cluster import baseline, connectivity, consistency, roll_call, torchrun
-    from ddp_doctor.checks.collectives import allreduce, collectives, gpu_speed, p2p, process_group, same_products
+    from ddp_doctor.checks.collectives import (
+        allreduce,
+        collectives,
+        gpu_speed,
+        nccl_diagnostics,
+        p2p,
+        process_group,
+        same_products,
+    )
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
@@ -81,6 +89,7 @@ def _all_checks() -> tuple[Check, ...]:
         collectives.CHECK,
         user_model.CHECK,
         step_time.CHECK,
+        nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,
     )

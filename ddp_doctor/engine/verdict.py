@@ -226,7 +226,7 @@ def _status(
         return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
         status = CheckStatus.FOUND if found else CheckStatus.PASSED
-        return status, _reason(recording, idle, readings) if idle and recording.nnodes > 1 else None
+        return status, _reason(recording, idle, readings) if idle and recording.nnodes > 1 else left_out
     if found and not skipped:  # something is missing that should be there
         return CheckStatus.FOUND, None
     return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out

@@ -226,3 +226,21 @@ class TrialMeasurement(Fact):
     bytes_per_s: float | None = None
     wrong: int = 0  # elements or bytes of a result
     unread: tuple[str, ...] = ()  # settings that NCCL's log does not show as read
+
+
+class NcclDiagnostic(Frozen):
+    """One result of NCCL's own diagnostics."""
+
+    ok: bool  # [OK]; else [INFO]: NCCL found something, or could not look
+    text: str  # as NCCL has it, without the communicator's address
+    ranks: tuple[int, int] | None = None  # from which rank's GPU to which, where a direct path is named
+    path: str = ""  # the kind of this path by NCCL's topology: "NVL"
+
+
+class NcclDiagnosticsFact(Fact):
+    """What NCCL's own diagnostics printed on one rank; where their trial did not end, on all ranks."""
+
+    KIND: ClassVar[str] = "nccl-diagnostics/1"
+
+    results: tuple[NcclDiagnostic, ...] = ()
+    not_ended: str = ""  # how their trial ended, where that was before its ranks were through

@@ -36,6 +36,9 @@ BUNDLED_NCCL: dict[Version, Version] = {
     (2, 15): (2, 30, 7),
 }
 
+#: The first release that reads NCCL_RUN_DIAGNOSTICS and NCCL_RUN_RAS_DIAGNOSTICS (parameters of libnccl).
+NCCL_DIAGNOSTICS: Version = (2, 31, 2)
+
 #: Python version: the month its security support ends. devguide.python.org/versions (PEP 619, 664, 693,
 #: 719, 745).
 PYTHON_END_OF_LIFE: dict[Version, str] = {

@@ -1,7 +1,7 @@
 """A check: one subject, the probe that reads it, and the rules that judge what it read."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddp_doctor.model.choices import Level, Where
@@ -56,6 +56,8 @@ class Check:
     #: read where nobody selected it, too.
     decides_world: tuple[Rule, ...] = ()
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
+    #: What its ranks have in their environment besides; then its trial is its own, comes last, and judges no rank.
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def group(self) -> str:

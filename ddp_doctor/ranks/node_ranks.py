@@ -68,7 +68,7 @@ class NodeRanks:
         Raises Refused. Where a process of the doctor's own is lost the trial is "interrupted", its first note says
         why, and nobody is judged by it.
         """
-        self._require_sense(record)
+        self._require_sense(record, checks)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, skip_pairs)
         try:
@@ -88,7 +88,7 @@ class NodeRanks:
         self, record: TrialRecord, checks: Sequence[Check], remote: RemoteRanks | None = None
     ) -> Iterator[tuple[TrialResult, Launch]]:
         """The same with ranks that the real torchrun starts; the block runs while torchrun shuts down."""
-        self._require_sense(record)
+        self._require_sense(record, checks)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
         meeting = Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
@@ -122,11 +122,12 @@ class NodeRanks:
         finally:
             folders.remove_job_folders(self.run_folder / record.trial)
 
-    def _require_sense(self, record: TrialRecord) -> None:
+    def _require_sense(self, record: TrialRecord, checks: Sequence[Check]) -> None:
         """Raises Refused for a trial of a remedy that could not end, or take all memory: the head may be wrong."""
         reproducer, ranks = record.reproducer, record.ranks
         if reproducer is None:
-            if record.limit_s is not None or record.settings:
+            limits: set[float | None] = {check.deadline_s for check in checks if check.environment}
+            if record.settings or record.limit_s not in (limits or {None}):
                 raise Refused("a trial has a limit or settings of its own, and tries nothing")
             return
         if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
@@ -158,6 +159,8 @@ class NodeRanks:
         run, store = self.run, self.store if record.launcher == "forkserver" else None
         host, port = store or ("127.0.0.1", 0)
         env = with_settings(run.env, record.settings, run.node)
+        for check in checks:
+            env.update(check.environment)
         local_ranks = {rank: local_rank for local_rank, rank in enumerate(run.world.ranks_of(run.node))}
         return [
             WorkerSpec(
@@ -183,7 +186,7 @@ class NodeRanks:
     def _deadlines(self, record: TrialRecord, checks: Sequence[Check]) -> dict[str, float]:
         """Seconds per check; on NCCL whichever comes first also creates the communicators."""
         if record.limit_s is not None:
-            return dict.fromkeys((FIRST, TRYING), record.limit_s)
+            return dict.fromkeys(record.checks, record.limit_s)
         allowed = {check.id: check.deadline_s * self.crowd() for check in checks}
         allowed.setdefault(FIRST, deadlines.CHECK_S * self.crowd())
         if self.run.world.backend == "nccl":

@@ -38,6 +38,7 @@ from ddp_doctor.parse import (
     frames,
     hostlist,
     json_value,
+    nccl_diagnostics,
     nccl_log,
     options,
     packet_filter,
@@ -322,6 +323,8 @@ TARGETS: tuple[Target, ...] = (
     direct(
         failed_trials.used_elsewhere, "ProcessGroupNCCL is bound to device cuda:0 but an operation was issued on cuda:1"
     ),
+    direct(nccl_diagnostics.parse_nccl_diagnostics, *_samples("nccl_diagnostics")),
+    direct(nccl_diagnostics.still_printing, *_samples("nccl_diagnostics")),
     direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),

@@ -1,4 +1,5 @@
-"""``ddp-doctor run`` that also makes trials of remedies over its nodes, and writes what they came to.
+"""``ddp-doctor run`` that also makes trials of remedies over its nodes, then one of a check that runs alone, and writes
+what they came to.
 
 Started in place of ``python -m ddp_doctor`` on the head; writes the attempts to $DDP_DOCTOR_ATTEMPTS.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from ddp_doctor.__main__ import main
+from ddp_doctor.checks.collectives import nccl_diagnostics
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.prove.experiments import attempt_of
 from ddp_doctor.model.check import Check
@@ -31,7 +33,10 @@ def then_attempts(agent: Agent, checks: Sequence[Check]) -> None:
     made = [
         attempt_of("treatment", agent.attempt(reproducer, settings, limit)) for reproducer, settings, limit in TRIALS
     ]
-    Path(os.environ["DDP_DOCTOR_ATTEMPTS"]).write_text(json.dumps([one.model_dump() for one in made]))
+    alone = agent.run_alone(nccl_diagnostics.CHECK)
+    ranks = [reading.rank for reading in alone.readings if reading.check == nccl_diagnostics.CHECK.id]
+    came = [*(one.model_dump() for one in made), {"outcome": alone.record.outcome, "ranks": ranks}]
+    Path(os.environ["DDP_DOCTOR_ATTEMPTS"]).write_text(json.dumps(came))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_eve
         left = [process for agent in agents for process in agent.family()]
     finally:
         end(agents)
-    pair, all_ranks, one_node, too_late, again = json.loads(seen.read_text())
+    pair, all_ranks, one_node, too_late, again, alone = json.loads(seen.read_text())
 
     assert [one["outcome"] for one in (pair, all_ranks, one_node, too_late, again)] == [
         "passed",
@@ -33,6 +33,7 @@ def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_eve
         "hung",
         "passed",
     ]
+    assert alone == {"outcome": "finished", "ranks": [0, 1, 2]}
     assert min(pair["bytes_per_s"], all_ranks["bytes_per_s"]) > 1e6
     assert one_node["reason"] == "RuntimeError: Unable to find address for: eth9"
     assert [report["verdict"] for report in reports] == ["healthy"] * 3  # nobody is judged by these trials

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.collectives import nccl_diagnostics
+from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import Node, Options, World
 from ddp_doctor.model.trial import TrialRecord
@@ -61,6 +63,12 @@ def test_a_trial_that_makes_no_sense_is_refused_with_a_sentence_before_anything_
 def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(node_ranks, order):
     with pytest.raises(Refused, match="tries nothing"):
         node_ranks.run_trial(ordered(reproducer=None, **order), ())
+
+
+@pytest.mark.parametrize("limit_s", [None, 0.0, FIRST_NCCL_S + 1, math.nan])
+def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limit_s):
+    with pytest.raises(Refused, match="a limit"):
+        node_ranks.run_trial(ordered(reproducer=None, limit_s=limit_s), (nccl_diagnostics.CHECK,))
 
 
 @pytest.mark.parametrize("value", ["a\0b", "eth0\nLD_PRELOAD=/tmp/x.so", "\x1b[2J", "a" * 5000])

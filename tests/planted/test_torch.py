@@ -365,6 +365,19 @@ def test_the_doctor_finds_nothing_wrong(kind: str):
     assert {one["status"] for one in report["checks"]} <= {"passed", "found", "skipped"}, report["checks"]
 
 
+def test_what_nccls_own_diagnostics_name_on_two_hosts_is_told_and_is_no_verdict():
+    """No data moves for them between planted GPUs, so that NCCL finds each path at fault."""
+    skip_where_none_can_be_planted()
+    of = _env(0, 1, LD_PRELOAD=str(libnccl("2.32.3")))
+
+    code, report = run(_TWO(), 2, ("--only", "process_group,nccl_diagnostics"), of)
+
+    found = {one["code"]: one for one in report["findings"] if one["code"] not in NOT_JUDGED}
+    assert set(found) <= {"DD205", "DD626"}, found
+    named = {(one["rank"], one["peer_rank"]) for one in found["DD626"]["culprits"]}
+    assert (named, report["verdict"], code) == ({(0, 1), (2, 3)}, "healthy", 0)
+
+
 def test_ddp_trains_to_the_same_weights_on_all_ranks(tmp_path: Path):
     skip_where_none_can_be_planted()
     script = tmp_path / "train.py"

@@ -43,7 +43,7 @@ class Agent:
     partial: PartialRecording  # the session's, filled in place
     group: "AgentGroup | None" = None
     first_trial: int = 0  # numbers distinguish the trials of one store
-    attempts: int = 0  # trials that tried a remedy; they are not recorded as trials
+    attempts: int = 0  # trials by which no rank is judged; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
     _without_parts: tuple[str, ...] = ()
@@ -81,9 +81,9 @@ class Agent:
                     self.partial.trials[position] = record.model_copy(update=known)
 
     def run_checks(self, checks: Sequence[Check]) -> None:
-        """All rank checks, in as many trials as it takes."""
+        """All rank checks but those with an environment of their own, in as many trials as it takes."""
         self._ranks = tuple(range(self.world.world_size))
-        left = list(checks)
+        left = [check for check in checks if not check.environment]
         while left:
             left = self._checks_that_fit(left)
             if not left:
@@ -111,9 +111,17 @@ class Agent:
                 "limit_s": limit_s * self.node_ranks.crowd(),
             }
         )
+        return self._run_unjudged(record, ())
+
+    def run_alone(self, check: Check) -> TrialResult:
+        """A check with an environment of its own, in one more trial of all ranks."""
+        record = self._record((check,), tuple(range(self.world.world_size)), "forkserver")
+        return self._run_unjudged(record.model_copy(update={"limit_s": check.deadline_s}), (check,))
+
+    def _run_unjudged(self, record: TrialRecord, checks: Sequence[Check]) -> TrialResult:
         self.attempts += 1
-        remote = self._order_trial("trial", record, ())
-        return self._with_other_nodes(self.node_ranks.run_trial(record, (), (), remote))
+        remote = self._order_trial("trial", record, checks)
+        return self._with_other_nodes(self.node_ranks.run_trial(record, checks, (), remote))
 
     # --- the other nodes ------------------------------------------------------------------------
 
@@ -269,8 +277,8 @@ class Agent:
 
     def _keep(self, result: TrialResult) -> None:
         """Later trials repeat a check with fewer ranks: their reading replaces the earlier one, of the same part."""
-        if result.record.reproducer is not None:
-            return  # a trial that tried a remedy: nobody is judged by it
+        if result.record.limit_s is not None:
+            return  # nobody is judged by it
         new = {_of_what(reading) for reading in result.readings}
         self.partial.readings[:] = [reading for reading in self.partial.readings if _of_what(reading) not in new]
         self.partial.readings.extend(result.readings)

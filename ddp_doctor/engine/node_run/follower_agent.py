@@ -68,7 +68,7 @@ class FollowerAgent:
         self.group.hand_in(f"result/{result.record.trial}", result.to_json())
 
     def _keep(self, result: TrialResult) -> None:
-        if result.record.reproducer is not None:
-            return  # a trial that tried a remedy: nobody is judged by it
+        if result.record.limit_s is not None:
+            return  # nobody is judged by it
         self.partial.trials.append(result.record)
         self.partial.readings.extend(result.readings)

@@ -19,6 +19,7 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
+from ddp_doctor.engine.node_run.alone import run_alone
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.node_run.partial_recording import interrupted_after
@@ -325,6 +326,7 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
         agent = node.session.agent(run, control, group)
     prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
+    run_alone(node.plan.checks, recording, run, agent, node.partial)
     if group.unreadable:
         who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
         node.unfinished(f"{who} sent {JUNK}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.engine.collect import read_node
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run.agent import Agent
+from ddp_doctor.engine.node_run.alone import run_alone
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after, note_interruption
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
@@ -204,6 +205,7 @@ class OneNode(NodeRun):
         agent = self.session.agent(run) if self.session.can_fork else None
         recording, run = self.so_far(), replace(run, until=self.started + budget_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
+        run_alone(self.plan.checks, recording, run, agent, self.partial)
 
     def _run_ranks(self, run: Run) -> None:
         launcher, ranks = self.plan.at(Where.LAUNCHER), self.plan.at(Where.RANK)

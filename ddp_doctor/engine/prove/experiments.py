@@ -40,7 +40,7 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
     """The attempt that a trial was. Raises Spoiled."""
     record = result.record
     facts = list(_facts(result))
-    if why := _why_nothing_follows(record, len(facts)):
+    if why := why_nothing_follows(record, len(facts)):
         raise Spoiled(why)
     if record.outcome == "finished":
         wrong = sum(fact.wrong for fact in facts)
@@ -57,12 +57,13 @@ def attempt_of(arm: Arm, result: TrialResult) -> Attempt:
     return Attempt(
         arm=arm,
         outcome="hung" if is_hung else "failed",
-        reason="" if is_hung else _first_message(record),
+        reason="" if is_hung else first_message(record),
         duration_s=record.duration_s,
     )
 
 
-def _why_nothing_follows(record: TrialRecord, facts: int) -> str:
+def why_nothing_follows(record: TrialRecord, facts: int) -> str:
+    """Why a trial that says nothing of its ranks says nothing of its settings either; empty where it does."""
     if record.lost_nodes or record.outcome == "interrupted":
         return "a node left while it was tried"
     if record.outcome == "finished":
@@ -99,13 +100,13 @@ def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
                 return
 
 
-def _first_message(record: TrialRecord) -> str:
-    """The first message of a rank that failed by itself; a victim's only where there are no others."""
-    raised = [rank for rank in record.evidence if rank.raised is not None]
-    if not raised:
-        died = next((rank for rank in record.evidence if rank.exit_code is not None), None)
-        return f"rank {died.rank} {ended(died)}" if died else "the trial broke off"
-    return _words(min(raised, key=_order))
+def first_message(record: TrialRecord) -> str:
+    """The first message of a rank that failed by itself, or how one died; a victim's only where there are no others."""
+    raised = sorted((rank for rank in record.evidence if rank.raised is not None), key=_order)
+    died = next((rank for rank in record.evidence if rank.exit_code is not None and rank.raised is None), None)
+    if died is not None and not any(rank.raised and not rank.raised.blames_peer for rank in raised):
+        return f"rank {died.rank} {ended(died)}"
+    return _words(raised[0]) if raised else "the trial broke off"
 
 
 def _order(rank: RankEvidence) -> tuple[bool, float]:

@@ -1,0 +1,138 @@
+"""NCCL's own diagnostics: what does the library itself say of the paths between the GPUs, and of what ranks differ in?
+
+Raw input, on stdout of the ranks:
+
+    node0:18 NCCL DIAG [INFO] p2p: write mismatch srcRank=0 srcCudaDev=0 srcNvmlDev=0 dstRank=1 … path=NVL …
+    node0:18 NCCL DIAG [INFO] NVLink: inactive link(s) on rank(s) {3} across 8 ranks in comm 0x2dcf4ec33680ece5
+
+Since 2.31.2 NCCL can write and read over each direct path between two GPUs while ranks meet, and compare their GPUs,
+drivers, links and settings. It is a second opinion beside the doctor's own tests, and never a verdict. It has no
+time-out: a dead link may hold it for ever. So its ranks run alone, after all others, and are killed at the deadline.
+"""
+
+import ctypes
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddp_doctor.facts.collectives import NcclDiagnosticsFact, P2pFact
+from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S
+from ddp_doctor.model.check import P2P, Check
+from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.nccl_diagnostics import parse_nccl_diagnostics, still_printing
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible
+from ddp_doctor.wording.ranks import pair_culprit, rank_at
+
+#: For RAS to answer: it waits up to 5 s for a process that says nothing (NCCL user guide, RAS).
+_ANSWERS_S = 10.0
+#: What NCCL found, of all that it tags [INFO]; the rest is what it could not look at (lspci or ib_write_bw is missing).
+_FOUND = re.compile(
+    r"mismatch|errors (?:at or above threshold \d+ )?on rank|inactive link|inconsistent link|off median"
+    r"|^NCCL environment: \w+=.* on rank|tool run timed out|Xid \d+ detected(?!.*No user action)"
+)
+
+
+def probe(ctx: RankContext) -> NcclDiagnosticsFact:
+    """Wait until rank 0 has printed all, while every rank lives to be asked; then read what this rank printed."""
+    end = ctx.clock() + min(_ANSWERS_S, ctx.remaining() / 2)
+    while still_printing(text := _printed()) and ctx.clock() < end:
+        time.sleep(0.05)
+    with ctx.step("the control store"):
+        ctx.exchange("printed", "")
+    return NcclDiagnosticsFact(results=parse_nccl_diagnostics(text))
+
+
+def _printed() -> str:
+    ctypes.CDLL(None).fflush(None)  # NCCL prints into C's own buffer
+    with Path("/proc/self/fd/1").open(encoding="utf-8", errors="replace") as output:
+        return output.read(1 << 20)
+
+
+@rule("DD626", "nccl-diagnostics-name-a-fault", Severity.INFO, NcclDiagnosticsFact)
+def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
+    """What NCCL's own diagnostics found, as a second opinion.
+
+    Finds: Direct paths between two GPUs (P2P) over which NCCL did not come through, and beside them what the doctor's
+        own exchange between the same ranks gave. GPUs, drivers and NCCL_* settings that differ, ECC errors, NVLinks
+        that are inactive or slower, Xids, adapters far from the median. What NCCL could not look at is not told.
+    Why: It is NCCL's word and decides nothing: what is at fault by the doctor's own tests is a finding of its own.
+        Where only NCCL names a path, the doctor's exchange may have gone another way.
+    Remedy: Look for errors of the links between these GPUs, and measure the pair again.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
+        docs/explanation/measurements.md
+    """
+    results = dict.fromkeys(result for at in recording.facts(NcclDiagnosticsFact) for result in at.fact.results)
+    told = [result for result in results if not result.ok and (result.ranks or _FOUND.search(result.text))]
+    told.sort(key=lambda result: result.ranks is None)
+    if not told:
+        return
+    pairs = [result.ranks for result in told if result.ranks]
+    first, more = told[0], f"; and {len(told) - 1} more" if len(told) > 1 else ""
+    fault = first.text
+    if first.ranks:
+        source, target = (rank_at(recording, rank) for rank in first.ranks)
+        fault = f"{fault.partition(' srcRank=')[0]} from {source} to {target}, path {first.path or 'not named'}"
+    yield possible(
+        (pair_culprit(recording, *pair) for pair in dict.fromkeys((min(pair), max(pair)) for pair in pairs)),
+        f"NCCL's own diagnostics say: {fault}{more}",
+        (
+            *(Evidence(text=result.text.partition(";")[0]) for result in told[:LINES_OF_EVIDENCE]),
+            *(evidence for pair in pairs[:LINES_OF_EVIDENCE] for evidence in _own(recording, pair)),
+        ),
+        *([_LOOK_AT_LINKS] if pairs else []),
+        detail="A second opinion: the verdict does not rest on it.",
+    )
+
+
+_LOOK_AT_LINKS = remedy(
+    "Look for errors of the links between these GPUs; measure the pair again",
+    "nvidia-smi nvlink -e",
+    "ddp-doctor run --only p2p",
+)
+
+
+def _own(recording: Recording, ends: tuple[int, int]) -> Iterator[Evidence]:
+    """What the second of two ranks received from the first in the doctor's own exchange."""
+    sender, receiver = ends
+    for pair in (pair for at in recording.facts(P2pFact) if at.rank == receiver for pair in at.fact.pairs):
+        if pair.peer == sender:
+            text = f"the doctor's own exchange, rank {sender} to rank {receiver}: {pair.wrong_bytes} bytes wrong"
+            yield Evidence(check=P2P, text=text, value=round(pair.bandwidth_gb_per_s, 3), unit="GB/s")
+
+
+@rule("DD627", "nccl-diagnostics-did-not-end", Severity.INFO, NcclDiagnosticsFact)
+def nccl_diagnostics_did_not_end(recording: Recording) -> Iterator[Draft]:
+    """NCCL's own diagnostics in a trial that did not come to its end.
+
+    Finds: The ranks of that trial hung until they were killed, or one of them died or raised.
+    Why: The diagnostics have no time-out of their own. No rank, GPU or link is blamed for it, and the verdict is that
+        of the doctor's own tests.
+    Remedy: None, where those passed. Else begin with what they found.
+    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
+    """
+    for at in recording.facts(NcclDiagnosticsFact):
+        if at.fact.not_ended:
+            title = f"NCCL's own diagnostics did not end: {at.fact.not_ended}"
+            text = "fresh ranks ran nothing but them; they have no time-out of their own"
+            yield possible(NOBODY, title, Evidence(text=text), detail="Nothing is concluded from it.")
+
+
+CHECK = Check(
+    id="nccl_diagnostics",
+    title="NCCL's own diagnostics",
+    where=Where.RANK,
+    probe=probe,
+    facts=(NcclDiagnosticsFact,),
+    rules=(nccl_diagnostics_name_a_fault, nccl_diagnostics_did_not_end),
+    level=Level.THOROUGH,
+    min_ranks=2,
+    cost_s=5.0,
+    deadline_s=FIRST_NCCL_S,
+    environment={"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"},
+)

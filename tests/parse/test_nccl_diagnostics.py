@@ -1,0 +1,78 @@
+"""NCCL's own diagnostics as libnccl 2.32.3 printed them on planted GPUs (tests/samples/nccl_diagnostics)."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.facts.collectives import NcclDiagnostic
+from ddp_doctor.parse.nccl_diagnostics import parse_nccl_diagnostics, still_printing
+
+SAMPLES = Path(__file__).parent.parent / "samples/nccl_diagnostics"
+WELL = "p2p: verified P2P access in both directions between every GPU pair (56 peer accesses)"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.txt").read_text()
+
+
+def test_each_direct_path_that_failed_is_named_with_both_ranks_on_whatever_host_it_is():
+    results = parse_nccl_diagnostics(sample("two-hosts"))
+
+    named = [(result.ranks, result.path, result.ok) for result in results if result.ranks]
+    assert named == [((one, two), "NVL", False) for one, two in ((0, 1), (1, 0), (2, 3), (3, 2))]
+
+
+def test_what_is_well_and_what_could_not_be_looked_at_keep_their_tags_without_the_communicators_address():
+    results = parse_nccl_diagnostics(sample("all-well-without-p2p"))
+
+    assert NcclDiagnostic(ok=True, text="ECC: no uncorrected volatile errors across 2 ranks") in results
+    assert NcclDiagnostic(ok=False, text="ATS state: lspci unavailable on rank(s) {0,1}") in results
+    assert not any("0x" in result.text for result in results)
+    assert parse_nccl_diagnostics(f"n:9 NCCL DIAG [OK]   {WELL}\n" * 3) == (NcclDiagnostic(ok=True, text=WELL),)
+
+
+def test_settings_that_differ_are_told_but_for_the_log_file_that_the_doctor_gives_to_each_rank():
+    texts = [result.text for result in parse_nccl_diagnostics(sample("other-settings-and-no-p2p")) if not result.ok]
+
+    assert texts[:3] == [
+        "NCCL environment: mismatch across 2 ranks for NCCL_BUFFSIZE",
+        "NCCL environment: NCCL_BUFFSIZE=(unset) on rank(s) {0}",
+        "NCCL environment: NCCL_BUFFSIZE=8388608 on rank(s) {1}",
+    ]
+    assert not any("NCCL_DEBUG_FILE" in text for text in texts)
+
+
+def test_a_job_without_ras_is_told_to_have_no_report_of_it():
+    line = "node0:120 NCCL DIAG INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0\n"
+
+    assert parse_nccl_diagnostics(line)[0].text == "RAS diagnostics skipped: NCCL_RAS_ENABLE=0"
+    assert not still_printing(line)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(SAMPLES.iterdir())])
+def test_a_report_is_being_printed_from_its_head_to_its_last_line(name: str):
+    text = sample(name)
+    end = text.index("NCCL DIAG RAS diagnostics completed")
+
+    assert not still_printing("")
+    assert [still_printing(text[:cut]) for cut in (text.index("\n"), end, len(text))] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "NCCL DIAG [INFO] " * 100_000,
+        "NCCL DIAG [INFO] p2p: x srcRank=1 " + "dstRank= path=" * 100_000,
+        "".join(f"NCCL DIAG [OK] {number}\n" for number in range(100_000)),
+        "NCCL DIAG [INFO] p2p: a srcRank=99999999999 dstRank=1 path=NVL\n",
+    ],
+    ids=["one line", "nothing named", "many lines", "no rank"],
+)
+def test_junk_takes_no_time_and_is_cut(junk: str):
+    began = time.process_time()
+    results = parse_nccl_diagnostics(junk)
+
+    assert time.process_time() - began < 1.0
+    assert len(results) <= 200
+    assert all(len(result.text) <= 500 and result.ranks is None for result in results)
