@@ -75,9 +75,11 @@ def run(
     from ddp_doctor.app.baselines import load_baseline
     from ddp_doctor.cli.given import ignored, sweep
     from ddp_doctor.cli.run import Launch, run
+    from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
 
+    all_of_them = level is Level.THOROUGH or COLLECTIVES in names(only)
     options = Options(
         command="run",
         level=level,
@@ -90,7 +92,7 @@ def run(
         backend=backend,
         prove=prove,
         model=model,
-        **sweep(collective, sizes, iters, warmup, min_busbw, thorough=level is Level.THOROUGH),
+        **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)

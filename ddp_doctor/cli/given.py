@@ -49,7 +49,7 @@ def sweep(
     warmup: int | None,
     floors: Sequence[str] | None,
     *,
-    thorough: bool,
+    all_of_them: bool,
 ) -> dict[str, Any]:
     """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
     names = tuple(dict.fromkeys(name.strip() for text in collectives or () for name in text.split(",")))
@@ -59,7 +59,7 @@ def sweep(
         timed = tuple(name for name, row in TABLE.items() if row.is_timed)
         least = [options.floor(text, timed) for text in floors or ()]
         span = options.sizes(sizes)
-    if not (names or least or thorough) and (span or iters is not None or warmup is not None):
+    if not (names or least or all_of_them) and (span or iters is not None or warmup is not None):
         raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
     by_size = dict[tuple[str, int], float]()
     for name, size, rate in least:

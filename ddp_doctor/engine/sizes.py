@@ -16,7 +16,7 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
     asked = [(least.collective, least.size_bytes, f"--min-busbw {least.typed}") for least in options.min_busbw]
     if options.sizes:
         span = ":".join(map(str, options.sizes))
-        asked += [(name, measured_sizes(options.sizes)[-1], f"--sizes {span}") for name in options.collectives]
+        asked += [(name, measured_sizes(options.sizes)[-1], f"--sizes {span}") for name in options.collectives or TABLE]
     ranks = nnodes * world.nproc_per_node
     for name, size, typed in asked:
         row = TABLE[name]

@@ -23,6 +23,9 @@ enum { SUM, PRODUCT, MAXIMUM, MINIMUM, AVERAGE };
 /* What two ranks must have asked alike. */
 typedef struct { uint32_t kind, type, operation, root; uint64_t count; } Asked;
 
+static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+enum { TYPES = sizeof SIZES / sizeof *SIZES };
+
 /* A file of one rank's data for all others, or for one: how often it was filled, how often read, and by whom to be. */
 typedef struct { uint32_t filled, read; Asked asked; } Box;
 enum { HEAD = 4096 };
@@ -90,11 +93,25 @@ static Box *box(const Comm *comm, int from, int to, size_t bytes) {
     return made;
 }
 
+static void combine(void *out, const void *in, size_t count, unsigned type, unsigned operation);
+
+/* What a rank gives that PLANTED_WRONG names: its contribution twice, or else other bits. */
+static void spoil(const Job *job, char *given, size_t bytes) {
+    const char *rank = getenv("PLANTED_WRONG");
+    const Asked *asked = &job->asked;
+    if (!rank || atoi(rank) != job->comm->rank) return;
+    if (asked->kind == REDUCE_ALL || asked->kind == REDUCE || asked->kind == SCATTER)
+        combine(given, job->in, bytes / SIZES[asked->type], asked->type, SUM);
+    else
+        for (size_t at = 0; at < bytes; at++) given[at] ^= 1;
+}
+
 static int fill(const Job *job, int to, uint32_t readers, size_t bytes) {
     Box *mine = box(job->comm, job->comm->rank, to, bytes);
     int free_again = await_value(job->comm, &mine->read, (job->number - 1) * readers);
     if (free_again) {
         memcpy((char *)mine + HEAD, job->in, bytes);
+        if (bytes) spoil(job, (char *)mine + HEAD, bytes);
         mine->asked = job->asked;
         __atomic_store_n(&mine->filled, job->number, __ATOMIC_RELEASE);
         wake(&mine->filled);
@@ -123,9 +140,6 @@ static void has_read(const Job *job, int from, int to) {
 }
 
 /* --- arithmetic ---------------------------------------------------------------------------------- */
-
-static const size_t SIZES[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-enum { TYPES = sizeof SIZES / sizeof *SIZES };
 
 typedef struct { uint16_t bits; } Bfloat;
 static float of_bfloat(Bfloat value) {

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.knowledge.collectives import BARRIER, GROUPS, OBJECTS, TABLE
 from tests.lab.hosts import ROOT
 from tests.machines import planting, servers
 from tests.machines.whole import Whole
@@ -376,6 +377,27 @@ def test_what_nccls_own_diagnostics_name_on_two_hosts_is_told_and_is_no_verdict(
     assert set(found) <= {"DD205", "DD626"}, found
     named = {(one["rank"], one["peer_rank"]) for one in found["DD626"]["culprits"]}
     assert (named, report["verdict"], code) == ({(0, 1), (2, 3)}, "healthy", 0)
+
+
+_EACH = ("--only", "process_group,collectives", "--sizes", "4K:1M:16", "--iters", "2")
+
+
+def test_every_collective_is_right_over_planted_nccl():
+    code, report = run(_TWO(), 2, _EACH)
+
+    assert ([one["title"] for one in report["findings"]], code) == ([], 0), report["checks"]
+    measured = {one["name"].removesuffix("_busbw") for one in report["measurements"] if one["name"].endswith("_busbw")}
+    assert measured == {name for name, row in TABLE.items() if row.is_timed}
+    assert {one["value"] for one in report["measurements"] if one["name"].endswith("_wrong")} == {0}
+
+
+def test_a_rank_that_gives_wrong_shares_is_named_over_planted_nccl():
+    code, report = run(_TWO(), 2, _EACH, {rank: {"PLANTED_WRONG": "2"} for rank in range(2)})
+
+    found = {one["title"].partition(" gives")[0]: one["culprits"] for one in report["findings"]}
+    with_shares = {row.words.capitalize() for name, row in TABLE.items() if name not in (BARRIER, OBJECTS, GROUPS)}
+    named = {words: [one["rank"] for one in found.get(words, ())] for words in with_shares}
+    assert (named, code) == ({words: [2] for words in with_shares}, 1), report["checks"]
 
 
 def test_ddp_trains_to_the_same_weights_on_all_ranks(tmp_path: Path):

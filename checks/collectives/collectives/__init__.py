@@ -102,6 +102,9 @@ def _times(ctx: RankContext, row: Collective) -> Sweep:
 
 
 def _objects(ctx: RankContext) -> CollectiveFact:
+    # Bytes that arrive wrong are no pickle, and no size of one.
+    if agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
+        raise Skip("what is gathered arrives wrong, so that no objects can be sent")
     try:
         found = collectives.wrong_objects(ctx)
     except (RuntimeError, ImportError) as error:
