@@ -33,8 +33,8 @@ def test_published_curves_fall_into_the_band_that_the_others_give():
     assert {name for name, (_, judged) in held.items() if not judged} == WITHOUT_A_BAND
 
 
-#: Points within the band, of those that have one. Eight A100 reach 0.62 of what is expected at 1 MiB, and 0.63 would do;
-#: H800 1.23, and 1.22 would do; of the last one nobody says of how many nodes it is.
+#: Points within the band, of those that have one. Eight A100 reach 0.62 of what is expected at 1 MiB, where 0.63 would
+#: do; H800 1.23, where 1.22 would do; of the last one nobody says of how many nodes it is.
 MISSED = {"8 A100": (7, 8), "8 H800": (0, 1), "nodes of H100, EFA": (0, 1)}
 WITHOUT_A_BAND = {"2 nodes of A100, EFA, 2021", "4 nodes of A100, EFA, 2021"}
 
