@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ddp_doctor.facts.collectives import ELEMENTS, SizeResult, WrongShare
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE, Collective
 from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.exchanges import pattern
 from ddp_doctor.probing.rank_identity import finish
@@ -37,6 +38,10 @@ _AVERAGE, _BITWISE = "avg", ("band", "bor", "bxor")
 _BITS = 62
 #: Roots that are tried; more cost time and are alike.
 _MOST_ROOTS = 8
+
+
+class NotOffered(Exception):
+    """The backend refuses a type, an operation or a collective; the message is what it says."""
 
 
 class Case(NamedTuple):
@@ -66,7 +71,7 @@ def cases(row: Collective, ranks: int) -> Iterator[Case]:
     yield from (Case(*way) for way in ways)
     for root in range(min(ranks, _MOST_ROOTS) if row.has_root else 1):
         yield from (Case(dtype, "sum" * row.reduces, ODD_ELEMENTS, root, 1) for dtype in ("float32", "int64"))
-    if not row.ring:  # torch requires it there
+    if not (row.ring or row.has_root):  # there torch may refuse it on some ranks alone
         yield Case("float32", "sum" * row.reduces, turn=1, is_contiguous=False)
 
 
@@ -159,6 +164,8 @@ def wrong_shares(
     """Call it once: the original ranks whose shares were looked at here, and what is wrong with them.
 
     A rank looks at what it gave as well: it must be as it was. ``members`` are the original ranks of a ``group``.
+    Raises NotOffered on all ranks. In rings and with a root torch may refuse a type on some ranks alone, and a ring of
+    it would leave the group unfit for any other call (2.9): so a broadcast, which all ranks refuse, is tried first.
     """
     way: dict[str, Any] = {"op": case.op or "sum", "root": case.root, "is_contiguous": case.is_contiguous}
     call = Call(ctx, row, case.dtype, case.elements, group=group, **way)
@@ -166,11 +173,15 @@ def wrong_shares(
     expect = _Expected(case, call.ranks)
     for index, share in enumerate(call.given_shares):
         share.copy_(expect.share_of(call.rank, index, share))
-    if row.ring:  # a type that is refused there leaves torch's group unfit for any other call (2.9)
-        with ctx.step("broadcast", case.dtype):
-            Call(ctx, TABLE["broadcast"], case.dtype, 1, group=group).run()
     with ctx.step(row.name, f"{case.words(row)} [{case.elements}]"):
-        call.run()
+        try:
+            if row.ring or row.has_root:
+                Call(ctx, TABLE["broadcast"], case.dtype, 1, group=group).run()
+            call.run()
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+            if blames_peer(str(error)):
+                raise
+            raise NotOffered(str(error).partition("\n")[0][:200]) from error
         finish(ctx.device)
     looked_at, found = list[int](), list[WrongShare]()
     shares = [*zip(row.takes(call.rank, call.ranks, case.root), call.taken_shares, strict=True)]

@@ -30,7 +30,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import collectives
 from ddp_doctor.probing.all_reduces import Sweep, agreed, bandwidth, faster, measure, memory_free, memory_needed
-from ddp_doctor.probing.collectives import Case
+from ddp_doctor.probing.collectives import Case, NotOffered
 
 #: Wrong shares of one sender that are kept: more tell nothing more.
 _MOST_OF_A_SOURCE = 3
@@ -50,10 +50,8 @@ def probe(ctx: RankContext) -> CollectiveFact:
     for case in collectives.cases(row, ctx.world_size):
         try:
             looked_at, found = collectives.wrong_shares(ctx, row, case)
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-            if blames_peer(str(error)):
-                raise
-            refused[case.words(row)] = f"{error}".partition("\n")[0][:200]
+        except NotOffered as why:
+            refused[case.words(row)] = str(why)
             agreed(ctx, 0.0)  # all refused, and go on together
             continue
         if (

@@ -39,14 +39,15 @@ _GPUS = (
     (r"\bGB200\b", "GB200"),
     (r"\bB200\b", "B200"),
 )
+#: Releases that know these GPUs. The table has the newest alone: since 2.28 NCCL plans NVLink SHARP on Blackwell with
+#: 0.74 of its rate, before with all of it, 933 GB/s of eight B200 where 846 were measured and 626 at 64 MiB for 401.
+_KNOWN_SINCE = {"B200": (2, 27), "GB200": (2, 27)}
 #: From 64 B on, by powers of two: trees do not follow the plan at medium sizes, and NCCL corrects their bandwidth so.
 _OF_TREES = {
     "LL": (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1, 1, 1),
     "LL128": (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, *[0.6] * 6, 0.8, 0.9, 0.9, 0.9, 0.9, 1, 1),
     "Simple": (*[0.9] * 7, 0.8, 0.7, 0.6, 0.6, *[0.5] * 4, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9),
 }
-#: Since then Blackwell's trees over NVLink SHARP are corrected as well.
-_CORRECTS_NVLS_TREE = (2, 29, 2)
 #: NCCL's latency of a ring across nodes times this ("plateau effect"), of GPUs since A100.
 _PLATEAU = 1.4
 
@@ -90,7 +91,7 @@ class Costs:
 
 
 #: Fitted by tests/published.py on 2026-11-27 to the curves of data/published_bandwidth.ini.
-COSTS = Costs(launch_us=8.9, latency=2.46)
+COSTS = Costs(launch_us=15.4, latency=2.0)
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ class Row:
 
     def _planned(self, cell: tuple[str, str, float, float], collective: str, size_bytes: int) -> Plan:
         algorithm, protocol, latency, gb_per_s = cell
-        corrected = algorithm == "Tree" or (
-            algorithm == "NVLSTree" and self.gpu == "B200" and self.release >= _CORRECTS_NVLS_TREE
-        )
+        corrected = algorithm == "Tree" or (algorithm == "NVLSTree" and self.gpu == "B200")  # the latter since 2.29.2
         step = (size_bytes >> 6).bit_length() - 1
         if collective == "all_reduce" and corrected and 0 <= step < len(_OF_TREES[protocol]):
             gb_per_s *= _OF_TREES[protocol][step]
@@ -164,7 +163,7 @@ def rows_of(machine: Machine, collective: str) -> tuple[Row, ...]:
     gpu = next((ours for name, ours in _GPUS if re.search(name, machine.gpu, re.IGNORECASE)), None)
     total = round(sum(machine.nics_mbps) / 8000) if machine.nodes > 1 else 0
     known = _table().get((gpu, machine.link, machine.ranks, total, collective), {})
-    releases = [number for number in known if number <= release(machine.nccl)]
+    releases = [number for number in known if _KNOWN_SINCE.get(gpu or "", number) <= release(machine.nccl)]
     if not releases or _between(machine) not in LEAST_BYTES:
         return ()
     of_nodes = known[max(releases)]
@@ -207,7 +206,7 @@ def cells(line: Mapping[str, str]) -> Iterator[tuple[str, str, float, float]]:
 def _source(machine: Machine, rows: Sequence[Row]) -> str:
     """Where a band comes from, for a finding."""
     table, its_own = rows[0].release, release(machine.nccl)
-    nearest = "" if table == its_own else f" (the nearest before {machine.nccl})"
+    nearest = "" if table == its_own else f" (the nearest to {machine.nccl})"
     of = f"{machine.ranks} {machine.gpu.removeprefix('NVIDIA ').split()[0]} joined by {machine.link}"
     checked = "launch cost fitted to published curves"
     if machine.nodes > 1:
