@@ -21,7 +21,7 @@ class Collective:
     for_each: bool = False  # who gives, gives one share for each rank
     from_root: bool = False  # only the root gives
     to_root: bool = False  # only the root takes
-    ring: bool = False  # who takes, takes from the rank before
+    ring: bool = False  # who takes, takes from the rank before, or where the "root" is 1 from the next one
     reduces: bool = False
     in_place: bool = False  # torch has it only so: what is given is overwritten
     is_timed: bool = True  # over sizes
@@ -49,7 +49,8 @@ class Collective:
             return []
         sources: Sequence[int | None] = range(ranks)
         if self.reduces or self.from_root or self.ring:
-            sources = [None if self.reduces else root if self.from_root else (rank - 1) % ranks]
+            behind = (rank + 1 if root else rank - 1) % ranks
+            sources = [None if self.reduces else root if self.from_root else behind]
         return [(source, rank if self.for_each else 0) for source in sources]
 
     def bus_factor(self, ranks: int) -> float:

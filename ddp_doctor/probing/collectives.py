@@ -59,6 +59,7 @@ class Case(NamedTuple):
         parts = [f"{self.dtype} {self.op}".strip()]
         parts += [f"{self.elements} elements"] * (self.elements != ELEMENTS)
         parts += [f"root {self.root}"] * row.has_root
+        parts += ["backwards"] * (row.ring and self.root > 0)
         parts += ["not contiguous"] * (not self.is_contiguous)
         return ", ".join(parts)
 
@@ -69,7 +70,7 @@ def cases(row: Collective, ranks: int) -> Iterator[Case]:
     if row.reduces:
         ways = [*payload.exact_cases(ranks), ("float32", _AVERAGE), *(("int64", op) for op in _BITWISE)]
     yield from (Case(*way) for way in ways)
-    for root in range(min(ranks, _MOST_ROOTS) if row.has_root else 1):
+    for root in range(min(ranks, _MOST_ROOTS) if row.has_root else 2 if row.ring else 1):
         yield from (Case(dtype, "sum" * row.reduces, ODD_ELEMENTS, root, 1) for dtype in ("float32", "int64"))
     if not (row.ring or row.has_root):  # there torch may refuse it on some ranks alone
         yield Case("float32", "sum" * row.reduces, turn=1, is_contiguous=False)
@@ -127,7 +128,7 @@ class Call:
         """Once, until torch has it; on a GPU that is before it is done."""
         import torch.distributed as dist
 
-        given, result, group, root = self.given, self.result, self.group, self.peers[self.root]
+        given, result, group, root = self.given, self.result, self.group, self.peers[min(self.root, self.ranks - 1)]
         name = self.row.name
         if name == ALL_REDUCE:
             dist.all_reduce(result, op=self.op, group=group)
@@ -144,7 +145,9 @@ class Call:
         elif name == "scatter":
             dist.scatter(result, self.given_shares or None, src=root, group=group)
         elif name == "send_recv":
-            ahead, behind = (self.peers[(self.rank + step) % self.ranks] for step in (1, -1))
+            ahead, behind = (
+                self.peers[(self.rank + step) % self.ranks] for step in ((-1, 1) if self.root else (1, -1))
+            )
             both = [dist.P2POp(dist.isend, given, ahead, group), dist.P2POp(dist.irecv, result, behind, group)]
             for work in dist.batch_isend_irecv(both):
                 work.wait()
