@@ -195,16 +195,16 @@ def wrong_shares(
         off = _differs(share, expected).nonzero()[:, 0]
         looked_at += [] if source is None else [members[source]]
         if len(off):
-            values, due = share[off], expected.expand_as(share)[off]
-            got = _number(values[0])
-            throughout = len(off) == len(share) and not _differs(values, values[:1]).any()
+            values, due = _bits(share.contiguous())[off], _bits(expected.expand_as(share).contiguous())[off]
+            got = _number(values[:1], share.dtype)
+            throughout = len(off) == len(share) and bool((values == values[0]).all())
             blamed = expect.blamed(got, index) if source is None and throughout else []
             wrong = WrongShare(
                 case=case.words(row),
                 source=None if source is None else members[source],
                 elements=len(off),
                 of=len(share),
-                expected=_number(due[0]),
+                expected=_number(due[:1], share.dtype),
                 got=got,
                 blamed=tuple(members[rank] for rank in blamed),
             )
@@ -223,10 +223,10 @@ def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
-def _number(element: "torch.Tensor") -> float:
+def _number(bits: "torch.Tensor", dtype: "torch.dtype") -> float:
     """An element as JSON can have it: its bits where it is no finite number."""
-    value = float(element.real)
-    return value if isfinite(value) else float(_bits(element.reshape(1))[0])
+    value = float(bits.view(dtype).cpu().real)
+    return value if isfinite(value) else float(bits)
 
 
 class _Expected(NamedTuple):

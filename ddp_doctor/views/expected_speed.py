@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.knowledge.network import expected_speed
-from ddp_doctor.knowledge.network.path_quality import JUDGED_BYTES_PER_S
+from ddp_doctor.knowledge.network.path_quality import JUDGED_BYTES_PER_S, SLOW_PATH_RATIO
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.gpus import each_has_a_whole_gpu
 from ddp_doctor.views.network import rdma_of
@@ -25,8 +25,9 @@ class Expected(NamedTuple):
         return (self.low * self.high) ** 0.5 if self.high is not None else self.low
 
 
-#: Of a bare socket's rate: rings of gloo reached from 0.83 of it on (docs/explanation/expected-bandwidth.md).
-_OF_A_SOCKET = 0.5
+#: Of a bare socket's rate, as of a path beside others: hosts in the lab, three on two busy cores, came down to 0.41 of
+#: it at 1 Gbit/s, and to 0.98 at 100 Mbit/s (docs/explanation/expected-bandwidth.md).
+_OF_A_SOCKET = 1 / SLOW_PATH_RATIO
 #: Those that torch's gloo does in a ring, over each link once; smaller messages are bound by latency.
 _RINGS, _LEAST_BYTES = ("all_reduce", "all_gather"), 4 << 20
 

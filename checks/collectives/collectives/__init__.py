@@ -162,8 +162,6 @@ def _groups(ctx: RankContext) -> CollectiveFact:
         for count, due, tensor in zip(off, sums, tensors, strict=True)
         if count
     ]
-    for group, _ in mine.values():
-        dist.destroy_process_group(group)
     return CollectiveFact(
         part=GROUPS, ranks=ctx.world_size, tested=tuple(tested), wrong=tuple(wrong), sizes=tuple(sizes)
     )
