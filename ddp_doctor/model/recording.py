@@ -111,7 +111,7 @@ class Floor(Frozen):
 
     collective: str  # a row of knowledge/collectives.py
     size_bytes: int  # as nccl-tests counts it
-    bytes_per_s: float
+    bytes_per_s: float  # of bus bandwidth
 
     @property
     def typed(self) -> str:
