@@ -240,7 +240,7 @@ def _of_ends(recording: Recording, slow: set[Path], good: Collection[Path]) -> t
     blamed, found = blame(slow, good), []
     for rank in blamed.nodes:
         sides = _sides(blamed, rank, slow)
-        does, paths = _does(rank_at(recording, rank), *sides), tuple(sorted(sides[0] | sides[1]))
+        does, paths = _does(capital(rank_at(recording, rank)), *sides), tuple(sorted(sides[0] | sides[1]))
         found.append(_Slow(paths, does, (rank_culprit(recording, rank),), (_node(recording, rank),)))
     return found, set(blamed.paths)
 
@@ -272,9 +272,9 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
         whole = rates.across and all(p in slow for p in all_of[first, second] if (joins(p[0]), joins(p[1])) in ways)
         for part in [paths] if whole else grouped((frozenset(path), path) for path in paths).values():
             name: Callable[[int], str] = partial(host, recording) if whole else partial(rank_at, recording)
-            source, target = map(name, next(iter(ways)) if whole else part[0])
+            source, target = map(name, min(ways) if whole else min(part))
             both = len(ways) == 2 if whole else len(part) == 2
-            does = f"{source} and {target} exchange data slowly"
+            does = f"{source if whole else capital(source)} and {target} exchange data slowly"
             culprit = node_pair(recording, first, second) if whole else pair_culprit(recording, *sorted(part[0]))
             if not both:
                 does = f"Data goes slowly in one direction only, from {source} to {target}"
@@ -302,7 +302,7 @@ def _draft(
     again = "the better of two measurements" if sure else "measured once: time was short"
     return finding(
         slow.culprits,
-        f"{capital(slow.does)}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
+        f"{slow.does}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
         (
             *(
                 Evidence(
