@@ -101,6 +101,7 @@ class PairResult(Frozen):
     bandwidth_gb_per_s: float  # best of the exchanges, what went each way while both did
     size_bytes: int
     received_gb_per_s: float | None = None  # best from the peer to this rank; None in older recordings
+    least_gb_per_s: float | None = None  # worst of the same, without the first exchange: what chance makes of it
     measured_again: bool = False  # because it was slow; all values are the better ones
     alone_gb_per_s: float | None = None  # the exchange while no other pair moved data, …
     together_gb_per_s: float | None = None  # … and while all pairs of a round did

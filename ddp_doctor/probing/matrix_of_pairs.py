@@ -23,10 +23,17 @@ class MatrixOfPairs:
     def __init__(self, ctx: RankContext) -> None:
         self.ctx = ctx
         self.size = size_of_message(ctx)
+        self.shorter = max(self.size // 4, path_quality.JUDGED_MESSAGE_BYTES)  # enough to tell that a pair is slow
         self.rounds = path_quality.rounds_of_ranks(ctx.nodes)
         self.found: dict[int, PairResult] = {}  # by group rank of the peer
         self.skipped: list[int] = []
         self.several_nodes = len(set(ctx.nodes)) > 1
+        #: Of the pairs within nodes (False) and of those across them, which are judged.
+        self.judged = [
+            kind
+            for kind in ((False, True) if self.several_nodes else (False,))
+            if path_quality.is_judged(ctx.backend, self.size, across=kind)
+        ]
 
     def measure(self) -> P2pFact:
         """Everything that fits the time; pairs that hung before are left out, and nothing waits for their ranks."""
@@ -37,7 +44,7 @@ class MatrixOfPairs:
         if not ctx.skip_pairs:
             if ctx.level is Level.THOROUGH:
                 not_alone = self._each_alone(self.rounds[:measured])
-            if ctx.world_size > 2 and self._judged_kinds():
+            if ctx.world_size > 2 and self.judged:
                 self._doubtful_again()
         return P2pFact(
             pairs=tuple(self.found.values()),
@@ -58,7 +65,7 @@ class MatrixOfPairs:
             if bounded and ended and self._is_short(f"round {ended}", spent / ended * (until - ended)):
                 break
             for pairs in self.rounds[ended:until]:
-                self._exchange_in(pairs)
+                self._exchange_in(pairs, self.size)
             ended = until
         return ended
 
@@ -72,7 +79,7 @@ class MatrixOfPairs:
         """This rank's partner in a round; one rank of an odd world rests, and those that stand for no node do."""
         return next((sum(pair) - self.ctx.group_rank for pair in pairs if self.ctx.group_rank in pair), None)
 
-    def _exchange_in(self, pairs: Sequence[_Pair]) -> None:
+    def _exchange_in(self, pairs: Sequence[_Pair], size: int) -> None:
         ctx, peer = self.ctx, self._peer_in(pairs)
         if peer is None:
             return
@@ -80,7 +87,7 @@ class MatrixOfPairs:
         if (min(ctx.rank, original), max(ctx.rank, original)) in ctx.skip_pairs:
             self.skipped.append(original)
             return
-        measured = exchange(ctx, peer, original, self.size)
+        measured = exchange(ctx, peer, original, size)
         self.found[peer] = better(self.found[peer], measured) if peer in self.found else measured
 
     # --- each alone -------------------------------------------------------------------------------
@@ -107,37 +114,45 @@ class MatrixOfPairs:
     # --- doubtful ones again ----------------------------------------------------------------------
 
     def _doubtful_again(self) -> None:
-        """Slow pairs once more, as many as fit: one slow exchange may be chance. Texts are short and mostly equal."""
-        ctx = self.ctx
-        received = {peer: found.received_gb_per_s or 0.0 for peer, found in self.found.items()}
-        kinds = [
-            {peer: rate for peer, rate in received.items() if self._is_across(peer) is across}
-            for across in self._judged_kinds()
+        """Slow pairs again, as many as fit, until they are fast or were slow too often for chance."""
+        ctx, name = self.ctx, "typical rates"
+        mine = " ".join(
+            f"{median_high(rates.values()) if (rates := self._rates(kind)) else 0.0:.1e}" for kind in self.judged
+        )
+        with ctx.step("exchange", name):
+            of_ranks = [map(float, text.split()) for text in ctx.exchange(name, mine)]
+        typical = [
+            path_quality.typical_rate([rate for rate in medians if rate], ctx.backend)
+            for medians in zip(*of_ranks, strict=True)
         ]
-        mine = " ".join(f"{median_high(kind.values()) if kind else 0.0:.1e}" for kind in kinds)
-        with ctx.step("exchange", "typical rates"):
-            of_ranks = [tuple(map(float, text.split())) for text in ctx.exchange("typical rates", mine)]
-        doubtful: dict[int, float] = {}
-        for kind, medians in zip(kinds, zip(*of_ranks, strict=True), strict=True):
-            typical = path_quality.typical_rate([value for value in medians if value], ctx.backend)
-            doubtful |= {peer: rate for peer, rate in kind.items() if rate * path_quality.DOUBTFUL_RATIO < typical}
-        needed_s = sum(8 * self.size / rate / 1e9 for rate in doubtful.values())
-        is_short = needed_s > path_quality.AGAIN_SHARE * ctx.remaining()
-        mine = _SHORT if is_short else " ".join(map(str, sorted(doubtful)))
-        with ctx.step("exchange", "doubtful pairs"):
-            texts = ctx.exchange("doubtful pairs", mine)
-        if _SHORT in texts:
-            return
-        pairs = {
-            (min(rank, int(peer)), max(rank, int(peer))) for rank, text in enumerate(texts) for peer in text.split()
+        for time in range(path_quality.AGAIN_TIMES):
+            name, mine = f"doubtful pairs {time}", self._doubtful(typical)
+            with ctx.step("exchange", name):
+                texts = ctx.exchange(name, mine)
+            if _SHORT in texts or not any(texts):
+                return
+            paths = ((rank, int(peer)) for rank, text in enumerate(texts) for peer in text.split())
+            pairs = {(min(path), max(path)) for path in paths}
+            for disjoint in path_quality.disjoint(sorted(pairs), path_quality.AGAIN_ROUNDS):
+                self._exchange_in(disjoint, self.shorter)
+
+    def _doubtful(self, typical: Sequence[float]) -> str:
+        """The peers from which this rank receives slowly, or that there is no time to measure them again."""
+        slow = {
+            peer: rate
+            for kind, usual in zip(self.judged, typical, strict=True)
+            for peer, rate in self._rates(kind).items()
+            if rate * path_quality.DOUBTFUL_RATIO < usual
         }
-        for disjoint in path_quality.disjoint(sorted(pairs), path_quality.AGAIN_ROUNDS):
-            self._exchange_in(disjoint)
+        needed_s = sum(8 * self.shorter / rate / 1e9 for rate in slow.values())
+        is_short = needed_s > path_quality.AGAIN_SHARE * self.ctx.remaining()
+        return _SHORT if is_short else " ".join(map(str, sorted(slow)))
 
-    def _judged_kinds(self) -> list[bool]:
-        """Of the pairs within nodes (False) and of those across them, which are judged."""
-        kinds = (False, True) if self.several_nodes else (False,)
-        return [way for way in kinds if path_quality.is_judged(self.ctx.backend, self.size, across=way)]
-
-    def _is_across(self, peer: int) -> bool:
-        return self.ctx.nodes[peer] != self.ctx.nodes[self.ctx.group_rank]
+    def _rates(self, across: bool) -> dict[int, float]:
+        """What this rank receives in GB/s, by peer: of its own node or of others."""
+        nodes, mine = self.ctx.nodes, self.ctx.nodes[self.ctx.group_rank]
+        return {
+            peer: found.received_gb_per_s or 0.0
+            for peer, found in self.found.items()
+            if (nodes[peer] != mine) is across
+        }

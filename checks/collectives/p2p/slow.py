@@ -52,11 +52,12 @@ class _Rates:
     across: bool
     of: Mapping[Path, float]
     typical: float
+    sure: float  # the median of the worst values: what the typical pair has even by bad chance
     confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
 
     def slower(self, ratio: float) -> set[Path]:
         """The paths with less than this part of what is typical."""
-        return {path for path, rate in self.of.items() if rate * ratio < self.typical}
+        return {path for path, rate in self.of.items() if rate * ratio < self.sure}
 
     @property
     def kind(self) -> str:
@@ -77,7 +78,7 @@ class _Slow:
 @once_a_recording
 def _rates(recording: Recording, across: bool) -> _Rates | None:
     """None where nothing is judged: too few pairs to compare, or what is_judged() says of all of them."""
-    rates: dict[Path, float] = {}
+    rates, least = dict[Path, float](), list[float]()
     confirmed = set()
     for rank in recording.facts(P2pFact):
         for pair in rank.fact.pairs:
@@ -86,12 +87,13 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
                 recording.backend, pair.size_bytes, across=across
             ):
                 rates[path] = pair.received_gb_per_s or pair.bandwidth_gb_per_s
+                least.append(pair.least_gb_per_s or rates[path])
                 if pair.measured_again or pair.received_gb_per_s is None:
                     confirmed.add(path)
     if len({frozenset(path) for path in rates}) < 3:
         return None
-    typical = path_quality.typical_rate(list(rates.values()), recording.backend)
-    return _Rates(across, rates, typical, frozenset(confirmed))
+    typical, sure = (path_quality.typical_rate(of_pairs, recording.backend) for of_pairs in ([*rates.values()], least))
+    return _Rates(across, rates, typical, sure, frozenset(confirmed))
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
@@ -299,7 +301,7 @@ def _draft(
 ) -> Draft:
     worst = min(rates.of[path] for path in slow.paths)
     sure = bool(slow.culprits) and not rates.confirmed.isdisjoint(slow.paths)
-    again = "the better of two measurements" if sure else "measured once: time was short"
+    again = "the best of what was measured, and measured again" if sure else "measured once: time was short"
     return finding(
         slow.culprits,
         f"{slow.does}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
