@@ -478,7 +478,7 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--skip"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--skip", "--svg"),
         *("--verbose", "-q", "-v"),
     ]
 
