@@ -107,7 +107,7 @@ class MatrixOfPairs:
                         return sum(map(len, rounds[number:])) - max(at - 1, 0)
                 peer = self._peer_in(moving)
                 if peer is not None:
-                    rate = exchange_rate(ctx, peer, ctx.ranks[peer], self.size)
+                    rate = exchange_rate(ctx, peer, ctx.ranks[peer], self.shorter)
                     self.found[peer] = self.found[peer].model_copy(update={field: rate})
         return 0
 

@@ -171,21 +171,24 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
 def pairs_of_ranks_share_a_link(recording: Recording) -> Iterator[Draft]:
     """Pairs that exchange much less while other pairs move data than each of them does alone.
 
-    Finds: At level thorough, pairs of GPUs, or of ranks on different nodes, with less than half of what they exchange
-        alone while all pairs of a round move data. Information: GPUs below one switch, or ranks behind one NIC, have to
-        share.
+    Finds: At level thorough, pairs of GPUs, or of ranks on different nodes, that have less than 60 % of what they
+        exchange alone while all pairs of a round move data, as both ends saw it: two pairs on one link have half each.
+        Information: GPUs below one switch, or ranks behind one NIC, have to share.
     Why: A collective moves data on all links at once: the lower number is what training gets.
     Remedy: Where it is less than the machine should give: another NIC for each GPU, or another order of ranks.
     See: docs/explanation/measurements.md
     """
-    shared: dict[bool, dict[Path, tuple[float, float]]] = {False: {}, True: {}}
+    seen: dict[Path, list[tuple[float, float]]] = {}
     for rank in recording.facts(P2pFact):
         for pair in rank.fact.pairs:
-            ends, across = (rank.rank or 0, pair.peer), is_across(recording, (rank.rank or 0, pair.peer))
-            alone, together = pair.alone_gb_per_s, pair.together_gb_per_s
-            judged = path_quality.is_judged(recording.backend, pair.size_bytes, across=across)
-            if judged and alone and together and ends[0] < ends[1] and together < path_quality.SHARED_LINK * alone:
-                shared[across][ends] = (alone, together)
+            ends, alone, together = (rank.rank or 0, pair.peer), pair.alone_gb_per_s, pair.together_gb_per_s
+            judged = path_quality.is_judged(recording.backend, pair.size_bytes, across=is_across(recording, ends))
+            if judged and alone and together:
+                seen.setdefault((min(ends), max(ends)), []).append((alone, together))
+    shared: dict[bool, dict[Path, tuple[float, float]]] = {False: {}, True: {}}
+    for ends, rates in seen.items():
+        if all(together < path_quality.SHARED_LINK * alone for alone, together in rates):
+            shared[is_across(recording, ends)][ends] = rates[0]
     for across, pairs in shared.items():
         if pairs:
             alone, together = min(pairs.values(), key=lambda rates: rates[1] / rates[0])

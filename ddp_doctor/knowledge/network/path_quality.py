@@ -48,7 +48,7 @@ LARGEST_OTHER_SAMPLE_BYTES = 4 * 1024 * 1024
 
 #: Worlds of more ranks have a matrix of nodes: every pair within a node, and the first ranks of all nodes.
 MATRIX_OF_RANKS = 64
-#: A pair whose first exchange takes longer is not repeated: the rest of its time is for its two directions.
+#: A pair whose first exchange takes longer is not repeated, and a quarter of the message tells its two directions.
 LONG_EXCHANGE_S = 0.2
 #: Pairs that are measured again because they are slow: so often until they are not, each time so many rounds of
 #: disjoint ones, within this share of the check's time that is left. On two cores that thirty processes wanted, a
@@ -95,8 +95,8 @@ FASTER_ELSEWHERE_RATIO = 2.0
 #: A message that is smaller measures latency, and ranks that share a processor.
 JUDGED_MESSAGE_BYTES = 256 * 1024
 #: A pair that reaches less than this share of what it reaches alone, while all pairs of its round move data, shares a
-#: link with one of them: two pairs on one link have half each.
-SHARED_LINK = 0.5
+#: link with one of them: two pairs on one link have half each, give or take what chance does.
+SHARED_LINK = 0.6
 
 #: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
 #: 100 Gbit/s).
