@@ -114,7 +114,6 @@ class P2pFact(Fact):
 
     pairs: tuple[PairResult, ...]
     skipped: tuple[int, ...] = ()  # peers of pairs that hung in an earlier trial
-    by_node: bool = False  # between nodes one rank stands for all of its node
     not_measured: int = 0  # pairs of this world that time left out, …
     not_alone: int = 0  # … and those of them that were not measured alone where the others were
 

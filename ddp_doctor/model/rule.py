@@ -108,8 +108,9 @@ class Rule(Described):
 
 
 def _are_causes_of(causes: Sequence[Finding], finding: Finding, nodes: Sequence[int]) -> bool:
-    """Whether some of the causes name all of its nodes; what is less severe than the finding explains nothing."""
-    causes = [cause for cause in causes if cause.severity.at_least(finding.severity)]
+    """Whether some of the causes name all of its nodes; an error is explained by errors alone."""
+    if finding.severity is Severity.ERROR:
+        causes = [cause for cause in causes if cause.severity is Severity.ERROR]
     named = {culprit.node_rank for cause in causes for culprit in cause.culprits}
     return bool(causes) and named.issuperset(nodes)
 

@@ -27,11 +27,10 @@ class MatrixOfPairs:
         self.rounds = path_quality.rounds_of_ranks(ctx.nodes)
         self.found: dict[int, PairResult] = {}  # by group rank of the peer
         self.skipped: list[int] = []
-        self.several_nodes = len(set(ctx.nodes)) > 1
         #: Of the pairs within nodes (False) and of those across them, which are judged.
         self.judged = [
             kind
-            for kind in ((False, True) if self.several_nodes else (False,))
+            for kind in ((False, True) if len(set(ctx.nodes)) > 1 else (False,))
             if path_quality.is_judged(ctx.backend, self.size, across=kind)
         ]
 
@@ -47,11 +46,7 @@ class MatrixOfPairs:
             if ctx.world_size > 2 and self.judged:
                 self._doubtful_again()
         return P2pFact(
-            pairs=tuple(self.found.values()),
-            skipped=tuple(self.skipped),
-            by_node=self.several_nodes and ctx.world_size > path_quality.MATRIX_OF_RANKS,
-            not_measured=len(left),
-            not_alone=not_alone,
+            pairs=tuple(self.found.values()), skipped=tuple(self.skipped), not_measured=len(left), not_alone=not_alone
         )
 
     # --- each once --------------------------------------------------------------------------------
@@ -61,19 +56,21 @@ class MatrixOfPairs:
         started, ended, bounded = self.ctx.clock(), 0, len(self.rounds) > CROWD and not self.ctx.skip_pairs
         while ended < len(self.rounds):
             until = min(2 * ended or 1, len(self.rounds)) if bounded else len(self.rounds)
-            spent = self.ctx.clock() - started
-            if bounded and ended and self._is_short(f"round {ended}", spent / ended * (until - ended)):
+            needed_s = (self.ctx.clock() - started) / max(ended, 1) * (until - ended)
+            if bounded and ended and self._is_short(f"round {ended}", 2 * needed_s > self.ctx.remaining()):
                 break
             for pairs in self.rounds[ended:until]:
                 self._exchange_in(pairs, self.size)
             ended = until
         return ended
 
-    def _is_short(self, name: str, needed_s: float) -> bool:
-        """Whether any rank has not twice this time left; all ranks meet."""
-        mine = _SHORT if 2 * needed_s > self.ctx.remaining() else ""
+    def _is_short(self, name: str, mine: bool) -> bool:
+        """Whether time is short for any rank; all ranks meet."""
+        return _SHORT in self._texts(name, _SHORT if mine else "")
+
+    def _texts(self, name: str, mine: str) -> tuple[str, ...]:
         with self.ctx.step("exchange", name):
-            return _SHORT in self.ctx.exchange(name, mine)
+            return self.ctx.exchange(name, mine)
 
     def _peer_in(self, pairs: Sequence[_Pair]) -> int | None:
         """This rank's partner in a round; one rank of an odd world rests, and those that stand for no node do."""
@@ -101,10 +98,8 @@ class MatrixOfPairs:
             turns = [(f"round {number} together", pairs, "together_gb_per_s")]
             turns += [(f"round {number} pair {at}", [pair], "alone_gb_per_s") for at, pair in enumerate(pairs)]
             for at, (name, moving, field) in enumerate(turns):
-                mine = _SHORT if ctx.clock() > until else ""
-                with ctx.step("exchange", name):
-                    if _SHORT in ctx.exchange(name, mine):
-                        return sum(map(len, rounds[number:])) - max(at - 1, 0)
+                if self._is_short(name, ctx.clock() > until):
+                    return sum(map(len, rounds[number:])) - max(at - 1, 0)
                 peer = self._peer_in(moving)
                 if peer is not None:
                     rate = exchange_rate(ctx, peer, ctx.ranks[peer], self.shorter)
@@ -115,20 +110,16 @@ class MatrixOfPairs:
 
     def _doubtful_again(self) -> None:
         """Slow pairs again, as many as fit, until they are fast or were slow too often for chance."""
-        ctx, name = self.ctx, "typical rates"
         mine = " ".join(
             f"{median_high(rates.values()) if (rates := self._rates(kind)) else 0.0:.1e}" for kind in self.judged
         )
-        with ctx.step("exchange", name):
-            of_ranks = [map(float, text.split()) for text in ctx.exchange(name, mine)]
+        of_ranks = [map(float, text.split()) for text in self._texts("typical rates", mine)]
         typical = [
-            path_quality.typical_rate([rate for rate in medians if rate], ctx.backend)
+            path_quality.typical_rate([rate for rate in medians if rate], self.ctx.backend)
             for medians in zip(*of_ranks, strict=True)
         ]
         for time in range(path_quality.AGAIN_TIMES):
-            name, mine = f"doubtful pairs {time}", self._doubtful(typical)
-            with ctx.step("exchange", name):
-                texts = ctx.exchange(name, mine)
+            texts = self._texts(f"doubtful pairs {time}", self._doubtful(typical))
             if _SHORT in texts or not any(texts):
                 return
             paths = ((rank, int(peer)) for rank, text in enumerate(texts) for peer in text.split())

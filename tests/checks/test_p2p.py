@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.cluster import connectivity
 from ddp_doctor.checks.collectives import p2p
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.knowledge.network import path_quality
@@ -18,6 +20,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.probing import exchanges
 from tests.rank_harness import HarnessContext, Ranks
+from tests.recorded import load
 
 SIZE = 1 << 16
 
@@ -182,7 +185,10 @@ def _judge(
 ) -> list[Finding]:
     """All pairs of ranks of these nodes; ``rate`` in GB/s from sender to receiver, ``wrong`` as (sender, receiver)."""
     of_ranks = [node for node, count in enumerate(counts) for _ in range(count)]
+    return _found(_facts(of_ranks, rate, wrong, **more), of_ranks, backend, trials)
 
+
+def _facts(of_ranks: Sequence[int], rate: Rate, wrong: Collection[tuple[int, int]] = (), **more: Any) -> list[P2pFact]:
     def result(rank: int, peer: int) -> PairResult:
         across = of_ranks[rank] != of_ranks[peer]
         there, back = rate(across, peer, rank), rate(across, rank, peer)
@@ -196,23 +202,29 @@ def _judge(
             **fields,
         )
 
-    size = len(of_ranks)
-    facts = [P2pFact(pairs=tuple(result(rank, peer) for peer in range(size) if peer != rank)) for rank in range(size)]
-    return _found(facts, of_ranks, backend, trials)
+    ranks = range(len(of_ranks))
+    return [P2pFact(pairs=tuple(result(rank, peer) for peer in ranks if peer != rank)) for rank in ranks]
 
 
 def _found(
     facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...] = ()
 ) -> list[Finding]:
+    recording = _recording(facts, of_ranks, backend, trials)
+    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+
+
+def _recording(
+    facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...]
+) -> Recording:
     counts = [of_ranks.count(node) for node in sorted(set(of_ranks))]
     nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
-    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=len(of_ranks), backend=backend, nodes=nodes)
+    size = len(of_ranks)
+    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
     readings = tuple(
         Reading(check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded())
         for rank, fact in enumerate(facts)
     )
-    recording = Recording(world=world, readings=readings, trials=trials)
-    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+    return Recording(world=world, readings=readings, trials=trials)
 
 
 @pytest.mark.parametrize("counts", [[8], [2, 2], [4, 1], [1, 1, 1], [8, 8], [8, 1, 1, 1]])
@@ -305,6 +317,19 @@ def test_pairs_that_lose_half_while_others_move_data_share_a_link():
         == "Pairs of ranks across nodes share a link, 0-2, 0-3, 1-2, 1-3: alone 24.00 GB/s, together 12.00 GB/s"
     )
     assert _judge([2, 2], alone_gb_per_s=24.0, together_gb_per_s=16.0) == []
+
+
+@pytest.mark.parametrize(("network", "codes"), [("Socket", ["DD533"]), ("IB", ["DD533", "DD630"])])
+def test_what_tcp_shows_explains_a_slow_node_unless_its_data_goes_by_rdma(network: str, codes: list[str]):
+    facts = _facts([0, 1, 2, 3], lambda _, s, r: 0.5 if 2 in (s, r) else 25.0)
+    log = f"Using network {network}\nChannel 00/0 : 0[0] -> 1[0] [send] via NET/{network}/0"
+    evidence = tuple(RankEvidence(rank=node, node=node, output_tail=log) for node in range(4))
+    trial = TrialRecord(trial="t", backend="nccl", ranks=(0, 1, 2, 3), evidence=evidence)
+    recording = _recording(facts, [0, 1, 2, 3], "nccl", (trial,))
+    rows = [reading for reading in load("connectivity/node-at-100-mbit").readings if reading.check == "connectivity"]
+    both = recording.model_copy(update={"readings": (*recording.readings, *rows)})
+    rules = (*p2p.CHECK.rules, *connectivity.CHECK.rules)
+    assert sorted(finding.code for finding in diagnose(both, rules).findings) == codes
 
 
 def test_a_slow_link_between_nodes_shows_which_nics_nccls_own_log_names():

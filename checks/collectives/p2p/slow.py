@@ -52,7 +52,7 @@ class _Rates:
     across: bool
     of: Mapping[Path, float]
     typical: float
-    sure: float  # the median of the worst values: what the typical pair has even by bad chance
+    sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
     confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
 
     def slower(self, ratio: float) -> set[Path]:
@@ -69,7 +69,7 @@ class _Rates:
 class _Slow:
     """Paths that are slow for one reason: the node or the rank at one end of them all, or the path itself."""
 
-    paths: tuple[Path, ...]
+    paths: Sequence[Path]
     does: str
     culprits: tuple[Culprit, ...]
     nodes: tuple[int, ...] = ()  # that a finding must name that explains it
@@ -78,7 +78,7 @@ class _Slow:
 @once_a_recording
 def _rates(recording: Recording, across: bool) -> _Rates | None:
     """None where nothing is judged: too few pairs to compare, or what is_judged() says of all of them."""
-    rates, least = dict[Path, float](), list[float]()
+    rates, least = dict[Path, float](), dict[Path, float]()
     confirmed = set()
     for rank in recording.facts(P2pFact):
         for pair in rank.fact.pairs:
@@ -87,12 +87,14 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
                 recording.backend, pair.size_bytes, across=across
             ):
                 rates[path] = pair.received_gb_per_s or pair.bandwidth_gb_per_s
-                least.append(pair.least_gb_per_s or rates[path])
+                least[path] = pair.least_gb_per_s or rates[path]
                 if pair.measured_again or pair.received_gb_per_s is None:
                     confirmed.add(path)
     if len({frozenset(path) for path in rates}) < 3:
         return None
-    typical, sure = (path_quality.typical_rate(of_pairs, recording.backend) for of_pairs in ([*rates.values()], least))
+    typical = path_quality.typical_rate(list(rates.values()), recording.backend)
+    usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
+    sure = path_quality.typical_rate(usual, recording.backend)
     return _Rates(across, rates, typical, sure, frozenset(confirmed))
 
 
@@ -113,7 +115,7 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     if rates is None:
         return
     bad = rates.slower(SLOW_PAIR_RATIO)
-    ends, left = _of_ends(recording, bad, rates.of.keys() - bad)
+    ends, left = _of_ranks(recording, bad, rates.of.keys() - bad)
     for slow in (*ends, *_of_pairs(recording, rates, left)):
         # NVLink is never slower than host memory; a link of it that is down is to be repaired.
         pairs = sorted({(min(path), max(path)) for path in slow.paths})
@@ -144,7 +146,7 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
         worst = max(rates.of[path] for path in slow.paths)
         much = worst * path_quality.VERY_SLOW_RATIO < rates.typical
         severity = Severity.ERROR if much else None
-        evidence = _network_evidence(recording, slow.nodes)
+        evidence = _network_evidence(recording, slow.nodes[:1])
         yield _draft(rates, path_quality.SLOW_NODE_RATIO, slow, _COMPARE_NICS, more=evidence, severity=severity)
 
 
@@ -220,46 +222,40 @@ def pairs_of_ranks_share_a_link(recording: Recording) -> Iterator[Draft]:
 @once_a_recording
 def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
     """The nodes and ranks that are slow with all others, and the slow paths that they do not explain."""
-    rates, ratio = _rates(recording, True), path_quality.SLOW_NODE_RATIO
+    rates = _rates(recording, True)
     if rates is None:
         return [], set()
     of_nodes = grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in rates.of)
-    slow, found = rates.slower(ratio), []
+    slow, found = rates.slower(path_quality.SLOW_NODE_RATIO), []
     good = rates.of.keys() - slow
     if len({node for path in of_nodes for node in path}) > 2:
         bad = {path for path, of_ranks in of_nodes.items() if slow.issuperset(of_ranks)}
-        blamed = blame(bad, of_nodes.keys() - bad)
-        for node in blamed.nodes:
-            sides = _sides(blamed, node, bad)
-            paths = {path for way in sides[0] | sides[1] for path in of_nodes[way]}
-            culprits = (node_culprit(recording, node),)
-            found.append(_Slow(tuple(sorted(paths)), _does(host(recording, node), *sides), culprits, (node,)))
-            slow -= paths
-    of_ranks, left = _of_ends(recording, slow, good)
-    left &= rates.slower(path_quality.SLOW_PATH_RATIO)
-    return [*found, *of_ranks], left
+        for node, paths, does in _ends(blame(bad, of_nodes.keys() - bad), bad):
+            of_ranks = [path for way in paths for path in of_nodes[way]]
+            name, culprit = host(recording, node), node_culprit(recording, node)
+            found.append(_Slow(of_ranks, f"{name} {does}", (culprit,), _explainable(recording, node)))
+            slow -= {*of_ranks}
+    ends, left = _of_ranks(recording, slow, good)
+    return [*found, *ends], left & rates.slower(path_quality.SLOW_PATH_RATIO)
 
 
-def _of_ends(recording: Recording, slow: set[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
+def _of_ranks(recording: Recording, slow: set[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
     """The ranks that are slow with (nearly) all, and the paths that are left."""
     blamed, found = blame(slow, good), []
-    for rank in blamed.nodes:
-        sides = _sides(blamed, rank, slow)
-        does, paths = _does(capital(rank_at(recording, rank)), *sides), tuple(sorted(sides[0] | sides[1]))
-        found.append(_Slow(paths, does, (rank_culprit(recording, rank),), (_node(recording, rank),)))
+    for rank, paths, does in _ends(blamed, slow):
+        name, culprit = capital(rank_at(recording, rank)), rank_culprit(recording, rank)
+        found.append(_Slow(paths, f"{name} {does}", (culprit,), _explainable(recording, _node(recording, rank))))
     return found, set(blamed.paths)
 
 
-def _sides(blamed: Blame, end: int, bad: Collection[Path]) -> tuple[set[Path], set[Path]]:
-    """The bad paths to this end and from it, each where it is blamed for them."""
-    into = {path for path in bad if path[1] == end and end in blamed.inbound}
-    return into, {path for path in bad if path[0] == end and end in blamed.outbound}
-
-
-def _does(name: str, into: Collection[Path], out: Collection[Path]) -> str:
-    if into and out:
-        return f"{name} exchanges data slowly with all others"
-    return f"{name} receives data slowly from all others" if into else f"{name} sends data slowly to all others"
+def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path], str]]:
+    """Each end that is blamed, its bad paths, and what it does."""
+    for end in blamed.nodes:
+        into, out = end in blamed.inbound, end in blamed.outbound
+        does = "sends data slowly to" if out else "receives data slowly from"
+        does = "exchanges data slowly with" if into and out else does
+        paths = sorted(path for path in bad if (into and path[1] == end) or (out and path[0] == end))
+        yield end, paths, f"{does} all others"
 
 
 def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[_Slow]:
@@ -270,20 +266,24 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
     )
     if len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * len(all_of)):
         does = f"{len(by_pair)} of {len(all_of)} pairs {rates.kind} exchange data slowly"
-        yield _Slow(tuple(sorted(slow)), does, NOBODY)
+        yield _Slow(sorted(slow), does, NOBODY)
         return
-    for (first, second), paths in by_pair.items():
+    for ends, paths in by_pair.items():
         ways = {(joins(a), joins(b)) for a, b in paths}
-        whole = rates.across and all(p in slow for p in all_of[first, second] if (joins(p[0]), joins(p[1])) in ways)
+        whole = rates.across and all(path in slow for path in all_of[ends] if (joins(path[0]), joins(path[1])) in ways)
         for part in [paths] if whole else grouped((frozenset(path), path) for path in paths).values():
-            name: Callable[[int], str] = partial(host, recording) if whole else partial(rank_at, recording)
-            source, target = map(name, min(ways) if whole else min(part))
-            both = len(ways) == 2 if whole else len(part) == 2
-            does = f"{source if whole else capital(source)} and {target} exchange data slowly"
-            culprit = node_pair(recording, first, second) if whole else pair_culprit(recording, *sorted(part[0]))
-            if not both:
-                does = f"Data goes slowly in one direction only, from {source} to {target}"
-            yield _Slow(tuple(part), does, (culprit,), (_node(recording, min(part[0])),))
+            of = min(ways) if whole else part[0]
+            source, target = (host(recording, end) if whole else rank_at(recording, end) for end in of)
+            does = f"Data goes slowly in one direction only, from {source} to {target}"
+            if len(ways if whole else part) == 2:
+                does = f"{source if whole else capital(source)} and {target} exchange data slowly"
+            culprit = node_pair(recording, *ends) if whole else pair_culprit(recording, *sorted(of))
+            yield _Slow(part, does, (culprit,), _explainable(recording, _node(recording, min(part[0]))))
+
+
+def _explainable(recording: Recording, node: int) -> tuple[int, ...]:
+    """The nodes that findings about TCP must name to explain this one's; where data goes by RDMA, one that is none."""
+    return (node, -1) if log_of(recording, node).network == "IB" else (node,)
 
 
 def _node(recording: Recording, rank: int) -> int:
