@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.facts.collectives import PairResult
 from ddp_doctor.knowledge.ddp.payload import CROWD
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
-from ddp_doctor.knowledge.network.path_quality import LONG_EXCHANGE_S
+from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES, LONG_EXCHANGE_S
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 
@@ -44,23 +44,22 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
         # Both know both times, so they repeat equally often, and send a part where all would take long.
         is_long = max(small.item(), answer.item()) > LONG_EXCHANGE_S
         times, ways = (0, 1) if is_long else _repetitions(ctx)
-        part = size // 4 if is_long else size
-        both = [timed(ctx, sent, received, peer) for _ in range(times)]
-        coming = [size / time for time in both]  # what comes while as much goes is the least that can come
-        for _ in range(ways):
-            for receiver in sorted((ctx.group_rank, peer)):
-                if receiver == ctx.group_rank:
-                    coming.append(part / timed(ctx, small, received[:part], peer))
-                else:
-                    timed(ctx, sent[:part], answer, peer)
+        part = min(size, max(size // 4, JUDGED_MESSAGE_BYTES)) if is_long else size
+        both = min([first, *(timed(ctx, sent, received, peer) for _ in range(times))])
+        coming = []
+        for receiver in sorted((ctx.group_rank, peer)) * ways:
+            if receiver == ctx.group_rank:
+                coming.append(part / timed_receipt(ctx, received[:part], small, peer) / 1e9)
+            else:
+                send_when_told(sent[:part], answer, peer)
     return PairResult(
         peer=original,
         wrong_bytes=wrong,
         latency_us=latency * 1e6,
-        bandwidth_gb_per_s=size / min([first, *both]) / 1e9,
+        bandwidth_gb_per_s=size / both / 1e9,
         size_bytes=size,
-        received_gb_per_s=max([size / first, *coming]) / 1e9,
-        least_gb_per_s=min(coming) / 1e9,
+        received_gb_per_s=max(coming),
+        least_gb_per_s=min(coming),
     )
 
 
@@ -118,11 +117,36 @@ def _pattern(rank: int, size: int, device: str) -> "torch.Tensor":
 
 def swap(sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> None:
     """Send and receive at once."""
+    move(("isend", sent, peer), ("irecv", received, peer))
+
+
+def move(*transfers: tuple[str, "torch.Tensor", int]) -> None:
+    """Operations of torch.distributed at once, within the communicator that the group has."""
     import torch.distributed as dist
 
-    operations = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+    operations = [dist.P2POp(getattr(dist, name), tensor, peer) for name, tensor, peer in transfers]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
+
+
+def timed_receipt(ctx: RankContext, received: "torch.Tensor", sign: "torch.Tensor", peer: int) -> float:
+    """Seconds from the sign to send until all is here: what is sent before it waits in the kernel's buffers."""
+    started = ctx.clock()
+    move(("isend", sign, peer))
+    move(("irecv", received, peer))
+    received[0].item()
+    took = ctx.clock() - started
+    move(("isend", sign, peer))
+    return took
+
+
+def send_when_told(sent: "torch.Tensor", sign: "torch.Tensor", peer: int) -> None:
+    """The other end of ``timed_receipt``; waits until all is there, or what is sent next would queue behind it."""
+    move(("irecv", sign, peer))
+    sign.item()
+    move(("isend", sent, peer))
+    move(("irecv", sign, peer))
+    sign.item()
 
 
 def timed(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> float:

@@ -135,7 +135,8 @@ class MatrixOfPairs:
             for peer, rate in self._rates(kind).items()
             if rate * path_quality.DOUBTFUL_RATIO < usual
         }
-        needed_s = sum(8 * self.shorter / rate / 1e9 for rate in slow.values())
+        times = [self.shorter / rate / 1e9 for rate in slow.values()]
+        needed_s = sum((2 if time > path_quality.LONG_EXCHANGE_S else 8) * time for time in times)
         is_short = needed_s > path_quality.AGAIN_SHARE * self.ctx.remaining()
         return _SHORT if is_short else " ".join(map(str, sorted(slow)))
 

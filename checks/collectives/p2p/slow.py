@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.knowledge.network import path_quality
@@ -94,7 +95,7 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
         return None
     typical = path_quality.typical_rate(list(rates.values()), recording.backend)
     usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
-    sure = path_quality.typical_rate(usual, recording.backend)
+    sure = min(typical, path_quality.typical_rate(usual, recording.backend))
     return _Rates(across, rates, typical, sure, frozenset(confirmed))
 
 
@@ -143,8 +144,7 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
     if rates is None:
         return
     for slow in _across(recording)[0]:
-        worst = max(rates.of[path] for path in slow.paths)
-        much = worst * path_quality.VERY_SLOW_RATIO < rates.typical
+        much = median(rates.of[path] for path in slow.paths) * path_quality.VERY_SLOW_RATIO < rates.typical
         severity = Severity.ERROR if much else None
         evidence = _network_evidence(recording, slow.nodes[:1])
         yield _draft(rates, path_quality.SLOW_NODE_RATIO, slow, _COMPARE_NICS, more=evidence, severity=severity)
