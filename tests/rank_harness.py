@@ -63,6 +63,7 @@ class HarnessContext:
     skip_pairs: frozenset[tuple[int, int]] = frozenset()
     gpu_memory_bytes: int = 0
     model: str = ""
+    nodes: tuple[int, ...] = ()
     raw: str | None = None
     steps: list[tuple[str, str]] = field(default_factory=list)
 
@@ -219,6 +220,7 @@ def _rank(rank: int, pipes: list[Connection], store: str) -> None:
             local_rank=rank,
             group=groups[world],
             store=stores.PrefixStore(f"run{run}", said),
+            nodes=(0,) * len(world),
         )
         pipes[rank].send(_run(ctx, scenario, args))
 

@@ -81,6 +81,11 @@ def _html(results: Results | LintResults) -> str:
     return page.render(results.report, Recording(options=Options(command=Command.LINT)))
 
 
+def _svg(results: Results) -> str:
+    is_topology = results.recording.command is Command.TOPOLOGY
+    return _by("topology.report" if is_topology else "heat_map", "picture")(results)
+
+
 def _recording(results: Results) -> str:
     return results.recording.model_dump_json(indent=1) + "\n"
 
@@ -126,7 +131,12 @@ def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False
 
 #: In the order of the help.
 OUTPUTS = (
-    Output("svg", "Write a picture of the machine.", ("topology",), _by("topology.report", "picture")),
+    Output(
+        "svg",
+        "Write a picture: topology's of the machine, else of the bandwidth from rank to rank and from node to node.",
+        ("topology", "run", "replay"),
+        _svg,
+    ),
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",

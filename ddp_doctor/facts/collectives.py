@@ -137,17 +137,24 @@ class PairResult(Frozen):
     peer: int
     wrong_bytes: int
     latency_us: float  # median of exchanges of 4 bytes, both ways at once
-    bandwidth_gb_per_s: float  # best of the exchanges, one way
+    bandwidth_gb_per_s: float  # best of the exchanges, what went each way while both did
     size_bytes: int
+    received_gb_per_s: float | None = None  # best from the peer to this rank; None in older recordings
+    least_gb_per_s: float | None = None  # worst of the same, without the first exchange: what chance makes of it
+    measured_again: bool = False  # because it was slow; all values are the better ones
+    alone_gb_per_s: float | None = None  # the exchange while no other pair moved data, …
+    together_gb_per_s: float | None = None  # … and while all pairs of a round did
 
 
 class P2pFact(Fact):
-    """One rank's exchanges with all its peers."""
+    """One rank's exchanges with its peers."""
 
     KIND: ClassVar[str] = "p2p/1"
 
     pairs: tuple[PairResult, ...]
     skipped: tuple[int, ...] = ()  # peers of pairs that hung in an earlier trial
+    not_measured: int = 0  # pairs of this world that time left out, …
+    not_alone: int = 0  # … and those of them that were not measured alone where the others were
 
 
 class Rate(Frozen):

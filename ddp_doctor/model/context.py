@@ -207,6 +207,7 @@ class RankContext(Protocol):
     group_rank: int  # rank in this trial's process group
     world_size: int  # of this trial
     ranks: tuple[int, ...]  # original rank of each group rank
+    nodes: tuple[int, ...]  # node rank of each group rank
     local_rank: int
     backend: str
     device: str  # "cpu" or "cuda:N", for torch.device

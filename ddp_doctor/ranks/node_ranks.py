@@ -178,6 +178,7 @@ class NodeRanks:
                 env=rank_environment(env, run.world, rank, host, port, f"{folder}/rank{rank}.nccl"),
                 store=store,
                 skip_pairs=tuple(sorted(skip_pairs)),
+                nodes=tuple(map(run.world.node_of, record.ranks)),
             )
             for group_rank, rank in enumerate(record.ranks)
             if rank in local_ranks

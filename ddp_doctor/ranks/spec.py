@@ -36,6 +36,7 @@ class WorkerSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     store: tuple[str, int] | None = None  # None: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
+    nodes: tuple[int, ...] = ()  # of each rank of the process group
 
     def to_json(self) -> str:
         """As the text that travels to the worker. An environment may hold what is no UTF-8, and json takes it."""
@@ -56,6 +57,7 @@ class WorkerSpec:
         fields["tasks"] = tuple(Task(**task) for task in fields["tasks"])
         fields["store"] = tuple(fields["store"]) if fields["store"] else None
         fields["skip_pairs"] = tuple((a, b) for a, b in fields["skip_pairs"])
+        fields["nodes"] = tuple(fields["nodes"])
         return cls(**fields)
 
     @property

@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
-from ddp_doctor.render import checks, findings, tables
+from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -42,6 +42,7 @@ def show(
         for of_collective in tables.collectives_tables(report.measurements, all_rows=in_full):
             _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
+        _show_heat_maps(report, out, each=each)
         for table in (tables.gpu_table, tables.bucket_table, tables.step_table):
             _show_table(tables.lines(table(report.measurements), width), out)
         if recording.of_check("baseline"):
@@ -61,6 +62,15 @@ def show(
     if saved_as and detail is not Detail.VERDICT:
         out.print(f"Recording: {saved_as}", style="dim")
     _show_verdict(report, out)
+
+
+def _show_heat_maps(report: Report, out: "Console", *, each: bool) -> None:
+    """The first grid, or each, of three ends or more."""
+    maps = [heat for heat in heat_map.heat_maps(report) if len(heat.labels) > 2]
+    for heat in maps if each else maps[:1]:
+        out.print()
+        for number, line in enumerate(heat_map.lines(heat, width_of(out))):
+            out.print(heat_map.styled(line), style=None if number else "dim")
 
 
 def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:

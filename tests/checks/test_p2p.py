@@ -1,20 +1,26 @@
 """p2p: every exchange is timed to its end, and no pair is called dead because its peer came late."""
 
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.cluster import connectivity
 from ddp_doctor.checks.collectives import p2p
+from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
-from ddp_doctor.model.choices import Status
+from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.model.choices import Confidence, Level, Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.probing import exchanges
 from tests.rank_harness import HarnessContext, Ranks
+from tests.recorded import load
 
 SIZE = 1 << 16
 
@@ -70,8 +76,11 @@ def test_the_first_exchange_is_timed_like_the_others(monkeypatch: pytest.MonkeyP
         return 0.5
 
     monkeypatch.setattr(exchanges, "timed", measured)
+    monkeypatch.setattr(exchanges, "timed_receipt", measured)
+    monkeypatch.setattr(exchanges, "move", lambda *_: None)
     result = exchanges.exchange(ctx, 1, 1, SIZE)
     assert result.bandwidth_gb_per_s == pytest.approx(SIZE / 0.5 / 1e9)
+    assert result.received_gb_per_s == pytest.approx(SIZE / 0.5 / 1e9)
     assert result.latency_us == pytest.approx(0.5e6)
     assert ctx.step_deadlines == [10.0]
 
@@ -92,54 +101,238 @@ def test_a_pair_waits_for_a_late_peer(left_s: float, backend: str, deadline_s: f
 
 
 @pytest.mark.ranks
-def test_three_ranks_exchange_with_all_their_peers(ranks: Ranks):
+def test_three_ranks_exchange_with_all_their_peers_each_way(ranks: Ranks):
     facts = ranks.facts(p2p.probe, on=(0, 1, 2))
     assert [sorted(pair.peer for pair in fact.pairs) for fact in facts] == [[1, 2], [0, 2], [0, 1]]
-    assert all(pair.wrong_bytes == 0 and pair.latency_us > 0 for fact in facts for pair in fact.pairs)
+    pairs = [pair for fact in facts for pair in fact.pairs]
+    assert all(pair.wrong_bytes == 0 and pair.latency_us > 0 for pair in pairs)
+    assert all((pair.received_gb_per_s or 0) >= (pair.least_gb_per_s or 0) > 0 for pair in pairs)
+    assert not any(pair.measured_again or pair.alone_gb_per_s for pair in pairs)
+
+
+def _slow_from_rank_1(ctx: HarnessContext) -> P2pFact:
+    """Four nodes; on rank 1's, every large message leaves a tenth of a second late, but for those sent again."""
+    ctx.nodes = (0, 1, 2, 3)
+    real = exchanges.move
+
+    def move(*transfers: Any) -> None:
+        is_large = any(len(tensor) > 1 for name, tensor, _ in transfers if name == "isend")
+        if ctx.rank == 1 and is_large and not any(detail.startswith("doubtful") for _, detail in ctx.steps):
+            time.sleep(0.1)
+        real(*transfers)
+
+    exchanges.move = move
+    try:
+        return p2p.probe(ctx)
+    finally:
+        exchanges.move = real
+
+
+@pytest.mark.ranks
+def test_a_node_that_was_slow_by_chance_is_measured_again_and_fast(ranks: Ranks):
+    facts = ranks.facts(_slow_from_rank_1, on=(0, 1, 2, 3))
+    assert all(pair.measured_again for pair in facts[1].pairs)
+    assert all(
+        rank == 1 or pair.measured_again for rank, fact in enumerate(facts) for pair in fact.pairs if pair.peer == 1
+    )
+    assert [found.code for found in _found(facts, (0, 1, 2, 3), "gloo") if found.culprits] == []
+
+
+@pytest.mark.ranks
+def test_at_level_thorough_each_pair_is_measured_alone_as_well(ranks: Ranks):
+    facts = ranks.facts(_thoroughly, on=(0, 1, 2, 3))
+    assert all(pair.alone_gb_per_s and pair.together_gb_per_s for fact in facts for pair in fact.pairs)
+    assert {fact.not_alone for fact in facts} == {0}
+
+
+@pytest.mark.ranks
+def test_what_does_not_fit_the_time_is_counted_alike_on_all_ranks(ranks: Ranks):
+    facts = ranks.facts(_thoroughly, 0.0, on=(0, 1, 2, 3))
+    assert {fact.not_alone for fact in facts} == {6}
+
+
+def _thoroughly(ctx: HarnessContext, alone_s: float = 600.0) -> P2pFact:
+    ctx.level, ctx.deadline, usual = Level.THOROUGH, ctx.clock() + 2000.0, path_quality.ALONE_S
+    path_quality.ALONE_S = alone_s
+    try:
+        return p2p.probe(ctx)
+    finally:
+        path_quality.ALONE_S = usual
+
+
+def test_a_large_world_is_a_matrix_of_nodes():
+    nodes = [rank // 8 for rank in range(80)]
+    rounds = path_quality.rounds_of_ranks(nodes)
+    pairs = [pair for pairs in rounds for pair in pairs]
+    across = {(nodes[a], nodes[b]) for a, b in pairs if nodes[a] != nodes[b]}
+    assert len(pairs) == len(set(pairs)) == 10 * 28 + 45
+    assert len(across) == 45
+    assert all(len({rank for pair in pairs for rank in pair}) == 2 * len(pairs) for pairs in rounds)
+
+
+def test_pairs_in_rounds_are_disjoint_and_what_does_not_fit_is_left_out():
+    rounds = path_quality.disjoint([(0, 1), (0, 2), (3, 4), (0, 3)], most=2)
+    assert rounds == [[(0, 1), (3, 4)], [(0, 2)]]
+
+
+Rate = Callable[[bool, int, int], float]
 
 
 def _judge(
-    counts: list[int],
-    rate: Any = lambda across, _pair: 25.0 if across else 200.0,
-    wrong: Any = (),
+    counts: Sequence[int],
+    rate: Rate = lambda across, _sender, _receiver: 25.0 if across else 200.0,
+    wrong: Collection[tuple[int, int]] = (),
     trials: tuple[TrialRecord, ...] = (),
+    backend: str = "nccl",
+    **more: Any,
 ) -> list[Finding]:
-    """All pairs of ranks of these nodes over NCCL; ``rate`` in GB/s, ``wrong`` as (sender, receiver)."""
-    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
-    size = sum(counts)
-    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend="nccl", nodes=nodes)
+    """All pairs of ranks of these nodes; ``rate`` in GB/s from sender to receiver, ``wrong`` as (sender, receiver)."""
+    of_ranks = [node for node, count in enumerate(counts) for _ in range(count)]
+    return _found(_facts(of_ranks, rate, wrong, **more), of_ranks, backend, trials)
 
+
+def _facts(of_ranks: Sequence[int], rate: Rate, wrong: Collection[tuple[int, int]] = (), **more: Any) -> list[P2pFact]:
     def result(rank: int, peer: int) -> PairResult:
+        across = of_ranks[rank] != of_ranks[peer]
+        there, back = rate(across, peer, rank), rate(across, rank, peer)
+        fields = {"measured_again": True, "received_gb_per_s": there, **more}
         return PairResult(
             peer=peer,
             wrong_bytes=7 if (peer, rank) in wrong else 0,
             latency_us=20.0,
-            bandwidth_gb_per_s=rate(world.node_of(rank) != world.node_of(peer), {rank, peer}),
-            size_bytes=64 << 20,
+            bandwidth_gb_per_s=min(there, back),
+            size_bytes=4 << 20,
+            **fields,
         )
 
-    facts = [P2pFact(pairs=tuple(result(rank, peer) for peer in range(size) if peer != rank)) for rank in range(size)]
+    ranks = range(len(of_ranks))
+    return [P2pFact(pairs=tuple(result(rank, peer) for peer in ranks if peer != rank)) for rank in ranks]
+
+
+def _found(
+    facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...] = ()
+) -> list[Finding]:
+    recording = _recording(facts, of_ranks, backend, trials)
+    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+
+
+def _recording(
+    facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...]
+) -> Recording:
+    counts = [of_ranks.count(node) for node in sorted(set(of_ranks))]
+    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
+    size = len(of_ranks)
+    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
     readings = tuple(
         Reading(check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded())
         for rank, fact in enumerate(facts)
     )
-    recording = Recording(world=world, readings=readings, trials=trials)
-    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+    return Recording(world=world, readings=readings, trials=trials)
 
 
 @pytest.mark.parametrize("counts", [[8], [2, 2], [4, 1], [1, 1, 1], [8, 8], [8, 1, 1, 1]])
-def test_pairs_across_nodes_are_not_held_against_those_within_one(counts: list[int]):
-    assert _judge(counts) == []
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_pairs_across_nodes_are_not_held_against_those_within_one(counts: list[int], backend: str):
+    assert _judge(counts, backend=backend) == []
 
 
-def test_a_node_whose_links_to_all_others_are_slow_is_named_by_its_only_rank():
-    (found,) = _judge([1, 1, 1, 1], lambda _, pair: 1.5 if 2 in pair else 25.0)
-    assert found.title == (
-        "Rank 2 (node2, CUDA device 0) and each of rank 0 (node0, CUDA device 0), rank 1 (node1, CUDA device 0)"
-        " and rank 3 (node3, CUDA device 0) exchange 1.50 GB/s, the typical pair 25.00 GB/s"
-    )
-    assert [(one.kind, one.rank, one.node) for one in found.culprits] == [("rank", 2, "node2")]
+SLOW_ENDS = (
+    pytest.param(lambda s, r: 2 in (s, r), "exchanges data slowly with all others", id="both ways"),
+    pytest.param(lambda s, r: r == 2, "receives data slowly from all others", id="receives"),
+    pytest.param(lambda s, r: s == 2, "sends data slowly to all others", id="sends"),
+)
+
+
+@pytest.mark.parametrize(("is_slow", "does"), SLOW_ENDS)
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_node_that_is_slow_with_all_others_is_named_with_its_direction(is_slow: Any, does: str, backend: str):
+    (found,) = _judge([1, 1, 1, 1], lambda _, s, r: 0.1 if is_slow(s, r) else 0.5, backend=backend)
+    assert (found.code, found.severity) == ("DD630", Severity.WARNING)
+    assert found.title == f"node2 {does}: 0.10 GB/s, the typical pair 0.50 GB/s"
+    assert [(one.kind, one.node) for one in found.culprits] == [("node", "node2")]
+    assert "5 times slower" in found.detail
     assert not any(setting for remedy in found.remedies for setting in remedy.settings)
+
+
+def test_a_node_ten_times_slower_is_an_error():
+    (found,) = _judge([2, 2, 2, 2], lambda across, s, r: 1.0 if across and {s, r} & {4, 5} else 25.0)
+    assert (found.code, found.severity, found.culprits[0].node) == ("DD630", Severity.ERROR, "node2")
+
+
+def test_one_rank_of_a_node_that_is_slow_across_nodes_is_named_alone():
+    (found,) = _judge([4, 4], lambda across, s, r: 2.0 if across and r == 5 else 25.0)
+    assert found.title.startswith("Rank 5 (node1, CUDA device 1) receives data slowly from all others: 2.00 GB/s")
+    assert [(one.kind, one.rank) for one in found.culprits] == [("rank", 5)]
+
+
+def test_one_slow_pair_of_nodes_is_named_and_nobody_else():
+    (found,) = _judge([2, 2, 2, 2], lambda across, s, r: 1.0 if {s // 2, r // 2} == {1, 3} else 25.0)
+    assert found.code == "DD631"
+    assert found.title == "node1 and node3 exchange data slowly: 1.00 GB/s, the typical pair 25.00 GB/s"
+    assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node1", "node3")]
+
+
+def test_one_slow_direction_is_named_as_such():
+    (found,) = _judge([1, 1, 1, 1], lambda _, s, r: 0.05 if (s, r) == (3, 1) else 0.5, backend="gloo")
+    assert found.title == (
+        "Data goes slowly in one direction only, from node3 to node1: 50.0 MB/s, the typical pair 0.50 GB/s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_slow"),
+    [
+        pytest.param([1, 1], lambda s, r: s == 0, id="two nodes"),
+        pytest.param([1, 1, 1], lambda s, r: 1 in (s, r), id="most of three nodes' pairs"),
+        pytest.param([1] * 6, lambda s, r: s != r and {s, r} & {0, 1, 2, 3} == {s, r}, id="half of the nodes"),
+    ],
+)
+def test_where_most_are_slow_or_nobody_can_tell_nobody_is_named(counts: list[int], is_slow: Any):
+    found = _judge(counts, lambda _, s, r: 0.01 if is_slow(s, r) else 0.5, backend="gloo")
+    assert [finding for finding in found if finding.culprits] == []
+
+
+def test_many_slow_pairs_without_a_common_end_are_information():
+    (found,) = _judge([1] * 6, lambda _, s, r: 1.0 if (s + r) % 3 == 0 else 25.0)
+    assert (found.severity, found.culprits) == (Severity.INFO, ())
+    assert found.title.startswith("5 of 15 pairs across nodes exchange data slowly")
+
+
+def test_a_slow_pair_that_was_not_measured_again_is_only_possible():
+    (found,) = _judge([4], lambda _, s, r: 2.0 if {s, r} == {1, 2} else 200.0, measured_again=False)
+    assert (found.severity, found.confidence) == (Severity.INFO, Confidence.POSSIBLE)
+    assert found.detail.endswith("(measured once: time was short).")
+
+
+def test_over_gloo_no_pair_is_slow_that_carries_more_than_one_stream_shows():
+    assert _judge([1, 1, 1, 1], lambda _, s, r: 0.3 if 2 in (s, r) else 3.7, backend="gloo") == []
+
+
+def test_small_messages_and_processes_of_one_node_are_not_judged_over_gloo():
+    assert _judge([4], lambda _, s, r: 0.001 if 2 in (s, r) else 3.7, backend="gloo") == []
+
+
+def test_pairs_that_lose_half_while_others_move_data_share_a_link():
+    (found,) = _judge([2, 2], alone_gb_per_s=24.0, together_gb_per_s=12.0, backend="gloo")
+    assert (found.code, found.severity, found.culprits) == ("DD632", Severity.INFO, ())
+    assert (
+        found.title
+        == "Pairs of ranks across nodes share a link, 0-2, 0-3, 1-2, 1-3: alone 24.00 GB/s, together 12.00 GB/s"
+    )
+    assert _judge([2, 2], alone_gb_per_s=24.0, together_gb_per_s=16.0) == []
+
+
+@pytest.mark.parametrize(("network", "codes"), [("Socket", ["DD533"]), ("IB", ["DD533", "DD630"])])
+def test_what_tcp_shows_explains_a_slow_node_unless_its_data_goes_by_rdma(network: str, codes: list[str]):
+    facts = _facts([0, 1, 2, 3], lambda _, s, r: 0.5 if 2 in (s, r) else 25.0)
+    log = f"Using network {network}\nChannel 00/0 : 0[0] -> 1[0] [send] via NET/{network}/0"
+    evidence = tuple(RankEvidence(rank=node, node=node, output_tail=log) for node in range(4))
+    trial = TrialRecord(trial="t", backend="nccl", ranks=(0, 1, 2, 3), evidence=evidence)
+    recording = _recording(facts, [0, 1, 2, 3], "nccl", (trial,))
+    rows = [reading for reading in load("connectivity/node-at-100-mbit").readings if reading.check == "connectivity"]
+    both = recording.model_copy(update={"readings": (*recording.readings, *rows)})
+    rules = (*p2p.CHECK.rules, *connectivity.CHECK.rules)
+    assert sorted(finding.code for finding in diagnose(both, rules).findings) == codes
 
 
 def test_a_slow_link_between_nodes_shows_which_nics_nccls_own_log_names():
@@ -148,12 +341,12 @@ Using network IB
 Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/1/GDRDMA"""
     evidence = (RankEvidence(rank=2, node=2, output_tail=log),)
     trial = TrialRecord(trial="t", backend="nccl", ranks=(0, 1, 2, 3), evidence=evidence)
-    (found,) = _judge([1, 1, 1, 1], lambda _, pair: 1.5 if 2 in pair else 25.0, trials=(trial,))
+    (found,) = _judge([1, 1, 1, 1], lambda _, s, r: 1.5 if 2 in (s, r) else 25.0, trials=(trial,))
     assert found.evidence[-1].text == "NCCL's log on node2: IB, mlx5_5"
 
 
 def test_two_slow_links_of_a_rank_that_has_fast_ones_too_name_the_links():
-    found = _judge([4], lambda _, pair: 2.0 if pair in ({0, 1}, {0, 2}) else 200.0)
+    found = _judge([4], lambda _, s, r: 2.0 if {s, r} in ({0, 1}, {0, 2}) else 200.0)
     assert [(one.culprits[0].rank, one.culprits[0].peer_rank) for one in found] == [(0, 1), (0, 2)]
 
 

@@ -496,7 +496,7 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--sizes", "--skip"),
+        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--sizes", "--skip", "--svg"),
         *("--verbose", "--warmup", "-q", "-v"),
     ]
 

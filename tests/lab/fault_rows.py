@@ -145,6 +145,12 @@ def _differs(name: str, fault: str, plant: str) -> Row:
     return _all_say(name, fault, "not tried", r"DD55\d node1", plant, exit=None, nodes=4)
 
 
+def _pairs(name: str, fault: str, torchrun: str, says: str, *plant: str, **more: Any) -> Row:
+    """A fault that the matrix of pairs alone has to name."""
+    only = {f"node{host}": ("--only", "p2p") for host in range(4)}
+    return _all_say(f"pairs-{name}", fault, torchrun, says, *plant, nodes=4, arguments=only, **more)
+
+
 # --- the table ------------------------------------------------------------------------------------
 
 # Name, fault, what torchrun did, then what the shape asks for; a row stands on one line or two.
@@ -219,6 +225,15 @@ PATHS = (
              "DD533 node1", "rate:node1:100", nodes=4),
 )
 
+PAIRS = (
+    _pairs("slow-node", "20 Mbit/s on node1", "not tried", "DD630 node1", "rate:node1:20"),
+    _pairs("slow-sender", "20 Mbit/s from node1", "not tried", "DD630 node1", "rate-out:node1:20"),
+    _pairs("slow-path", "20 Mbit/s between node1 and node3", "not tried", "DD631 node1~node3",
+           "slow-path:node1:node3:20", "slow-path:node3:node1:20", exit=0),
+    _pairs("slow-direction", "20 Mbit/s from node1 to node3", "not tried", "DD631 node1~node3",
+           "slow-path:node1:node3:20", exit=0),
+)
+
 ADDRESSES = (
     _loopback("node1-10", "node1", "works, by luck", network="10.77.0"),
     _loopback("node0-10", "node0", "works, by luck", network="10.77.0"),
@@ -278,4 +293,4 @@ DIFFERENT = (
 )
 # fmt: on
 
-ROWS = (*HEALTHY, *ENDPOINT, *PATHS, *ADDRESSES, *RUNNING, *DIFFERENT)
+ROWS = (*HEALTHY, *ENDPOINT, *PATHS, *PAIRS, *ADDRESSES, *RUNNING, *DIFFERENT)

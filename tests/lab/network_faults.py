@@ -135,8 +135,16 @@ def foreign_switch(lab: Lab, host: Host, nic: str = "eth0") -> Planted:
 
 def rate(lab: Lab, host: Host, mbit_per_s: int = 100, nic: str = "eth0") -> Planted:
     """The host's link is as slow as this, in both directions."""
+    return _shaped(mbit_per_s, (host, nic), (lab.switch, lab.port(host, nic)))
+
+
+def rate_out(host: Host, mbit_per_s: int = 100, nic: str = "eth0") -> Planted:
+    """What the host sends is as slow as this; what it receives is as fast as ever."""
+    return _shaped(mbit_per_s, (host, nic))
+
+
+def _shaped(mbit_per_s: int, *ends: tuple[Host, str]) -> Planted:
     shape = ("root", "tbf", "rate", f"{mbit_per_s}mbit", "burst", "64kb", "latency", "50ms")
-    ends = ((host, nic), (lab.switch, lab.port(host, nic)))
     for place, device in ends:
         place.net("tc", "qdisc", "add", "dev", device, *shape)
     return Planted(lambda: [it.net("tc", "qdisc", "delete", "dev", device, "root") for it, device in ends])
@@ -146,6 +154,29 @@ def burst_credit(host: Host, nic: str = "eth1", kbytes: int = 6000, kbytes_per_s
     """What the host sends is as fast as ever until it has used up its credit, as small cloud instances have it."""
     spent = f"oifname {nic} quota over {kbytes} kbytes limit rate over {kbytes_per_s} kbytes/second"
     return _rule(host, "inet", "output", f"{spent} burst 128 kbytes drop")
+
+
+def slow_path(host: Host, peer: Host, mbit_per_s: int = 100) -> Planted:
+    """What the host sends to the peer is as slow as this; what comes back is as fast as ever."""
+    host.net("tc", "qdisc", "add", "dev", "eth0", "root", "handle", "1:", "htb")  # passes what is of no class
+    host.net(
+        "tc",
+        "class",
+        "add",
+        "dev",
+        "eth0",
+        "parent",
+        "1:",
+        "classid",
+        "1:2",
+        "htb",
+        "rate",
+        f"{mbit_per_s}mbit",
+        "quantum",
+        "60000",
+    )
+    to_peer = _rule(host, "inet", "output", f"{_address(peer)('daddr')} meta priority set 1:2")
+    return Planted(to_peer.undo, lambda: host.net("tc", "qdisc", "delete", "dev", "eth0", "root"))
 
 
 def mtu(host: Host, size: int = JUMBO) -> Planted:

@@ -100,7 +100,9 @@ def test_measurements_are_shown_beside_what_was_expected_and_a_slow_pair_is_mark
         "The dashed line is what large messages should reach: 371 GB/s"
         in of("topology/transports-nvlink-at-a-tenth").text
     )
-    assert of("p2p/one-slow-pair").text.count("▼▼ 1.1") == 2
+    page = of("p2p/one-slow-pair")
+    assert page.text.count("▼▼ 1.1") == 2
+    assert ("svg", "img") in [(tag, attributes.get("role")) for tag, attributes in page.tags]
 
 
 def test_a_healthy_run_has_the_rate_that_its_gpus_should_reach_and_says_what_was_tested():

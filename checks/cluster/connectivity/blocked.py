@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.checks.cluster.connectivity import wording
-from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix, Path
+from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.wording import MEET, way_out
 from ddp_doctor.facts.cluster import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
@@ -15,6 +15,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.views.network import offer_of
+from ddp_doctor.views.path_blame import Path
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 from ddp_doctor.wording.ranks import capital

@@ -1,7 +1,6 @@
 """The rows of all nodes as one matrix of paths, and who is to blame for bad ones. A node without a row is unknown."""
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -10,75 +9,7 @@ from statistics import median
 from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network import path_quality
 from ddp_doctor.model.recording import Recording
-
-#: From the node that dialled to the one that was dialled.
-Path = tuple[int, int]
-#: A node and one of its sides; the side is the node's place in the paths there.
-End = tuple[int, int]
-OUTBOUND, INBOUND = 0, 1
-
-
-@dataclass(frozen=True)
-class Blame:
-    """The fewest causes that explain all bad paths. A node may be bad on both sides."""
-
-    everyone: bool = False
-    inbound: tuple[int, ...] = ()
-    outbound: tuple[int, ...] = ()
-    paths: tuple[Path, ...] = ()  # that no node explains
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """All nodes to blame."""
-        return tuple(sorted({*self.inbound, *self.outbound}))
-
-
-def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = False) -> Blame:
-    """Explain the bad paths; one that was not tested stands in neither collection.
-
-    A node is blamed for two bad paths or more on one side, when these are nearly all that were tested
-    there and some good path shows that it, or one of the other ends, works otherwise. Of two nodes nobody
-    else can tell, so it is the path, or, with ``one_of_two``, the node that cannot be dialled and can dial.
-    """
-    if not bad:
-        return Blame()
-    nodes = {node for path in (*bad, *good) for node in path}
-    if one_of_two and len(nodes) == 2 and len(bad) == len(good) == 1:
-        return Blame(inbound=tuple(target for _, target in bad))
-    if not good and not set.intersection(*map(set, bad)):  # they have no node in common
-        return Blame(everyone=True)
-    left, by_end, good_by_end = set(bad), _by_end(bad), _by_end(good)
-    suspects = set()
-    for (node, side), paths in by_end.items():
-        nearly_all = len(paths) >= path_quality.BLAMED_SHARE * (len(paths) + len(good_by_end.get((node, side), ())))
-        others = {node, *(path[1 - side] for path in paths)}
-        if nearly_all and any((other, 1 - side) in good_by_end for other in others):
-            suspects.add((node, side))
-    blamed: tuple[list[int], list[int]] = ([], [])
-    while suspects:
-        explained = {end: len(by_end[end] & left) for end in suspects}
-        node, side = max(explained, key=lambda end: (explained[end], end[1], -end[0]))  # inbound first
-        if explained[node, side] < 2:
-            break
-        blamed[side].append(node)
-        suspects.discard((node, side))
-        left -= by_end[node, side]
-    outbound, inbound = (tuple(sorted(nodes)) for nodes in blamed)
-    return Blame(inbound=inbound, outbound=outbound, paths=tuple(sorted(left)))
-
-
-def both_ways(pairs: Iterable[Path]) -> set[Path]:
-    """Pairs without a direction as paths: a node that is blamed for them is bad on both sides."""
-    return {path for node, peer in pairs for path in ((node, peer), (peer, node))}
-
-
-def _by_end(paths: Iterable[Path]) -> dict[End, set[Path]]:
-    ends: dict[End, set[Path]] = defaultdict(set)
-    for path in paths:
-        ends[path[OUTBOUND], OUTBOUND].add(path)
-        ends[path[INBOUND], INBOUND].add(path)
-    return ends
-
+from ddp_doctor.views.path_blame import Blame, Path, blame, both_ways
 
 #: Nobody was reached.
 BLOCKED: tuple[Outcome, ...] = ("refused", "timed_out", "unreachable", "denied", "mute", "foreign")

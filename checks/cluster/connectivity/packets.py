@@ -4,15 +4,7 @@ from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 
 from ddp_doctor.checks.cluster.connectivity import wording
-from ddp_doctor.checks.cluster.connectivity.matrix import (
-    PATHS_SHOWN,
-    Blame,
-    Loss,
-    Matrix,
-    Path,
-    is_slow_answer,
-    usual_answer,
-)
+from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Loss, Matrix, is_slow_answer, usual_answer
 from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, detour, take, way_out, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.host import Host
@@ -22,6 +14,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.views.path_blame import Blame, Path
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, hosts, node_culprit
 

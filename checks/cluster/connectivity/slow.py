@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median, median_high
 
 from ddp_doctor.checks.cluster.connectivity import wording
-from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Blame, Matrix, Path, both_ways
+from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Matrix
 from ddp_doctor.checks.cluster.connectivity.packets import measured, on_paths, unless_over_rdma
 from ddp_doctor.checks.cluster.connectivity.wording import MOVE, Way, detour, take, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
@@ -17,6 +17,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.interfaces import backend_name
 from ddp_doctor.settings.trials import GAIN
 from ddp_doctor.views.network import chosen
+from ddp_doctor.views.path_blame import Blame, Path, both_ways
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from ddp_doctor.checks.cluster.connectivity.matrix import Matrix, Path
+from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
 from ddp_doctor.facts.cluster import OtherConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
@@ -19,6 +19,7 @@ from ddp_doctor.model.finding import Culprit, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.remedies.interfaces import name_interfaces, variable, with_rendezvous
 from ddp_doctor.remedies.kinds import by_administrator
+from ddp_doctor.views.path_blame import Path
 from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]

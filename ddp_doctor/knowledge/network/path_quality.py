@@ -3,6 +3,9 @@
 What was measured, on which machine, stands in docs/explanation/connectivity.md.
 """
 
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from statistics import median_high
 
 # --- Measuring ------------------------------------------------------------------------------------------
 
@@ -43,6 +46,17 @@ OTHER_BURST_S, OTHER_SAMPLES_S = 0.5, 1.0
 #: Little enough for a short measurement: 30 ms at 1 Gbit/s.
 LARGEST_OTHER_SAMPLE_BYTES = 4 * 1024 * 1024
 
+#: Worlds of more ranks have a matrix of nodes: every pair within a node, and the first ranks of all nodes.
+MATRIX_OF_RANKS = 64
+#: A pair whose first exchange takes longer is not repeated, and a quarter of the message tells its two directions.
+LONG_EXCHANGE_S = 0.2
+#: Pairs that are measured again because they are slow: so often until they are not, each time so many rounds of
+#: disjoint ones, within this share of the check's time that is left. On two cores that thirty processes wanted, a
+#: healthy pair was nine times slower than the median pair in all of six samples within a second, and not later on.
+AGAIN_TIMES, AGAIN_ROUNDS, AGAIN_SHARE = 3, 8, 0.2
+#: Each pair alone, level thorough: so long, and no more than this share of the check's time that is left.
+ALONE_S, ALONE_SHARE = 6.0, 0.4
+
 # --- Judging --------------------------------------------------------------------------------------------
 
 #: A node is to blame when this share of its tested paths is bad, and at least two: one of 63 may be lucky.
@@ -78,6 +92,12 @@ JUDGED_BYTES_PER_S = 625e6
 #: three times" of all others; 1 against 2.5 Gbit/s is worth a warning.
 FASTER_ELSEWHERE_RATIO = 2.0
 
+#: A message that is smaller measures latency, and ranks that share a processor.
+JUDGED_MESSAGE_BYTES = 256 * 1024
+#: A pair that reaches less than this share of what it reaches alone, while all pairs of its round move data, shares a
+#: link with one of them: two pairs on one link have half each, give or take what chance does.
+SHARED_LINK = 0.6
+
 #: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
 #: 100 Gbit/s).
 FAST_ETHERNET_MBPS = 25_000
@@ -105,6 +125,43 @@ def rounds(ranks: int) -> list[list[tuple[int, int]]]:
         schedule.append([(min(a, b), max(a, b)) for a, b in pairs if max(a, b) < ranks])
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return schedule
+
+
+def is_judged(backend: str, size_bytes: int, *, across: bool) -> bool:
+    """Whether rates of pairs of ranks are judged. Over gloo, processes of one node share cores and differ by chance."""
+    return backend == "nccl" or (backend == "gloo" and across and size_bytes >= JUDGED_MESSAGE_BYTES)
+
+
+def typical_rate(rates: Sequence[float], backend: str) -> float:
+    """The median pair's, in GB/s; one stream of gloo is expected to be no faster than what the network decides."""
+    typical = median_high(rates) if rates else 0.0
+    return typical if backend == "nccl" else min(typical, JUDGED_BYTES_PER_S / 1e9)
+
+
+def rounds_of_ranks(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Rounds for ranks on these nodes: all pairs, or of many ranks all within nodes, then one rank of each node."""
+    if len(nodes) <= MATRIX_OF_RANKS or len(set(nodes)) == 1:
+        return rounds(len(nodes))
+    ranks_of: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks_of.setdefault(node, []).append(rank)
+    within = [rounds_among(ranks) for ranks in ranks_of.values()]
+    at_once = [[pair for pairs in of_nodes for pair in pairs] for of_nodes in zip_longest(*within, fillvalue=[])]
+    return at_once + rounds_among([ranks[0] for ranks in ranks_of.values()])
+
+
+def rounds_among(ranks: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """The same for some ranks, in order."""
+    return [[(ranks[low], ranks[high]) for low, high in pairs] for pairs in rounds(len(ranks))]
+
+
+def disjoint(pairs: Iterable[tuple[int, int]], most: int) -> list[list[tuple[int, int]]]:
+    """Some pairs in at most so many rounds of disjoint ones; what does not fit is left out."""
+    made: list[list[tuple[int, int]]] = [[] for _ in range(most)]
+    for pair in pairs:
+        free = (those for those in made if not any(set(pair) & set(other) for other in those))
+        next(free, []).append(pair)
+    return [those for those in made if those]
 
 
 def neighbours(node: int, nnodes: int) -> list[int]:

@@ -24,6 +24,7 @@ class LiveRankContext:
         self.group_rank = spec.group_rank
         self.ranks = spec.trial.ranks
         self.world_size = len(self.ranks)
+        self.nodes = spec.nodes
         self.local_rank = spec.local_rank
         self.backend = spec.backend
         self.device = spec.device

@@ -4,11 +4,10 @@ Names and messages come from anywhere and are shown as text: the templates escap
 allows no script, and what looks like a credential is left out.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from statistics import median
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -20,7 +19,7 @@ from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import AttachReport, CheckResult, LogsReport, NodeVerdict, Report
 from ddp_doctor.parse.redact import masked
-from ddp_doctor.render import about, checks, findings, fleet, job_story, live_story, settings_table, tables
+from ddp_doctor.render import about, checks, findings, fleet, heat_map, job_story, live_story, settings_table, tables
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.html import timeline
@@ -40,12 +39,6 @@ _MOST_PICTURES = 6
 _MOST_CULPRITS = 6
 #: Up to so many nodes have a row each.
 _EACH_NODE = 8
-#: More ends than this are no grid that a person reads: then nodes stand for their ranks.
-_MOST_ENDS = 32
-#: Shares of the median at which a cell gets the next darker shade.
-_SHADES = (1 / 3, 2 / 3, 0.9)
-#: Of the median; slower grids are told in MB/s.
-_LEAST_IN_GB_PER_S = 1e8
 
 #: A sign beside the word, so that nothing depends on the colour.
 _SIGNS = {
@@ -109,7 +102,8 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
         "bandwidth": _bandwidth(report, recording),
-        "heat_maps": list(_heat_maps(report)),
+        # Its own renderer escapes what it draws.
+        "heat_maps": [(heat.title, Markup(heat_map.svg(heat))) for heat in heat_map.heat_maps(report)],  # noqa: S704
         "tables": [table for table in measured if table is not None],
         "topology": _topology(report, recording),
         "settings": _settings(report, recording),
@@ -246,7 +240,6 @@ def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], 
 
 # --- measurements ---------------------------------------------------------------------------------
 
-_Ends = Mapping[tuple[int, int], float]
 _Part = dict[str, object]
 
 
@@ -283,61 +276,3 @@ def _expected_bandwidth(report: Report, recording: Recording) -> tuple[float, st
                 return item.expected, item.expected_from or finding.code
     rate = slowest_p2p(recording)
     return (rate, "NCCL's own constants for the slowest pair of GPUs") if rate else (0.0, "")
-
-
-def _heat_maps(report: Report) -> Iterator[_Part]:
-    """What ranks exchanged with each other, and what nodes sent each other."""
-    between_ranks = _rates(report, "p2p_bandwidth", "rank")
-    names = {node.node_rank: node.hostname for node in report.nodes}
-    if between_ranks:
-        both_ways = {**{(peer, rank): rate for (rank, peer), rate in between_ranks.items()}, **between_ranks}
-        of_ranks = {rank for ends in both_ways for rank in ends}
-        world = report.world
-        if len(of_ranks) <= _MOST_ENDS or world is None or world.nnodes < 2:
-            yield _grid("Exchanges between ranks", both_ways, {rank: f"rank {rank}" for rank in of_ranks})
-        else:
-            node_of = {rank: world.node_of(rank) for rank in of_ranks}
-            nodes: dict[tuple[int, int], float] = {}
-            for (rank, peer), rate in both_ways.items():
-                ends = (node_of[rank], node_of[peer])
-                nodes[ends] = min(rate, nodes.get(ends, rate))
-            yield _grid("The slowest exchange between ranks of each two nodes", nodes, names)
-    if between_nodes := _rates(report, "reach_throughput", "node"):
-        yield _grid("TCP between nodes, from the row to the column", between_nodes, names)
-
-
-def _rates(report: Report, name: str, end: str) -> _Ends:
-    measured = (measurement for measurement in report.measurements if measurement.name == name)
-    return {(int(one_way.labels[end]), int(one_way.labels["peer"])): one_way.value for one_way in measured}
-
-
-def _grid(title: str, rates: _Ends, names: Mapping[int, str]) -> _Part:
-    """One grid. A cell is None where its pair was not measured; its shade is 0 for the slowest."""
-    typical = median(rates.values())
-    ends = sorted({end for pair in rates for end in pair})
-    note = ""
-    if len(ends) > _MOST_ENDS:
-        least = {end: min(rate for pair, rate in rates.items() if end in pair) for end in ends}
-        note = f"Shown are the {_MOST_ENDS} of {len(ends)} with the slowest pairs."
-        ends = sorted(sorted(ends, key=least.__getitem__)[:_MOST_ENDS])
-    unit, scale = ("GB/s", 1e9) if typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
-    labels = {end: names.get(end, f"node rank {end}") for end in ends}
-
-    def words(pair: tuple[int, int], sign: str) -> str:
-        return f"{labels[pair[0]]} to {labels[pair[1]]}{sign} {amount(rates[pair], 'B/s')}"
-
-    def cell(pair: tuple[int, int]) -> _Part | None:
-        if pair not in rates:
-            return None
-        shade = sum(rates[pair] >= share * typical for share in _SHADES)
-        return {"text": f"{rates[pair] / scale:.3g}", "shade": shade, "words": words(pair, ":")}
-
-    return {
-        "title": title,
-        "unit": unit,
-        "ends": list(labels.values()),
-        "rows": [[cell((row, column)) for column in ends] for row in ends],
-        "slowest": words(min(rates, key=rates.__getitem__), ","),
-        "typical": amount(typical, "B/s"),
-        "note": note,
-    }

@@ -5,16 +5,14 @@ light and dark, and nothing is loaded from elsewhere.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
 from textwrap import wrap
 
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.render.text import plain
+from ddp_doctor.render.canvas import Canvas
 from ddp_doctor.render.topology.layout import MARGIN, Rect, lay_out
 from ddp_doctor.render.topology.tree import Fabric, machine_of
 
@@ -54,7 +52,6 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
     "bad": ("fill:none;stroke:#cf222e;stroke-width:3", "fill:none;stroke:#ff7b72;stroke-width:3"),
     "bad-text": ("fill:#cf222e", "fill:#ff7b72"),
 }
-_FONT = "font-family:system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif"
 
 
 @dataclass(frozen=True)
@@ -72,76 +69,13 @@ class Picture:
 
 def topology_svg(pictures: Sequence[Picture]) -> str:
     """All hosts below each other in one <svg> element."""
-    canvas = Canvas()
+    canvas = Canvas("ddp-topology", _COLOURS)
     width, top = _LEAST_WIDTH, 0.0
     for picture in pictures:
         drawing = _Drawing(canvas, picture, top)
         drawing.draw()
         width, top = max(width, drawing.layout.right), drawing.bottom
     return canvas.document(width, top + 8, "; ".join(picture.title for picture in pictures))
-
-
-class Canvas:
-    """Elements of SVG in the order in which they are drawn, every text escaped."""
-
-    def __init__(self) -> None:
-        self.elements: list[str] = []
-
-    def rect(self, x: float, y: float, width: float, height: float, name: str, *, radius: float = 6.0) -> None:
-        """A rectangle of class ``name``."""
-        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        self.elements.append(f'<rect class="{name}" {place} rx="{radius:g}"/>')
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        text: str,
-        name: str = "text",
-        *,
-        size: float = 12,
-        anchor: str = "middle",
-        bold: bool = False,
-    ) -> None:
-        """One line of text, whatever it holds."""
-        weight = ' font-weight="600"' if bold else ""
-        place = f'x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" text-anchor="{anchor}"{weight}'
-        self.elements.append(f'<text class="{name}" {place}>{escape(plain(text))}</text>')
-
-    def line(self, x1: float, y1: float, x2: float, y2: float, name: str) -> None:
-        """A straight line."""
-        ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-        self.elements.append(f'<line class="{name}" {ends}/>')
-
-    def arc(self, x1: float, x2: float, y: float, depth: float, name: str, *, width: float) -> None:
-        """A bow that hangs from two points of one height."""
-        low = y + depth
-        path = f"M{x1:.1f},{y:.1f} C{x1:.1f},{low:.1f} {x2:.1f},{low:.1f} {x2:.1f},{y:.1f}"
-        self.elements.append(f'<path class="{name}" d="{path}" style="stroke-width:{width:g}"/>')
-
-    @contextmanager
-    def group(self, tooltip: str) -> Iterator[None]:
-        """What is drawn in this block shows ``tooltip`` under the pointer."""
-        self.elements.append(f"<g><title>{escape(plain(tooltip))}</title>")
-        yield
-        self.elements.append("</g>")
-
-    def document(self, width: float, height: float, label: str) -> str:
-        """The whole picture as one <svg> element, which is also a complete file."""
-        light = "".join(f".ddp-topology .{name}{{{rules[0]}}}" for name, rules in _COLOURS.items())
-        dark = "".join(f".ddp-topology .{name}{{{rules[1]}}}" for name, rules in _COLOURS.items())
-        opening = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="ddp-topology" role="img" width="{width:.0f}"'
-            f' height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
-            f' style="max-width:100%;height:auto;{_FONT}">'
-        )
-        head = (
-            opening,
-            f"<title>{escape(plain(label))}</title>",
-            f"<style>{light}@media (prefers-color-scheme:dark){{{dark}}}</style>",
-            f'<rect class="ground" width="{width:.0f}" height="{height:.0f}"/>',
-        )
-        return "\n".join((*head, *self.elements, "</svg>\n"))
 
 
 class _Drawing:

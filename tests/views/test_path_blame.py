@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.cluster.connectivity.matrix import Blame, Path, blame, both_ways
+from ddp_doctor.views.path_blame import Blame, Path, blame, both_ways
 
 
 def every(nodes: int) -> set[Path]:

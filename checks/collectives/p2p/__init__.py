@@ -1,0 +1,71 @@
+"""Point to point: does every pair of ranks exchange data correctly, and how fast, each way?
+
+Raw input: none; each rank reports one line per peer, e.g.
+
+    rank 0 - rank 3: right, latency 41 us, 1.9 GB/s, 2.3 GB/s from rank 3 alone
+
+A collective uses some links and hides the rest; here every pair is tried alone, in rounds of
+disjoint pairs, each under a deadline of its own. A pair that does not answer is the classic hang of
+GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports OK, and the pair stalls.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.collectives.p2p import slow, wrong
+from ddp_doctor.facts.collectives import P2pFact, PairResult
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
+
+
+def probe(ctx: RankContext) -> P2pFact:
+    """Exchange a checked pattern with every peer, in rounds of disjoint pairs."""
+    return MatrixOfPairs(ctx).measure()
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Latency and bandwidth of each pair, as its lower rank saw it; what came one way; how many were left out."""
+    facts = recording.facts(P2pFact)
+    for rank in facts:
+        for pair in rank.fact.pairs:
+            if rank.rank is None:
+                continue
+            if rank.rank < pair.peer:
+                yield from _of_pair(rank.rank, pair)
+            if pair.received_gb_per_s is not None:
+                labels: dict[str, str | int | float] = {"rank": pair.peer, "peer": rank.rank, "bytes": pair.size_bytes}
+                rate = pair.received_gb_per_s * 1e9
+                yield Measurement(name="p2p_one_way", value=rate, unit="B/s", labels=labels)
+    for name in ("not_measured", "not_alone"):
+        left_out = max((getattr(rank.fact, name) for rank in facts), default=0)
+        if left_out:
+            yield Measurement(name=f"p2p_{name}", value=left_out, unit="pairs")
+
+
+def _of_pair(rank: int, pair: PairResult) -> Iterator[Measurement]:
+    labels: dict[str, str | int | float] = {"rank": rank, "peer": pair.peer}
+    yield Measurement(name="p2p_latency", value=pair.latency_us / 1e6, unit="s", labels=labels)
+    rates = {"bandwidth": pair.bandwidth_gb_per_s, "alone": pair.alone_gb_per_s, "together": pair.together_gb_per_s}
+    for name, rate in rates.items():
+        if rate is not None:
+            labels = labels | {"bytes": pair.size_bytes}
+            yield Measurement(name=f"p2p_{name}", value=rate * 1e9, unit="B/s", labels=labels)
+
+
+CHECK = Check(
+    id="p2p",
+    title="Every pair of ranks exchanges data",
+    where=Where.RANK,
+    probe=probe,
+    facts=(P2pFact,),
+    rules=rules_in(wrong, slow),
+    min_ranks=2,
+    cost_s=1.0,
+    is_essential=True,
+    deadline_s=20.0,  # on GPUs every pair is connected first
+    measurements=measurements,
+)

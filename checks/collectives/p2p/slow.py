@@ -1,0 +1,368 @@
+"""DD607, DD630, DD631, DD632: pairs that are slower than others, and what they have in common."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+from ddp_doctor.facts.collectives import P2pFact
+from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
+from ddp_doctor.knowledge.topology import link_codes
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
+from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.nccl import keep_near_p2p
+from ddp_doctor.views.path_blame import Blame, Path, blame
+from ddp_doctor.views.reproducers import between, is_across
+from ddp_doctor.views.transports import log_of, places, used_within
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding
+from ddp_doctor.wording.nodes import host, node_culprit, node_pair
+from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit
+
+#: Findings of connectivity that say why data between nodes is slow.
+_CAUSES = ("DD532", "DD533", "DD534", "DD536")
+
+
+#: A title lists so many pairs.
+_PAIRS_NAMED = 6
+
+_COMPARE_LINKS = remedy(
+    "Compare link type, PCIe width and NUMA node with those of the faster pairs",
+    "nvidia-smi topo -m",
+    "nvidia-smi -q -d PCIE",
+)
+
+
+#: Both RDMA devices and interfaces are files of the kernel, whatever tools a node has.
+_COMPARE_NICS = remedy(
+    "Compare the NICs that the ranks use on these nodes, their speed and errors, with those of the others",
+    "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
+    "rdma statistic show",
+    "ip -s link",
+)
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """What went from rank to rank in GB/s: of the pairs within nodes, or of those across nodes."""
+
+    across: bool
+    of: Mapping[Path, float]
+    typical: float
+    sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
+    confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
+
+    def slower(self, ratio: float) -> set[Path]:
+        """The paths with less than this part of what is typical."""
+        return {path for path, rate in self.of.items() if rate * ratio < self.sure}
+
+    @property
+    def kind(self) -> str:
+        """In words."""
+        return "across nodes" if self.across else "within a node"
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """Paths that are slow for one reason: the node or the rank at one end of them all, or the path itself."""
+
+    paths: Sequence[Path]
+    does: str
+    culprits: tuple[Culprit, ...]
+    nodes: tuple[int, ...] = ()  # that a finding must name that explains it
+
+
+@once_a_recording
+def _rates(recording: Recording, across: bool) -> _Rates | None:
+    """None where nothing is judged: too few pairs to compare, or what is_judged() says of all of them."""
+    rates, least = dict[Path, float](), dict[Path, float]()
+    confirmed = set()
+    for rank in recording.facts(P2pFact):
+        for pair in rank.fact.pairs:
+            path = (pair.peer, rank.rank or 0)
+            if is_across(recording, path) is across and path_quality.is_judged(
+                recording.backend, pair.size_bytes, across=across
+            ):
+                rates[path] = pair.received_gb_per_s or pair.bandwidth_gb_per_s
+                least[path] = pair.least_gb_per_s or rates[path]
+                if pair.measured_again or pair.received_gb_per_s is None:
+                    confirmed.add(path)
+    if len({frozenset(path) for path in rates}) < 3:
+        return None
+    typical = path_quality.typical_rate(list(rates.values()), recording.backend)
+    usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
+    sure = min(typical, path_quality.typical_rate(usual, recording.backend))
+    return _Rates(across, rates, typical, sure, frozenset(confirmed))
+
+
+@rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
+def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
+    """A pair of GPUs of one node several times slower than the typical pair within a node.
+
+    Finds: Ways from rank to rank with less than a quarter of the median of all within nodes: of a rank that receives
+        slowly from (nearly) all, or sends slowly to them, the rank, else the pair. Only with NCCL, where links are
+        hardware; pairs of CPU processes share cores and differ by chance. More than a quarter of all pairs is how
+        the machine is built: information. What is slow is measured once more, and the better value counts.
+    Why: A ring is as fast as its slowest link.
+    Remedy: Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them
+        out. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
+    See: docs/explanation/measurements.md
+    """
+    rates = _rates(recording, False)
+    if rates is None:
+        return
+    bad = rates.slower(SLOW_PAIR_RATIO)
+    ends, left = _of_ranks(recording, bad, rates.of.keys() - bad)
+    for slow in (*ends, *_of_pairs(recording, rates, left)):
+        # NVLink is never slower than host memory; a link of it that is down is to be repaired.
+        pairs = sorted({(min(path), max(path)) for path in slow.paths})
+        limit = _limit_below(recording, pairs)
+        summary = f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+        around = [] if limit is None else [keep_near_p2p(limit).model_copy(update={"summary": summary})]
+        reproducer = between(recording, pairs[0], pairs)
+        yield _draft(rates, SLOW_PAIR_RATIO, slow, *around, _COMPARE_LINKS, reproduced_by=reproducer)
+
+
+@rule("DD630", "node-exchanges-slowly-with-all", Severity.WARNING, P2pFact, explained_by=_CAUSES)
+def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
+    """A node, or one of its ranks, that receives slowly from all other nodes, or sends slowly to them.
+
+    Finds: Ways from rank to rank across nodes with less than a third of the median way's, which are (nearly) all that
+        lead to a node, or away from it; where only one of its ranks is slow, that rank. From ten times on an error.
+        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts;
+        without that it is information. Two nodes have nobody to compare with, and where most pairs are slow nobody is
+        named.
+    Why: Every collective is as fast as its slowest member.
+    Remedy: Compare the speed and the errors of its NIC, the cable and the switch port with those of the others.
+    See: docs/explanation/measurements.md
+    """
+    rates = _rates(recording, True)
+    if rates is None:
+        return
+    for slow in _across(recording)[0]:
+        much = median(rates.of[path] for path in slow.paths) * path_quality.VERY_SLOW_RATIO < rates.typical
+        severity = Severity.ERROR if much else None
+        evidence = _network_evidence(recording, slow.nodes[:1])
+        yield _draft(rates, path_quality.SLOW_NODE_RATIO, slow, _COMPARE_NICS, more=evidence, severity=severity)
+
+
+@rule("DD631", "path-between-ranks-is-slow", Severity.WARNING, P2pFact, explained_by=_CAUSES)
+def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
+    """Two nodes, or two of their ranks, between which data goes slowly, one way or both, while others are faster.
+
+    Finds: Ways from rank to rank across nodes with less than a quarter of the median way's, that no node or rank at
+        their end explains. More than a quarter of all pairs is how the network is built: information that names nobody.
+        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts.
+    Why: A ring is as fast as its slowest link.
+    Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
+    See: docs/explanation/measurements.md
+    """
+    rates = _rates(recording, True)
+    if rates is None:
+        return
+    for slow in _of_pairs(recording, rates, _across(recording)[1]):
+        evidence = _network_evidence(recording, {_node(recording, rank) for path in slow.paths for rank in path})
+        yield _draft(rates, path_quality.SLOW_PATH_RATIO, slow, _COMPARE_NICS, more=evidence)
+
+
+@rule("DD632", "pairs-of-ranks-share-a-link", Severity.INFO, P2pFact)
+def pairs_of_ranks_share_a_link(recording: Recording) -> Iterator[Draft]:
+    """Pairs that exchange much less while other pairs move data than each of them does alone.
+
+    Finds: At level thorough, pairs of GPUs, or of ranks on different nodes, that have less than 60 % of what they
+        exchange alone while all pairs of a round move data, as both ends saw it: two pairs on one link have half each.
+        Information: GPUs below one switch, or ranks behind one NIC, have to share.
+    Why: A collective moves data on all links at once: the lower number is what training gets.
+    Remedy: Where it is less than the machine should give: another NIC for each GPU, or another order of ranks.
+    See: docs/explanation/measurements.md
+    """
+    seen: dict[Path, list[tuple[float, float]]] = {}
+    for rank in recording.facts(P2pFact):
+        for pair in rank.fact.pairs:
+            ends, alone, together = (rank.rank or 0, pair.peer), pair.alone_gb_per_s, pair.together_gb_per_s
+            judged = path_quality.is_judged(recording.backend, pair.size_bytes, across=is_across(recording, ends))
+            if judged and alone and together:
+                seen.setdefault((min(ends), max(ends)), []).append((alone, together))
+    shared: dict[bool, dict[Path, tuple[float, float]]] = {False: {}, True: {}}
+    for ends, rates in seen.items():
+        if all(together < path_quality.SHARED_LINK * alone for alone, together in rates):
+            shared[is_across(recording, ends)][ends] = rates[0]
+    for across, pairs in shared.items():
+        if pairs:
+            alone, together = min(pairs.values(), key=lambda rates: rates[1] / rates[0])
+            names = ", ".join(f"{first}-{second}" for first, second in list(pairs)[:_PAIRS_NAMED])
+            more = f" and {len(pairs) - _PAIRS_NAMED} more" if len(pairs) > _PAIRS_NAMED else ""
+            where = "across nodes" if across else "within a node"
+            yield finding(
+                NOBODY,
+                f"Pairs of ranks {where} share a link, {names}{more}: alone {_amount(alone)},"
+                f" together {_amount(together)}",
+                (
+                    Evidence(
+                        text=f"ranks {first} and {second} while all pairs of a round exchange data",
+                        value=round(rates[1], 3),
+                        unit="GB/s",
+                        expected=round(rates[0], 3),
+                        expected_from="the same pair while no other moves data",
+                    )
+                    for (first, second), rates in list(pairs.items())[:LINES_OF_EVIDENCE]
+                ),
+                confidence=Confidence.LIKELY,
+                detail="Which links the pairs have in common the topology shows.",
+            )
+
+
+# --- whose fault ----------------------------------------------------------------------------------
+
+
+@once_a_recording
+def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
+    """The nodes and ranks that are slow with all others, and the slow paths that they do not explain."""
+    rates = _rates(recording, True)
+    if rates is None:
+        return [], set()
+    of_nodes = grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in rates.of)
+    slow, found = rates.slower(path_quality.SLOW_NODE_RATIO), []
+    good = rates.of.keys() - slow
+    if len({node for path in of_nodes for node in path}) > 2:
+        bad = {path for path, of_ranks in of_nodes.items() if slow.issuperset(of_ranks)}
+        for node, paths, does in _ends(blame(bad, of_nodes.keys() - bad), bad):
+            of_ranks = [path for way in paths for path in of_nodes[way]]
+            name, culprit = host(recording, node), node_culprit(recording, node)
+            found.append(_Slow(of_ranks, f"{name} {does}", (culprit,), _explainable(recording, node)))
+            slow -= {*of_ranks}
+    ends, left = _of_ranks(recording, slow, good)
+    return [*found, *ends], left & rates.slower(path_quality.SLOW_PATH_RATIO)
+
+
+def _of_ranks(recording: Recording, slow: set[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
+    """The ranks that are slow with (nearly) all, and the paths that are left."""
+    blamed, found = blame(slow, good), []
+    for rank, paths, does in _ends(blamed, slow):
+        name, culprit = capital(rank_at(recording, rank)), rank_culprit(recording, rank)
+        found.append(_Slow(paths, f"{name} {does}", (culprit,), _explainable(recording, _node(recording, rank))))
+    return found, set(blamed.paths)
+
+
+def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path], str]]:
+    """Each end that is blamed, its bad paths, and what it does."""
+    for end in blamed.nodes:
+        into, out = end in blamed.inbound, end in blamed.outbound
+        does = "sends data slowly to" if out else "receives data slowly from"
+        does = "exchanges data slowly with" if into and out else does
+        paths = sorted(path for path in bad if (into and path[1] == end) or (out and path[0] == end))
+        yield end, paths, f"{does} all others"
+
+
+def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[_Slow]:
+    """Slow paths by the two nodes, or the two ranks of a node, that they join."""
+    joins: Callable[[int], int] = partial(_node, recording) if rates.across else int
+    by_pair, all_of = (
+        grouped((tuple(sorted(map(joins, path))), path) for path in sorted(paths)) for paths in (slow, rates.of)
+    )
+    if len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * len(all_of)):
+        does = f"{len(by_pair)} of {len(all_of)} pairs {rates.kind} exchange data slowly"
+        yield _Slow(sorted(slow), does, NOBODY)
+        return
+    for ends, paths in by_pair.items():
+        ways = {(joins(a), joins(b)) for a, b in paths}
+        whole = rates.across and all(path in slow for path in all_of[ends] if (joins(path[0]), joins(path[1])) in ways)
+        for part in [paths] if whole else grouped((frozenset(path), path) for path in paths).values():
+            of = min(ways) if whole else part[0]
+            source, target = (host(recording, end) if whole else rank_at(recording, end) for end in of)
+            does = f"Data goes slowly in one direction only, from {source} to {target}"
+            if len(ways if whole else part) == 2:
+                does = f"{source if whole else capital(source)} and {target} exchange data slowly"
+            culprit = node_pair(recording, *ends) if whole else pair_culprit(recording, *sorted(of))
+            yield _Slow(part, does, (culprit,), _explainable(recording, _node(recording, min(part[0]))))
+
+
+def _explainable(recording: Recording, node: int) -> tuple[int, ...]:
+    """The nodes that findings about TCP must name to explain this one's; where data goes by RDMA, one that is none."""
+    return (node, -1) if log_of(recording, node).network == "IB" else (node,)
+
+
+def _node(recording: Recording, rank: int) -> int:
+    return recording.world.node_of(rank) if recording.world else 0
+
+
+# --- the findings ---------------------------------------------------------------------------------
+
+
+def _draft(
+    rates: _Rates,
+    ratio: float,
+    slow: _Slow,
+    *remedies: Remedy,
+    more: Sequence[Evidence] = (),
+    severity: Severity | None = None,
+    reproduced_by: Reproducer | None = None,
+) -> Draft:
+    worst = min(rates.of[path] for path in slow.paths)
+    sure = bool(slow.culprits) and not rates.confirmed.isdisjoint(slow.paths)
+    again = "the best of what was measured, and measured again" if sure else "measured once: time was short"
+    return finding(
+        slow.culprits,
+        f"{slow.does}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
+        (
+            *(
+                Evidence(
+                    text=f"best from rank {sender} to rank {receiver}",
+                    value=round(rates.of[sender, receiver], 3),
+                    unit="GB/s",
+                    expected=round(rates.typical, 3),
+                    expected_from=f"median of all pairs {rates.kind} of this run; less than 1/{ratio:g} of it is slow",
+                )
+                for sender, receiver in slow.paths[:LINES_OF_EVIDENCE]
+            ),
+            *more,
+        ),
+        *remedies,
+        confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
+        detail=f"The slowest is {rates.typical / worst:.0f} times slower than the typical pair {rates.kind}; from"
+        f" {ratio:g} times on it is called slow ({again}).",
+        severity=severity if sure else Severity.INFO,
+        reproduced_by=reproduced_by,
+        nodes=slow.nodes if rates.across else (),
+    )
+
+
+def _amount(gb_per_s: float) -> str:
+    return f"{gb_per_s:.2f} GB/s" if gb_per_s >= 0.1 else f"{gb_per_s * 1e3:.1f} MB/s"
+
+
+def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str | None:
+    """The NCCL_P2P_LEVEL that takes P2P from the slow pairs, and from no other that has it, by NCCL's log."""
+    taken: dict[tuple[int, int], str] = {}
+    for place in places(recording):
+        joined = {(first, second): code for first, second, code in place.fact.gpu_pairs()}
+        for way in used_within(recording, place):
+            if way.kinds() == {"P2P"}:
+                taken[way.ranks] = joined[way.gpus]
+    if not set(slow) <= set(taken):
+        return None
+    bad = {taken[pair] for pair in slow}
+    good = {code for pair, code in taken.items() if pair not in slow}
+    fits = [
+        level
+        for level in ("NVL", "PIX", "PXB", "PHB")
+        if all(link_codes.allowed(code, level) for code in good)
+        and not any(link_codes.allowed(code, level) for code in bad)
+    ]
+    return fits[0] if fits else None
+
+
+def _network_evidence(recording: Recording, nodes: Collection[int]) -> tuple[Evidence, ...]:
+    """What NCCL's own log says of the network on these nodes."""
+    found = []
+    for node in sorted(nodes)[:LINES_OF_EVIDENCE]:
+        log = log_of(recording, node)
+        devices = ", ".join(log.used_hcas())
+        if log.network:
+            text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
+            found.append(Evidence(text=text))
+    return tuple(found)

@@ -1,0 +1,270 @@
+"""What ranks, or nodes, send each other: one grid for the terminal, the page and --svg, shaded beside the median.
+
+Bandwidth from the row to the column, in GB/s:
+        0       1       2
+0            12.1    12.0
+1    12.2          0.31!!
+2    12.0  0.29!!
+!! less than a third of the median, 12.1 GB/s; ! less than two thirds.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddp_doctor.knowledge.network.path_quality import SLOW_ANSWER_RATIO, SLOW_ANSWER_S
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.render.canvas import Canvas
+from ddp_doctor.render.files import CannotWrite
+from ddp_doctor.render.layout import folded, matrix_lines
+from ddp_doctor.render.text import amount, one_line
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+#: More ends than this are no grid that a person reads: then nodes stand for their ranks.
+_MOST_ENDS = 32
+#: Up to so many ends a cell has room for its number; on a screen, and in a picture.
+_NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
+#: Shares of the median from which on a cell is less dark, and what marks it where there is no colour.
+_SHADES = (1 / 3, 2 / 3, 0.9)
+_MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
+#: Of the median; slower grids are told in MB/s.
+_LEAST_IN_GB_PER_S = 1e8
+
+_Pairs = Mapping[tuple[int, int], float]
+
+#: Class -> (light, dark).
+_COLOURS: Mapping[str, tuple[str, str]] = {
+    "ground": ("fill:#ffffff", "fill:#0d1117"),
+    "text": ("fill:#1f2328", "fill:#e6edf3"),
+    "muted": ("fill:#57606a", "fill:#9198a1"),
+    "none": ("fill:none;stroke:#d0d7de", "fill:none;stroke:#3d444d"),
+    "shade0": ("fill:#ffb3a8;stroke:#a40e26", "fill:#7a1d22;stroke:#ff9a92"),
+    "shade1": ("fill:#ffe0a3;stroke:#d0d7de", "fill:#5c4400;stroke:#3d444d"),
+    "shade2": ("fill:#f7f1da;stroke:#d0d7de", "fill:#3b3517;stroke:#3d444d"),
+    "shade3": ("fill:#e3ebf5;stroke:#d0d7de", "fill:#1c2836;stroke:#3d444d"),
+}
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """One grid; ``values`` are by row and column, ``labels`` by end."""
+
+    title: str
+    values: _Pairs
+    labels: Mapping[int, str]
+    unit: str = "B/s"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def typical(self) -> float:
+        """The median of all values."""
+        return median(self.values.values())
+
+    @property
+    def is_time(self) -> bool:
+        """Whether more is worse."""
+        return self.unit == "s"
+
+    @property
+    def of(self) -> tuple[str, float]:
+        """The unit of its numbers, and what they are divided by."""
+        if self.is_time:
+            return "ms", 1e-3
+        return ("GB/s", 1e9) if self.typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
+
+    def shade(self, pair: tuple[int, int]) -> int:
+        """0 for what is worst beside the median, 3 for what is as usual."""
+        value = self.values[pair]
+        better, worse = (self.typical, value) if self.is_time else (value, self.typical)
+        share = better / worse if worse else 1.0
+        return sum(share >= least for least in _SHADES)
+
+    def number(self, pair: tuple[int, int]) -> str:
+        """In the map's unit."""
+        return f"{self.values[pair] / self.of[1]:.3g}"
+
+    def words(self, pair: tuple[int, int]) -> str:
+        """``node1 to node3: 11.84 MB/s``."""
+        row, column = (self.labels[end] for end in pair)
+        name = "rank {}" if row.isdigit() else "{}"
+        return f"{name.format(row)} to {name.format(column)}: {amount(self.values[pair], self.unit)}"
+
+    def sentences(self, third: str, two_thirds: str) -> Iterator[str]:
+        """What is to be read below the grid, with the marks of this drawing."""
+        worst = (max if self.is_time else min)(self.values, key=self.values.__getitem__)
+        usual = f"the median, {amount(self.typical, self.unit)}"
+        if self.shade(worst) >= 2:
+            yield f"All reach two thirds of {usual}, or more."
+        elif self.is_time:
+            yield f"{third} more than three times {usual}; {two_thirds} more than one and a half times."
+        else:
+            yield f"{third} less than a third of {usual}; {two_thirds} less than two thirds."
+        yield f"{'Longest' if self.is_time else 'Slowest'}: {self.words(worst)}."
+        yield from self.notes
+
+
+# --- which grids there are ------------------------------------------------------------------------
+
+
+def heat_maps(report: Report) -> Iterator[HeatMap]:
+    """What ranks sent each other, how late they answered where that differs, and what nodes sent each other."""
+    one_way = _pairs(report, "p2p_one_way", "rank")
+    if not one_way:  # an older recording, of exchanges
+        one_way = _both_ways(_pairs(report, "p2p_bandwidth", "rank"))
+    notes = tuple(_left_out(report))
+    if one_way:
+        yield _of_ranks(report, "Bandwidth from the row to the column", one_way, "B/s", notes)
+    answers = _both_ways(_pairs(report, "p2p_latency", "rank"))
+    usual = median(answers.values()) if answers else 0.0
+    if any(time >= max(SLOW_ANSWER_RATIO * usual, usual + SLOW_ANSWER_S) for time in answers.values()):
+        yield _of_ranks(report, "Latency of small messages", answers, "s")
+    if between_nodes := _pairs(report, "reach_throughput", "node"):
+        yield _grid("TCP bandwidth from the row to the column", between_nodes, _hosts(report, between_nodes), "B/s")
+
+
+def _pairs(report: Report, name: str, end: str) -> dict[tuple[int, int], float]:
+    measured = (measurement for measurement in report.measurements if measurement.name == name)
+    return {(int(one_way.labels[end]), int(one_way.labels["peer"])): one_way.value for one_way in measured}
+
+
+def _both_ways(pairs: _Pairs) -> dict[tuple[int, int], float]:
+    return {**{(peer, rank): value for (rank, peer), value in pairs.items()}, **pairs}
+
+
+def _left_out(report: Report) -> Iterator[str]:
+    """What was not measured, and what pairs lose while others move data."""
+    of = {measurement.name: f"{measurement.value:g}" for measurement in report.measurements}
+    if left := of.get("p2p_not_measured"):
+        yield f"{left} pairs were not measured: time was short."
+    alone, together = (_pairs(report, f"p2p_{name}", "rank") for name in ("alone", "together"))
+    if alone and together:
+        typical = [amount(median(pairs.values()), "B/s") for pairs in (alone, together)]
+        short = f"; {left} pairs were not measured alone: time was short" if (left := of.get("p2p_not_alone")) else ""
+        yield f"Exchanges both ways, median: {typical[0]} alone, {typical[1]} all pairs of a round at once{short}."
+
+
+def _of_ranks(report: Report, title: str, pairs: _Pairs, unit: str, notes: tuple[str, ...] = ()) -> HeatMap:
+    """Between ranks; of many, the worst between ranks of each two nodes."""
+    ranks, world = {rank for ends in pairs for rank in ends}, report.world
+    if len(ranks) <= _MOST_ENDS or world is None or world.nnodes < 2:
+        return _grid(f"{title}, rank by rank", pairs, {rank: str(rank) for rank in ranks}, unit, notes)
+    nodes: dict[tuple[int, int], float] = {}
+    for (rank, peer), value in pairs.items():
+        ends = (world.node_of(rank), world.node_of(peer))
+        nodes[ends] = (max if unit == "s" else min)(value, nodes.get(ends, value))
+    return _grid(f"{title}, the worst pair of ranks of each two nodes", nodes, _hosts(report, nodes), unit, notes)
+
+
+def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
+    world = report.world
+    return {end: world.hostname(end) if world else f"node rank {end}" for pair in pairs for end in pair}
+
+
+def _grid(title: str, pairs: _Pairs, names: Mapping[int, str], unit: str, notes: tuple[str, ...] = ()) -> HeatMap:
+    ends = sorted({end for pair in pairs for end in pair})
+    if len(ends) > _MOST_ENDS:
+        notes = (*notes, f"Shown are the {_MOST_ENDS} of {len(ends)} with the worst pairs.")
+        worst_first = sorted(pairs, key=pairs.__getitem__, reverse=unit == "s")
+        ends = sorted(list(dict.fromkeys(end for pair in worst_first for end in pair))[:_MOST_ENDS])
+    labels = {end: one_line(names[end]) for end in ends}
+    shown = {pair: value for pair, value in pairs.items() if labels.keys() >= set(pair)}
+    return HeatMap(title, shown, labels, unit, notes)
+
+
+# --- in a terminal --------------------------------------------------------------------------------
+
+
+def lines(heat: HeatMap, width: int | None) -> list[str]:
+    """The grid in plain ASCII: numbers, or a letter for each of many ends, whose usual rows are left out."""
+    ends = list(heat.labels)
+    if len(ends) <= _NUMBERS_ON_SCREEN:
+        rows = [["", *(heat.labels[end] for end in ends)]]
+        rows += [[heat.labels[row], *(_cell(heat, (row, end)) for end in ends)] for row in ends]
+        wide = max(len(cell) for cells in rows for cell in cells[1:])
+        rows = [[cells[0], *(cell.rjust(wide) for cell in cells[1:])] for cells in rows]
+        marks = _MARKS
+    else:
+        rows = [["", "".join(label[-1:] for label in heat.labels.values())]]
+        for row in ends:
+            shades = (_LETTERS[heat.shade((row, end))] if (row, end) in heat.values else " " for end in ends)
+            rows.append([heat.labels[row], "".join(shades)])
+        slow = [row for row in rows if set(row[1]) & set(_LETTERS[:2])]
+        rows = [rows[0], *slow] if slow else []
+        marks = _LETTERS
+    caption = folded(f"{heat.title}, {heat.of[0]}:", width, indent=1)
+    below = [folded(text, width, indent=1, hang=3) for text in heat.sentences(*marks[:2])]
+    middle = [f" {line}" for line in matrix_lines(rows, width and width - 1)] if rows else []
+    return "\n".join([caption, *middle, *below]).split("\n")
+
+
+def _cell(heat: HeatMap, pair: tuple[int, int]) -> str:
+    return heat.number(pair) + _MARKS[heat.shade(pair)] if pair in heat.values else ""
+
+
+def styled(line: str) -> "Text":
+    """The same line with what is slow in colour; a pipe or NO_COLOR takes it off again."""
+    from rich.text import Text
+
+    text = Text(line)
+    text.highlight_regex(r"(?<=\s)[\d.e+-]+!!|#+", "red")
+    text.highlight_regex(r"(?<=\s)[\d.e+-]+!(?!!)", "yellow")
+    return text
+
+
+# --- as a picture ---------------------------------------------------------------------------------
+
+
+def picture(report: Report, _recording: Recording) -> str:
+    """All grids below each other, as an <svg> element. Raises CannotWrite where there is none to draw."""
+    drawn = list(heat_maps(report))
+    if not drawn:
+        raise CannotWrite("nothing between ranks or nodes was measured, so --svg writes nothing")
+    return svg(*drawn)
+
+
+def svg(*maps: HeatMap) -> str:
+    """Grids as one <svg> element, for light and dark; each cell tells its value under the pointer."""
+    canvas, top, right = Canvas("ddp-heat-map", _COLOURS), 0.0, 0.0
+    for heat in maps:
+        width, top = _draw(canvas, heat, top)
+        right = max(right, width)
+    told = " ".join(text for heat in maps for text in (heat.title + ".", *heat.sentences("", "")))
+    return canvas.document(right, top, "; ".join(heat.title for heat in maps), told)
+
+
+def _draw(canvas: Canvas, heat: HeatMap, top: float) -> tuple[float, float]:
+    """Returns how wide it is, and where it ends."""
+    ends, letter = list(heat.labels), 7.0
+    has_numbers = len(ends) <= _NUMBERS_IN_PICTURE
+    wide, high = (78.0, 28.0) if has_numbers else (22.0, 22.0)
+    longest = letter * max(map(len, heat.labels.values()))
+    left, is_turned = 28 + longest, longest > wide - 6
+    title = f"{heat.title}, {heat.of[0]}"
+    canvas.text(16, top + 24, title, size=16, anchor="start", bold=True)
+    first = top + 44 + (0.75 * longest if is_turned else 14)
+    for at, end in enumerate(ends):
+        x, y = left + wide * (at + 0.5), first + high * (at + 0.5) + 4
+        anchor = "start" if is_turned else "middle"
+        canvas.text(x, first - 6, heat.labels[end], "muted", anchor=anchor, turned=-45 if is_turned else 0)
+        canvas.text(left - 8, y, heat.labels[end], "muted", anchor="end")
+    for pair in ((row, column) for row in ends for column in ends):
+        x, y = left + wide * ends.index(pair[1]), first + high * ends.index(pair[0])
+        if pair not in heat.values:
+            canvas.rect(x + 1, y + 1, wide - 2, high - 2, "none", radius=3)
+            continue
+        shade = heat.shade(pair)
+        with canvas.group(heat.words(pair)):
+            canvas.rect(x + 1, y + 1, wide - 2, high - 2, f"shade{shade}", radius=3)
+            text = f"{_TRIANGLES[shade]} {heat.number(pair)}" if has_numbers else _TRIANGLES[shade]
+            canvas.text(x + wide / 2, y + high / 2 + 4, text.strip(), size=12 if has_numbers else 9, bold=shade == 0)
+    bottom = first + high * len(ends) + 8
+    sentences = list(heat.sentences(*_TRIANGLES[:2]))
+    for at, text in enumerate(sentences):
+        canvas.text(16, bottom + 18 * (at + 1), text, "muted", anchor="start")
+    room = 0.75 * longest if is_turned else 0.0
+    width = max(left + wide * len(ends) + room + 16, 32 + letter * max(map(len, sentences)), 32 + 9.6 * len(title))
+    return width, bottom + 18 * len(sentences) + 24

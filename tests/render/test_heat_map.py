@@ -1,0 +1,134 @@
+"""One grid for the terminal, the page and --svg: what is slow stands out without colour."""
+
+import random
+import re
+from collections.abc import Callable
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement, Report
+from ddp_doctor.render import heat_map
+from ddp_doctor.render.files import CannotWrite
+from tests.render.reports import report, world
+from tests.render.test_html import EVIL
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def measured(ranks: int, rate: Callable[[int, int], float], hosts: int = 1, *more: Measurement) -> Report:
+    """What these ranks sent each other one way, in GB/s; a rate of 0 was not measured."""
+    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other and rate(one, other)]
+    found = [
+        Measurement(name="p2p_one_way", value=rate(*pair) * 1e9, unit="B/s", labels={"rank": pair[0], "peer": pair[1]})
+        for pair in pairs
+    ]
+    on = world(*(f"node{number}" for number in range(hosts))).model_copy(
+        update={"nproc_per_node": ranks // hosts, "world_size": ranks}
+    )
+    return report(on=on).model_copy(update={"measurements": (*found, *more)})
+
+
+def grid(of: Report, width: int | None = None) -> list[str]:
+    (heat,) = heat_map.heat_maps(of)
+    return heat_map.lines(heat, width)
+
+
+def test_a_rank_that_receives_slowly_is_a_column_of_marks():
+    assert grid(measured(3, lambda _, peer: 1.0 if peer == 2 else 12.0)) == [
+        " Bandwidth from the row to the column, rank by rank, GB/s:",
+        "      0    1    2",
+        " 0        12  1!!",
+        " 1   12       1!!",
+        " 2   12   12",
+        " !! less than a third of the median, 12 GB/s; ! less than two thirds.",
+        " Slowest: rank 0 to rank 2: 1 GB/s.",
+    ]
+
+
+def test_what_was_not_measured_is_an_empty_cell_and_told():
+    left = Measurement(name="p2p_not_measured", value=1, unit="pairs")
+    shown = grid(measured(3, lambda one, other: 0.0 if {one, other} == {0, 1} else 12.0, 1, left))
+    assert shown[2] == " 0          12"
+    assert shown[-1] == " 1 pairs were not measured: time was short."
+
+
+def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():
+    shown = grid(measured(20, lambda one, other: 1.0 if one == 7 or (one, other) == (3, 12) else 12.0), 80)
+    assert shown[1:4] == ["    01234567890123456789", " 3  ... ........#.......", " 7  ####### ############"]
+    assert all(len(line) <= 80 for line in shown)
+
+
+def test_a_healthy_grid_of_many_ranks_is_one_sentence():
+    assert grid(measured(20, lambda *_: 12.0))[1:] == [
+        " All reach two thirds of the median, 12 GB/s, or more.",
+        " Slowest: rank 0 to rank 1: 12 GB/s.",
+    ]
+
+
+def test_more_ranks_than_a_person_reads_are_shown_by_their_nodes_worst_pair():
+    (heat,) = heat_map.heat_maps(measured(40, lambda one, other: 2.0 if (one, other) == (9, 30) else 12.0, 5))
+    assert list(heat.labels.values()) == ["node0", "node1", "node2", "node3", "node4"]
+    assert (heat.values[1, 3], heat.values[3, 1]) == (2e9, 12e9)
+
+
+def test_a_narrow_terminal_gets_the_columns_below_each_other():
+    shown = grid(measured(8, lambda *_: 12.0), 30)
+    assert all(len(line) <= 30 for line in shown)
+    assert sum(line.startswith(" 7") for line in shown) > 1
+
+
+def test_an_older_recording_shows_its_exchanges_both_ways():
+    one = Measurement(name="p2p_bandwidth", value=12e9, unit="B/s", labels={"rank": 0, "peer": 1})
+    (heat,) = heat_map.heat_maps(report().model_copy(update={"measurements": (one,)}))
+    assert heat.values == {(0, 1): 12e9, (1, 0): 12e9}
+
+
+@pytest.mark.parametrize(("late_s", "grids"), [(20e-6, 1), (30e-3, 2)])
+def test_latencies_are_a_grid_only_where_one_is_late(late_s: float, grids: int):
+    pairs = ((0, 1, late_s), (0, 2, 20e-6), (1, 2, 20e-6))
+    times = [
+        Measurement(name="p2p_latency", value=time_s, unit="s", labels={"rank": rank, "peer": peer})
+        for rank, peer, time_s in pairs
+    ]
+    maps = list(heat_map.heat_maps(measured(3, lambda *_: 12.0, 1, *times)))
+    assert len(maps) == grids
+    if grids == 2:
+        assert heat_map.lines(maps[1], None)[-1] == " Longest: rank 1 to rank 0: 30 ms."
+
+
+def test_pairs_alone_and_at_once_are_told_in_a_sentence():
+    rates = [
+        Measurement(name=f"p2p_{name}", value=rate, unit="B/s", labels={"rank": 0, "peer": 1})
+        for name, rate in (("alone", 24e9), ("together", 12e9))
+    ]
+    assert grid(measured(3, lambda *_: 12.0, 1, *rates))[-1] == (
+        " Exchanges both ways, median: 24 GB/s alone, 12 GB/s all pairs of a round at once."
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16, 17, 32])
+def test_the_picture_tells_every_cell_and_is_read_aloud(ranks: int):
+    chance = random.Random(ranks)
+    of = measured(ranks, lambda one, _: chance.uniform(0.5, 1.0) if one == 1 else chance.uniform(11.0, 12.0))
+    tree = ET.fromstring(heat_map.picture(of, Recording()))
+    cells = [title.text or "" for title in tree.iterfind(f"{SVG}g/{SVG}title")]
+    assert len(cells) == ranks * (ranks - 1)
+    assert all(re.fullmatch(r"rank \d+ to rank \d+: [\d.]+ [GM]B/s", cell) for cell in cells)
+    assert tree.findtext(f"{SVG}title") == "Bandwidth from the row to the column, rank by rank"
+    assert "Slowest: rank 1 to rank" in (tree.findtext(f"{SVG}desc") or "")
+    marked = [text for text in tree.iter(f"{SVG}text") if (text.text or "").startswith("▼▼")]
+    assert len(marked) >= (ranks - 1 if ranks > 2 else 0)
+
+
+def test_hostile_names_are_text_in_the_picture_and_the_terminal():
+    of = measured(40, lambda *_: 12.0, 2)
+    hostile = of.model_copy(update={"world": world(EVIL, "node1").model_copy(update={"nproc_per_node": 20})})
+    ET.fromstring(heat_map.picture(hostile, Recording()))
+    assert "\x1b" not in "".join(grid(hostile))
+
+
+def test_without_a_measurement_no_picture_is_written():
+    with pytest.raises(CannotWrite, match="nothing between ranks or nodes was measured"):
+        heat_map.picture(report(), Recording())
