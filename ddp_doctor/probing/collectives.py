@@ -5,7 +5,6 @@ knowledge/ddp/payload.py says. All of it is done in two turns with other codes a
 through both is that rank's.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
@@ -379,9 +378,9 @@ def early_leavers(ctx: RankContext) -> list[WrongShare]:
         with ctx.step("barrier", f"rank {ctx.ranks[late]} is late"):
             dist.barrier(group=ctx.group)
             left = ctx.clock()
-            told = [json.loads(text) for text in ctx.exchange(f"{late}", json.dumps([ctx.node, entered]))]
-        node, entered_by_late = told[late]
-        if node == ctx.node and left < entered_by_late:
+            node, _, moment = ctx.exchange(f"{late}", f"{ctx.node} {entered}")[late].partition(" ")
+        entered_by_late = float(moment)
+        if int(node) == ctx.node and left < entered_by_late:
             case = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms"
             found.append(
                 WrongShare(

@@ -29,6 +29,7 @@ from ddp_doctor.checks.node.topology.formats import (
 )
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
+from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
@@ -416,6 +417,15 @@ TARGETS: tuple[Target, ...] = (
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
     direct(options.nnodes, "4", "2:4", refuses=ValueError),
     direct(options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    direct(options.sizes, "8:1G:4", "512K", refuses=ValueError),
+    Target(options.size, lambda text: options.size(text, "--sizes"), ("8", "512KiB"), (ValueError,)),
+    Target(options.floor, lambda text: options.floor(text, TABLE), ("all_reduce:1G=180GB/s",), (ValueError,)),
+    Target(
+        options.require_collective,
+        lambda text: options.require_collective(text, TABLE, "--collective"),
+        ("all_gather",),
+        (ValueError,),
+    ),
     Target(cgroup.limits, lambda text: cgroup.limits(reader(text)), (_CGROUP_2, _CGROUP_1)),
     Target(
         host_limits.memory_bytes,
