@@ -88,16 +88,19 @@ def test_64_ranks_cost_a_fraction_of_what_torchrun_costs():
 
 def test_reported_bandwidth_is_that_of_a_bare_loop():
     with _session() as session:
-        check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=60.0)
+        check = Check("paired", "Paired", Where.RANK, paired.probe, (), deadline_s=180.0)
         session.agent(_run_of_two_ranks()).run_checks([check])
         assert session.partial.trials[0].outcome == "finished"
         fact = paired.Paired.model_validate(session.partial.readings[0].fact)
-    _tell("all-reduce of 4 MiB, doctor", fact.ours)
-    _tell("bare loop", fact.bare)
-    off = statistics.median(ours / bare for ours, bare in zip(fact.ours, fact.bare, strict=True)) - 1
-    print(f"\n  off by {off:+.1%} (bar 5 %)")
+    off = {}
+    for name in paired.NAMES:
+        _tell(f"{name} of 4 MiB, doctor", fact.ours[name])
+        _tell("bare loop", fact.bare[name])
+        rounds = zip(fact.ours[name], fact.bare[name], strict=True)
+        off[name] = statistics.median(ours / bare for ours, bare in rounds) - 1
+        print(f"\n  off by {off[name]:+.1%} (bar 5 %)")
 
-    assert abs(off) <= 0.05
+    assert max(map(abs, off.values())) <= 0.05
 
 
 def test_help_is_instant():
