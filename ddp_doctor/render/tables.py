@@ -54,7 +54,7 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     ]
     titles = ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
     table = Table(titles, cells, range(len(titles))).lines(width) if cells else []
-    is_ours = not any("type" in measurement.labels for measurement in measurements)
+    is_ours = not any("type" in each.labels for each in measurements if each.name.startswith("allreduce_"))
     caption = folded(f"all_reduce{', float32 sum' * is_ours}, the slowest rank:", width, indent=1)
     notes = [
         line
