@@ -52,7 +52,10 @@ def sweep(
     all_of_them: bool,
 ) -> dict[str, Any]:
     """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
-    names = tuple(dict.fromkeys(name.strip() for text in collectives or () for name in text.split(",")))
+    words = [name.strip() for text in collectives or () for name in text.split(",")]
+    names = tuple(dict.fromkeys(word for word in words if word))
+    if collectives and not names:
+        raise UsageError(f"--collective names none; there are {', '.join(TABLE)}")
     with as_usage_error():
         for name in names:
             options.require_collective(name, tuple(TABLE), "--collective")

@@ -57,7 +57,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *(
             NotAsAsked(f"--only {name}", name, _why(result))
             for name, result in only
-            if result is None or result.status not in _RAN or result.reason
+            if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
         ),
         *_model(recording, by_id),
         *_gpus(recording, by_id),
@@ -96,7 +96,7 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
 
 def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
     options = recording.options
-    if not (options.collectives or options.min_busbw):
+    if not (options.collectives or options.min_busbw or COLLECTIVES in options.only):
         return
     from ddp_doctor.facts.collectives import CollectiveFact
     from ddp_doctor.knowledge.collectives import TABLE, measured_sizes
@@ -104,12 +104,14 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
     read = grouped((rank.fact.part, rank.fact) for rank in recording.facts(CollectiveFact))
     absent = {reading.reason for reading in recording.of_check(COLLECTIVES) if reading.reason}
     why_none = next(iter(sorted(absent)), "it was not reached")
+    if COLLECTIVES in options.only and not any(TABLE[name].is_timed for name in read):
+        yield NotAsAsked(f"--only {COLLECTIVES}", COLLECTIVES, why_none)
     for name in options.collectives:
         if name not in read:
             yield NotAsAsked(f"--collective {name}", COLLECTIVES, why_none)
         elif options.sizes and TABLE[name].is_timed and (stopped := read[name][0].stopped_at_bytes):
             left = sum(size >= stopped for size in measured_sizes(options.sizes))
-            why = f"{read[name][0].short_of} was short, so {left} of its sizes were not measured"
+            why = f"{read[name][0].short_of} was short; sizes not measured: {left}"
             yield NotAsAsked(f"--collective {name}", COLLECTIVES, why)
     for least in options.min_busbw:
         facts = read.get(least.collective, [])

@@ -15,7 +15,7 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
         return
     asked = [(least.collective, least.size_bytes, f"--min-busbw {least.typed}") for least in options.min_busbw]
     if options.sizes:
-        span = ":".join(map(str, options.sizes))
+        span = ":".join((*map(short, options.sizes[:2]), str(options.sizes[2])))
         asked += [(name, measured_sizes(options.sizes)[-1], f"--sizes {span}") for name in options.collectives or TABLE]
     ranks = nnodes * world.nproc_per_node
     for name, size, typed in asked:
@@ -31,6 +31,12 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
             raise UsageError(
                 f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
             )
+
+
+def short(size: int) -> str:
+    """Bytes as they are typed: 1G, 512K, 8."""
+    power = max(power for power in range(5) if size % (1 << 10 * power) == 0)
+    return f"{size >> 10 * power}{' KMGT'[power].strip()}"
 
 
 def _needed(row: Collective, size: int, recording: Recording) -> int:

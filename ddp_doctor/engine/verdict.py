@@ -225,11 +225,12 @@ def _status(
     if cut_short:  # what other ranks have read of it is no result
         return CheckStatus.SKIPPED, _reason(recording, cut_short, cut_short)
     if Status.COLLECTED in by_status:
-        status = CheckStatus.FOUND if found else CheckStatus.PASSED
-        return status, _reason(recording, idle, readings) if idle and recording.nnodes > 1 else left_out
-    if found and not skipped:  # something is missing that should be there
-        return CheckStatus.FOUND, None
-    return CheckStatus.SKIPPED, _reason(recording, idle, readings) if idle else left_out
+        why = _reason(recording, idle, readings) if idle and recording.nnodes > 1 else left_out
+        parts = {reading.part: f"{reading.part}: {reading.reason}" for reading in idle if reading.part}
+        return CheckStatus.FOUND if found else CheckStatus.PASSED, "; ".join(parts.values()) or why
+    missing = found and not skipped  # something that should be there
+    why = _reason(recording, idle, readings) if idle and not missing else left_out
+    return (CheckStatus.FOUND, None) if missing else (CheckStatus.SKIPPED, why)
 
 
 _BAD = {Status.TIMED_OUT: CheckStatus.TIMED_OUT, Status.FAILED: CheckStatus.FAILED}

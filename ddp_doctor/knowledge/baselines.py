@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.payload import LATENCY_BOUND_BYTES
 
 
@@ -24,6 +25,7 @@ _OF_NETWORK = 0.15
 #: By the name in the report. Start-up times, jitter and latencies are left out: they follow the load of the machine.
 COMPARABLE = {
     "allreduce_busbw": Comparable("all-reduce", _OF_NETWORK),
+    **{f"{name}_busbw": Comparable(row.words, _OF_NETWORK) for name, row in TABLE.items() if row.is_timed},
     "p2p_bandwidth": Comparable("point-to-point", _OF_NETWORK),
     # knowledge/network/path_quality.py, JUDGED_BYTES_PER_S: above, one stream measures the hosts
     "reach_throughput": Comparable("TCP throughput", _OF_NETWORK, most=625e6),

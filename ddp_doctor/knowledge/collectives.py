@@ -69,6 +69,8 @@ class Collective:
 
 
 ALL_REDUCE = "all_reduce"
+#: Roots that are tried; more cost time and are alike.
+MOST_ROOTS = 8
 #: Not timed over sizes, and told apart by name.
 BARRIER, OBJECTS, GROUPS = "barrier", "objects", "groups"
 

@@ -29,6 +29,7 @@ class Reading(Frozen):
     status: Status  # whether there is a fact, else why there is none
     node: int = 0  # node rank
     rank: int | None = None  # null where the node was read and no rank
+    part: str = ""  # of a check that does several things, each with a reading of its own
     fact: dict[str, Json] | None = None  # what was read; its `kind` says which fields it has
     reason: str | None = None  # why there is no fact
     started_at: float = 0.0  # seconds since the epoch

@@ -112,7 +112,7 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     size_of, equals, rate = rest.partition("=")
     if not colon or not equals:
         raise ValueError(f"--min-busbw takes COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s, not {text[:80]!r}")
-    require_collective(name, known, "--min-busbw")
+    require_collective(name, known, "--min-busbw of sizes")
     found = _RATE.fullmatch(rate.strip())
     if found is None:
         why = "has no unit" if rate.strip().replace(".", "", 1).isdigit() else "is no rate"

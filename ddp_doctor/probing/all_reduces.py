@@ -53,9 +53,12 @@ def bandwidth(ctx: RankContext, row: Collective = TABLE[ALL_REDUCE], sizes: Sequ
     level = Level.STANDARD if ctx.part else ctx.level
     in_budget = _TIME_FOR_SIZES[level] * max(ctx.budget_s / Options().budget_s, 1.0)
     allowed = ctx.remaining() if sizes else min(in_budget, ctx.remaining() * _SHARE_OF_CHECK)
-    sizes = sizes or payload.sweep_sizes(ctx.level is Level.QUICK)
+    sizes = sizes or [size for size in payload.sweep_sizes(ctx.level is Level.QUICK) if row.moved(size, ctx.world_size)]
+    first = timed(ctx, row, sizes[0], 1) if ctx.options.iters and ctx.part else None
+    if first is not None and not has_time_for(ctx, first):
+        return Sweep([], sizes[0], "time")
     swept = _sweep(ctx, row, sizes, allowed)
-    if swept.sizes and (ctx.part or ctx.device.startswith("cuda")):
+    if swept.sizes and (ctx.part or ctx.device.startswith("cuda")) and has_time_for(ctx, swept.sizes[-1]):
         swept.sizes[-1] = faster(swept.sizes[-1], measure(ctx, sizes[len(swept.sizes) - 1], row))
     return swept
 
@@ -66,6 +69,8 @@ def _sweep(ctx: RankContext, row: Collective, sizes: Sequence[int], allowed: flo
     for size in sizes:
         fits = memory_needed(ctx, row, size) <= memory_free(ctx)
         in_time = _time_needed(spent, previous, size) < allowed
+        if results and ctx.part:
+            in_time = in_time and _fits(ctx, results[-1], size)
         short_of = agreed(ctx, _MEMORY if not fits else 0.0 if in_time else _TIME)  # the slowest rank decides for all
         left = sizes[len(results) :]
         if short_of == _MEMORY:
@@ -77,6 +82,18 @@ def _sweep(ctx: RankContext, row: Collective, sizes: Sequence[int], allowed: flo
         previous = ctx.clock() - started
         spent += previous
     return Sweep(results)
+
+
+def has_time_for(ctx: RankContext, result: SizeResult) -> bool:
+    """Whether all ranks agree that there is time to measure the same again."""
+    return not agreed(ctx, float(not _fits(ctx, result, result.size_bytes)))
+
+
+def _fits(ctx: RankContext, result: SizeResult, size: int) -> bool:
+    """Whether a size fits what is left of the deadline, by what a call of a smaller one took."""
+    calls = _iterations(ctx, size) + (ctx.options.warmup or 1) + _OTHER_CALLS
+    took_s = (result.mean_us or result.time_us) / 1e6 * max(size / max(result.size_bytes, 1), 1.0)
+    return calls * took_s < ctx.remaining() * _SHARE_OF_CHECK
 
 
 def faster(one: SizeResult, other: SizeResult) -> SizeResult:
@@ -120,19 +137,17 @@ def _time_for_each(level: Level, left: Sequence[int], spent: float, previous: fl
 
 
 def bytes_needed(row: Collective, size: int, ranks_on_cpus: int | None) -> int:
-    """Twice the payload, thrice where it is not in place; on a host twice that, for each rank: gloo has its own.
+    """Twice the payload, thrice where it is not in place; on a host four times that, for each rank: gloo has its own.
 
     ``ranks_on_cpus`` share the host's memory; None on a GPU.
     """
     own = (2 if row.in_place else 3) * size
-    return own if ranks_on_cpus is None else 2 * own * max(ranks_on_cpus, 1)
+    return own if ranks_on_cpus is None else 4 * own * max(ranks_on_cpus, 1)
 
 
 def memory_needed(ctx: RankContext, row: Collective, size: int) -> int:
-    """Bytes on the rank's GPU, or on the host, where twice as much must be free: others need some, too."""
-    return (
-        bytes_needed(row, size, None) if ctx.device.startswith("cuda") else 2 * bytes_needed(row, size, ctx.world_size)
-    )
+    """Bytes on the rank's GPU, or on the host of all ranks."""
+    return bytes_needed(row, size, None if ctx.device.startswith("cuda") else ctx.world_size)
 
 
 def memory_free(ctx: RankContext) -> int:
@@ -165,11 +180,12 @@ def measure(
     ctx: RankContext, size: int, row: Collective = TABLE[ALL_REDUCE], *, is_in_place: bool = False
 ) -> SizeResult:
     """Time as many calls of about ``size`` bytes as the options or the level ask for, then check one."""
-    asked = ctx.options if ctx.part else Options()
-    iterations = asked.iters or payload.iterations(size, quick=ctx.level is Level.QUICK)
-    return timed(
-        ctx, row, size, iterations, warmup=1 if asked.warmup is None else asked.warmup, is_in_place=is_in_place
-    )
+    warmup = ctx.options.warmup if ctx.part and ctx.options.warmup is not None else 1
+    return timed(ctx, row, size, _iterations(ctx, size), warmup=warmup, is_in_place=is_in_place)
+
+
+def _iterations(ctx: RankContext, size: int) -> int:
+    return (ctx.options.iters if ctx.part else None) or payload.iterations(size, quick=ctx.level is Level.QUICK)
 
 
 def not_reduced(ctx: RankContext, dtype: str) -> str:

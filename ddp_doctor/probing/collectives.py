@@ -15,7 +15,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_doctor.facts.collectives import ELEMENTS, SizeResult, WrongShare
-from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE, Collective
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, MOST_ROOTS, TABLE, Collective
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.context import RankContext
@@ -35,8 +35,6 @@ _MOVED = (
 #: Operations beside those of payload.exact_cases, on float32 and int64.
 _AVERAGE, _BITWISE = "avg", ("band", "bor", "bxor")
 _BITS = 62
-#: Roots that are tried; more cost time and are alike.
-_MOST_ROOTS = 8
 
 
 class NotOffered(Exception):
@@ -69,7 +67,7 @@ def cases(row: Collective, ranks: int) -> Iterator[Case]:
     if row.reduces:
         ways = [*payload.exact_cases(ranks), ("float32", _AVERAGE), *(("int64", op) for op in _BITWISE)]
     yield from (Case(*way) for way in ways)
-    for root in range(min(ranks, _MOST_ROOTS) if row.has_root else 2 if row.ring else 1):
+    for root in range(min(ranks, MOST_ROOTS) if row.has_root else 2 if row.ring else 1):
         yield from (Case(dtype, "sum" * row.reduces, ODD_ELEMENTS, root, 1) for dtype in ("float32", "int64"))
     if not (row.ring or row.has_root):  # there torch may refuse it on some ranks alone
         yield Case("float32", "sum" * row.reduces, turn=1, is_contiguous=False)
@@ -306,10 +304,11 @@ def timed(
 ) -> SizeResult:
     """Time calls of about ``size`` bytes of fp32, one by one, then check one.
 
-    ``wrong`` counts elements, as nccl-tests does; of zeros, which it times, sums stay zero whatever the count.
+    There must be a share for each rank. ``wrong`` counts elements, as nccl-tests does; of zeros, which it times, sums
+    stay zero whatever the count.
     """
     ranks = ctx.world_size if group is None else group.size()
-    count = max(row.share_bytes(size, ranks) // 4, 1)
+    count = row.share_bytes(size, ranks) // 4
     call = Call(ctx, row, "float32", count, is_in_place=is_in_place, group=group)
     with ctx.step(row.name, f"float32 [{count}], {iterations + warmup + 1} times"):
         for _ in range(warmup):
@@ -371,7 +370,7 @@ def early_leavers(ctx: RankContext) -> list[WrongShare]:
     import torch.distributed as dist
 
     found = []
-    for late in range(min(ctx.world_size, _MOST_ROOTS)):
+    for late in range(min(ctx.world_size, MOST_ROOTS)):
         if ctx.group_rank == late:
             time.sleep(_LATE_S)
         entered = ctx.clock()

@@ -188,7 +188,9 @@ class NodeRanks:
         """Seconds per check; on NCCL whichever comes first also creates the communicators."""
         if record.limit_s is not None:
             return dict.fromkeys(record.checks, record.limit_s)
-        allowed = {check.id: check.deadline_s * self.crowd() for check in checks}
+        # Who gives a run more than the usual budget gives more to each part of a check.
+        more = max(self.run.options.budget_s / Options().budget_s, 1.0)
+        allowed = {check.id: check.deadline_s * self.crowd() * (more if check.parts else 1.0) for check in checks}
         allowed.setdefault(FIRST, deadlines.CHECK_S * self.crowd())
         if self.run.world.backend == "nccl":
             for check_id in (FIRST, *(check.id for check in checks[:1])):

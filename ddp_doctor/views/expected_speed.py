@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.collectives import ProcessGroupFact
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.knowledge.collectives import ALL_REDUCE
 from ddp_doctor.knowledge.network import expected_speed
 from ddp_doctor.knowledge.network.path_quality import JUDGED_BYTES_PER_S, SLOW_PATH_RATIO
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -28,8 +30,8 @@ class Expected(NamedTuple):
 #: Of a bare socket's rate, as of a path beside others: hosts in the lab, three on two busy cores, came down to 0.41 of
 #: it at 1 Gbit/s, and to 0.98 at 100 Mbit/s (docs/explanation/expected-bandwidth.md).
 _OF_A_SOCKET = 1 / SLOW_PATH_RATIO
-#: Those that torch's gloo does in a ring, over each link once; smaller messages are bound by latency.
-_RINGS, _LEAST_BYTES = ("all_reduce", "all_gather"), 4 << 20
+#: Smaller messages are bound by latency. Of the collectives all-reduce alone is a ring that was held against sockets.
+_LEAST_BYTES = 4 << 20
 
 
 def expected(recording: Recording, collective: str, size_bytes: int) -> Expected | None:
@@ -39,7 +41,7 @@ def expected(recording: Recording, collective: str, size_bytes: int) -> Expected
     if band is not None:
         return Expected(band.low, band.high, band.source)
     socket = _slowest_socket(recording)
-    if socket is None or collective not in _RINGS or size_bytes < _LEAST_BYTES:
+    if socket is None or collective != ALL_REDUCE or size_bytes < _LEAST_BYTES:
         return None
     source = f"a bare TCP connection between the same hosts carries {socket:.3g} GB/s"
     return Expected(_OF_A_SOCKET * socket, None, source)
@@ -51,6 +53,8 @@ def _machine(recording: Recording) -> expected_speed.Machine | None:
     world = recording.world
     if world is None or not recording.on_nccl or not each_has_a_whole_gpu(recording):
         return None
+    if any(node.fact.confidential_compute for node in recording.facts(GpusFact)):
+        return None  # what crosses the bus is encrypted
     names = {rank.fact.gpu_name for rank in recording.facts(ProcessGroupFact)}
     nodes = range(world.nnodes)
     logs = [log_of(recording, node) for node in nodes]
@@ -93,10 +97,11 @@ def _nics_mbps(recording: Recording, node: int) -> list[int]:
 def _slowest_socket(recording: Recording) -> float | None:
     """GB/s of the slowest path of a ring over the nodes, of TCP's best samples; None where it says little.
 
-    Only where ranks talk over TCP, and no faster than one connection can be measured.
+    Only where ranks talk over TCP, and no faster than one connection can be measured. Ranks on CPUs share them and the
+    host's memory: of several on a node gloo itself may be what is slow.
     """
     world = recording.world
-    if world is None or world.nnodes < 2:
+    if world is None or world.nnodes < 2 or (world.backend == "gloo" and world.nproc_per_node > 1):
         return None
     over_tcp = world.backend == "gloo" or all(
         log_of(recording, node).network == "Socket" for node in range(world.nnodes)

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import collectives
-from ddp_doctor.facts.collectives import CollectiveFact
+from ddp_doctor.checks.collectives.collectives import slow
+from ddp_doctor.facts.collectives import CollectiveFact, SizeResult, WrongShare
+from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.collectives import GROUPS, TABLE
-from ddp_doctor.model.choices import Level, Status
+from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from tests.rank_harness import HarnessContext, Ranks
+from tests.recorded import load
 
 #: In which collectives a rank may give wrongly, and what torch calls there.
 MOVED = {
@@ -75,7 +78,9 @@ def spoil(given: Any, *, doubled: bool) -> None:
 def judge(facts: list[CollectiveFact], parts: int = 1) -> list[Finding]:
     """The findings of so many facts of each rank, those of rank 0 first."""
     readings = tuple(
-        Reading(check="collectives", status=Status.COLLECTED, rank=number // parts, fact=fact.recorded())
+        Reading(
+            check="collectives", status=Status.COLLECTED, rank=number // parts, part=fact.part, fact=fact.recorded()
+        )
         for number, fact in enumerate(facts)
     )
     count = len(facts) // parts
@@ -160,3 +165,101 @@ def test_sizes_counts_and_bus_bandwidths_are_those_of_nccl_tests(name: str):
     assert row.share_bytes(size, ranks) // 4 == count
     assert row.moved(size, ranks) == 4 * count * (1 if factor in (1.0, 2 * 5 / 6) else ranks)
     assert row.bus_factor(ranks) == pytest.approx(factor)
+
+
+def all_gather(*wrong: dict[int, int], sizes: int = 0) -> list[CollectiveFact]:
+    """Four ranks of which each saw so many wrong shares of these."""
+    looked = dict.fromkeys(range(4), 10)
+    share: dict[str, Any] = {"case": "float32", "elements": 4, "of": 4, "expected": 1.0, "got": 2.0}
+    size = SizeResult(
+        size_bytes=1024, time_us=1, min_us=1, max_us=1, iterations=1, algbw_gb_per_s=1, busbw_gb_per_s=1, wrong=sizes
+    )
+    return [
+        CollectiveFact(
+            part="all_gather",
+            ranks=4,
+            tested=("float32",),
+            sources=looked,
+            sizes=(size,) * bool(sizes),
+            wrong=tuple(WrongShare(source=source, **share) for source, count in seen.items() for _ in range(count)),
+        )
+        for seen in wrong
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "culprits"),
+    [
+        pytest.param(all_gather({1: 3}, {1: 3}, {1: 3}, {1: 3}), [1], id="sender"),
+        pytest.param(all_gather({1: 3}, {}, {1: 3}, {1: 3}), [1], id="sender whose own copy is right"),
+        pytest.param(all_gather({}, {}, {0: 3, 1: 3, 2: 3, 3: 3}, {}), [2], id="receiver"),
+        pytest.param(all_gather({}, {1: 3}, {}, {}), [1], id="changed where it lay"),
+        pytest.param(all_gather({}, {}, {1: 1}, {}), [], id="one flipped bit"),
+        pytest.param(all_gather({1: 3}, {}, {1: 3}, {}), [], id="two of three receivers"),
+        pytest.param(all_gather({}, {}, {}, {}, sizes=7), [], id="only while it was timed"),
+    ],
+)
+def test_only_a_rank_that_all_wrong_shares_have_in_common_is_named(facts: list[CollectiveFact], culprits: list[int]):
+    (finding,) = judge(facts)
+
+    assert [named.rank for named in finding.culprits] == culprits, finding.title
+    assert finding.severity is Severity.ERROR
+
+
+def sums(part: str, *blamed: tuple[int, ...] | None, own: int = 0) -> list[CollectiveFact]:
+    """Three ranks; each blames these for its wrong sums, or saw none; rank 2 found what it gave changed so often."""
+    share: dict[str, Any] = {"elements": 4, "of": 4, "expected": 1.0, "got": 2.0}
+    return [
+        CollectiveFact(
+            part=part,
+            ranks=3,
+            tested=("float32 sum",),
+            wrong=(
+                *([] if ranks is None else [WrongShare(case="float32 sum", blamed=ranks, **share)]),
+                *[WrongShare(case="float32 sum", source=2, **share)] * (own if rank == 2 else 0),
+            ),
+        )
+        for rank, ranks in enumerate(blamed)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "culprits"),
+    [
+        pytest.param(sums("reduce", (1,), (1,), (1,)), [1], id="at every root"),
+        pytest.param(sums("reduce", (1,), None, None), [], id="at one root alone"),
+        pytest.param(sums("reduce_scatter", (1,), (1,), None), [], id="one rank's part is right"),
+        pytest.param(sums("reduce_scatter", (1,), (1,), (1,), own=1), [], id="another's input changed once"),
+        pytest.param(sums("reduce_scatter", (2,), (2,), (2,), own=3), [2], id="its input changed, and the sums agree"),
+    ],
+)
+def test_a_wrong_sum_names_the_rank_whose_contribution_is_wrong_wherever_it_is_taken(
+    facts: list[CollectiveFact], culprits: list[int]
+):
+    (finding,) = judge(facts)
+
+    assert [named.rank for named in finding.culprits] == culprits, finding.title
+
+
+def test_encrypted_gpus_are_not_held_against_what_others_reach():
+    recording = load("collectives/four-h100-below-their-band")
+    gpus = recording.facts(GpusFact)[0].fact.model_copy(update={"confidential_compute": True})
+    readings = [
+        reading.model_copy(update={"fact": gpus.recorded()}) if reading.check == "gpus" else reading
+        for reading in recording.readings
+    ]
+
+    assert not list(
+        slow.collective_slower_than_expected.apply(recording.model_copy(update={"readings": tuple(readings)}))
+    )
+
+
+def test_what_is_judged_is_what_the_table_prints():
+    recording = load("collectives/all-right")
+    printed = {
+        (one.name.removesuffix("_busbw"), one.labels["bytes"]): one.value
+        for one in collectives.measurements(recording)
+        if one.name.endswith("_busbw")
+    }
+    for speed in slow.speeds(recording):
+        assert printed[speed.collective, speed.size_bytes] == pytest.approx(speed.busbw_gb_per_s * 1e9)

@@ -97,7 +97,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--collective", "gather", "--sizes", "many"], "--sizes takes sizes such as 8, 512K or 1G"),
         (["run", "--collective", "gather", "--iters", "0"], "--iters"),
         (["run", "--min-busbw", "gather:1M=180"], "'180' has no unit; write it as 180GB/s"),
-        (["run", "--min-busbw", "barrier:1M=1GB/s"], "there is no collective 'barrier'"),
+        (["run", "--min-busbw", "barrier:1M=1GB/s"], "--min-busbw of sizes: there is no collective 'barrier'"),
         (["run", "--min-busbw", "gather"], "--min-busbw takes COLLECTIVE:SIZE=RATE"),
         (
             ["run", "--min-busbw", "gather:1M=1GB/s", "--min-busbw", "gather:1024K=2GB/s"],

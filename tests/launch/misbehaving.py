@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ddp_doctor.facts.collectives import CollectiveFact
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.fact import Fact, Skip
 
 #: The rank that misbehaves.
 BAD = 1
@@ -169,6 +169,12 @@ def hangs_in_one_part(ctx: RankContext) -> Fact:
         time.sleep(FOR_EVER)
     _all_reduce(ctx)
     return CollectiveFact(part=ctx.part, ranks=ctx.world_size)
+
+
+def hangs_after_a_part_that_is_skipped(ctx: RankContext) -> Fact:
+    if ctx.part in ("broadcast", "gather"):
+        raise Skip("it does not apply here")
+    return hangs_in_one_part(ctx)
 
 
 def hangs_in_every_part(ctx: RankContext) -> Fact:

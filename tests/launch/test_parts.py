@@ -3,7 +3,7 @@
 from ddp_doctor.checks.collectives import collectives
 from ddp_doctor.facts.collectives import CollectiveFact
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.model.choices import Level, Status
+from ddp_doctor.model.choices import CheckStatus, Level, Status
 from ddp_doctor.model.recording import Floor, Options
 from tests.launch import misbehaving
 from tests.launch.conftest import Play, Scenario
@@ -33,6 +33,21 @@ def test_a_rank_that_hangs_in_one_part_is_named_and_all_ranks_measure_the_others
     assert (untold.rank, (untold.reason or "").partition(":")[0]) == (misbehaving.BAD, "all_gather")
 
 
+def test_a_part_that_does_not_apply_is_read_and_hides_no_hang(play: Play):
+    scenario = play(misbehaving.hangs_after_a_part_that_is_skipped, ranks=2, deadline_s=HANGS_S, parts=parts)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [misbehaving.BAD])
+    assert read(scenario) == {"broadcast": [], "all_gather": [], "all_to_all": [0, 1], "gather": []}
+    told = {(reading.part, reading.status) for reading in scenario.outcome.recording.of_check("scenario")}
+    assert told == {
+        ("broadcast", Status.SKIPPED),
+        ("all_gather", Status.TIMED_OUT),
+        ("all_to_all", Status.COLLECTED),
+        ("gather", Status.SKIPPED),
+    }
+    assert scenario.outcome.report.checks[-1].status is CheckStatus.TIMED_OUT
+
+
 def test_a_rank_that_hangs_in_a_second_collective_takes_part_in_no_further_one(play: Play):
     scenario = play(misbehaving.hangs_in_every_part, ranks=3, deadline_s=HANGS_S, parts=parts)
 
@@ -47,4 +62,5 @@ def test_what_is_asked_for_decides_which_parts_there_are():
     assert collectives.parts(Options(level=Level.THOROUGH)) == tuple(TABLE)
     assert collectives.parts(Options(only=("collectives",))) == tuple(TABLE)
     assert collectives.parts(Options(collectives=("gather", "broadcast"))) == ("broadcast", "gather")
-    assert collectives.parts(Options(level=Level.THOROUGH, min_busbw=(floor,))) == ("reduce",)
+    assert collectives.parts(Options(level=Level.THOROUGH, min_busbw=(floor,))) == tuple(TABLE)
+    assert collectives.parts(Options(only=("collectives",), min_busbw=(floor,))) == ("reduce",)

@@ -12,7 +12,6 @@ parallel training call the others. Who gives what to whom stands in one table (k
 
 from collections import Counter
 from collections.abc import Iterator
-from statistics import mean
 from typing import Any
 
 from ddp_doctor.checks.collectives.collectives import slow, wrong
@@ -29,7 +28,16 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import collectives
-from ddp_doctor.probing.all_reduces import Sweep, agreed, bandwidth, faster, measure, memory_free, memory_needed
+from ddp_doctor.probing.all_reduces import (
+    Sweep,
+    agreed,
+    bandwidth,
+    faster,
+    has_time_for,
+    measure,
+    memory_free,
+    memory_needed,
+)
 from ddp_doctor.probing.collectives import Case, NotOffered
 
 #: Wrong shares of one sender that are kept: more tell nothing more.
@@ -56,7 +64,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
             continue
         if (
             found and not case.is_contiguous
-        ):  # as gloo's is on every machine (torch 2.13): contiguous ones tell of faults
+        ):  # as with gloo on every machine (torch 2.13); contiguous ones tell of faults
             refused[case.words(row)] = "strides are not heeded: it arrives wrong"
             continue
         tested.append(case.words(row))
@@ -84,18 +92,23 @@ def probe(ctx: RankContext) -> CollectiveFact:
 
 def _times(ctx: RankContext, row: Collective) -> Sweep:
     """The sizes that were asked for, or else the usual ones; those below a site's floor twice."""
-    floors = {floor.size_bytes: floor.bytes_per_s for floor in ctx.options.min_busbw if floor.collective == row.name}
-    sizes = measured_sizes(ctx.options.sizes) if ctx.options.sizes else []
-    if floors:
-        sizes = sorted({*(sizes or payload.sweep_sizes(quick=False)), *floors})
+    options = ctx.options
+    floors = {floor.size_bytes: floor.bytes_per_s for floor in options.min_busbw if floor.collective == row.name}
+    wanted = {*floors, *(measured_sizes(options.sizes) if options.sizes else ())}
+    if floors and not options.sizes and (row.name in options.collectives or options.level is Level.THOROUGH):
+        wanted |= {*payload.sweep_sizes(quick=False)}
+    sizes = sorted(size for size in wanted if row.moved(size, ctx.world_size))
     swept = bandwidth(ctx, row, sizes)
     for at, result in enumerate(swept.sizes):
         floor = floors.get(sizes[at], 0.0) if sizes else 0.0
-        if floor and agreed(ctx, float(result.busbw_gb_per_s * 1e9 < floor)):
+        if agreed(ctx, float(0 < result.busbw_gb_per_s * 1e9 < floor)) and has_time_for(ctx, result):
             swept.sizes[at] = faster(result, measure(ctx, sizes[at], row))
-    in_place = []
-    if ctx.options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both ways
-        in_place = [measure(ctx, result.size_bytes, row, is_in_place=True) for result in swept.sizes]
+    in_place = list[SizeResult]()
+    if options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both ways
+        for result in swept.sizes:
+            if not has_time_for(ctx, result):
+                return swept._replace(sizes=[*swept.sizes, *in_place], stopped_at=result.size_bytes, short_of="time")
+            in_place.append(measure(ctx, result.size_bytes, row, is_in_place=True))
     return swept._replace(sizes=[*swept.sizes, *in_place])
 
 
@@ -186,9 +199,9 @@ def _kinds_of_groups(ctx: RankContext) -> dict[str, list[tuple[int, ...]]]:
 
 
 def parts(options: Options) -> tuple[str, ...]:
-    """The collectives of --collective and --min-busbw; without them all at level thorough, and where it is selected."""
+    """All at level thorough, else those of --collective and --min-busbw, or all where it is selected without them."""
     asked = (*options.collectives, *(floor.collective for floor in options.min_busbw))
-    if not asked and (options.level is Level.THOROUGH or COLLECTIVES in options.only):
+    if options.level is Level.THOROUGH or (COLLECTIVES in options.only and not asked):
         return tuple(TABLE)
     return tuple(name for name in TABLE if name in asked)
 
@@ -206,7 +219,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     )
     for (name, group, in_place, size_bytes), of_ranks in by_size.items():
         row, results = TABLE[ALL_REDUCE if name == GROUPS else name], [result for _, result in of_ranks]
-        time_s = mean(result.mean_us or result.time_us for result in results) / 1e6
+        time_s = slow.mean_us(results) / 1e6
         algbw = size_bytes / time_s
         factor = results[0].busbw_gb_per_s / results[0].algbw_gb_per_s
         slowest, worst = max(of_ranks, key=lambda of_rank: of_rank[1].max_us)
@@ -245,6 +258,6 @@ CHECK = Check(
     parts=parts,
     min_ranks=2,
     cost_s=15.0,
-    deadline_s=60.0,
+    deadline_s=20.0,
     measurements=measurements,
 )

@@ -1,9 +1,10 @@
 """DD624, DD625: collectives below what is to be expected of the machine, or below a site's own floor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import mean
 from typing import NamedTuple
 
-from ddp_doctor.facts.collectives import AllReduceFact, CollectiveFact
+from ddp_doctor.facts.collectives import AllReduceFact, CollectiveFact, SizeResult
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, GROUPS, TABLE
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING
@@ -20,7 +21,7 @@ from ddp_doctor.wording.nodes import name_list
 
 
 class Speed(NamedTuple):
-    """A collective of one size: the bus bandwidth of the slowest rank, and whether it was measured twice."""
+    """A collective of one size: its bus bandwidth as the report prints it, and whether it was measured twice."""
 
     collective: str
     size_bytes: int
@@ -28,23 +29,49 @@ class Speed(NamedTuple):
     again: bool
 
 
+def mean_us(results: Sequence[SizeResult]) -> float:
+    """The mean over ranks of their mean time, as nccl-tests prints it."""
+    return mean(result.mean_us or result.time_us for result in results)
+
+
 def speeds(recording: Recording) -> list[Speed]:
-    """Of each collective and size over all ranks the better of what the checks measured."""
-    measured = [(ALL_REDUCE, rank.fact.sizes) for rank in recording.facts(AllReduceFact) if rank.rank is not None]
-    measured += [(rank.fact.part, rank.fact.sizes) for rank in recording.facts(CollectiveFact)]
+    """Of each collective and size over all ranks the better of what was measured, in place or not."""
     by_size = grouped(
-        ((name, size.size_bytes, size.in_place), size)
-        for name, sizes in measured
-        for size in sizes
-        if name != GROUPS and not size.wrong
+        ((rank.fact.part, rank.fact.ranks, size.size_bytes, size.in_place), size)
+        for rank in recording.facts(CollectiveFact)
+        for size in rank.fact.sizes
+        if rank.fact.part != GROUPS and not size.wrong
     )
-    slowest = {key: min(sizes, key=lambda size: size.busbw_gb_per_s) for key, sizes in by_size.items()}
-    best: dict[tuple[str, int], Speed] = {}
-    for (name, size_bytes, _), size in slowest.items():
-        speed = Speed(name, size_bytes, size.busbw_gb_per_s, size.again)
-        known = best.get((name, size_bytes))
-        best[name, size_bytes] = speed if known is None else max(known, speed, key=lambda each: each.busbw_gb_per_s)
-    return [best[key] for key in sorted(best)]
+    found = [
+        Speed(name, size_bytes, size_bytes / mean_us(of) / 1e3 * TABLE[name].bus_factor(ranks), of[0].again)
+        for (name, ranks, size_bytes, _), of in by_size.items()
+    ]
+    all_reduces = grouped(
+        (size.size_bytes, size)
+        for rank in recording.facts(AllReduceFact)
+        for size in rank.fact.sizes
+        if rank.rank is not None and not size.wrong
+    )
+    for size_bytes, of in all_reduces.items():
+        slowest = min(of, key=lambda size: size.busbw_gb_per_s)
+        found.append(Speed(ALL_REDUCE, size_bytes, slowest.busbw_gb_per_s, slowest.again))
+    best = grouped(((speed.collective, speed.size_bytes), speed) for speed in found)
+    return [max(best[key], key=lambda speed: speed.busbw_gb_per_s) for key in sorted(best)]
+
+
+_COMPARE = by_operator(
+    "Hold the links, NICs and clocks of these nodes against those of a machine of the same kind",
+    "nvidia-smi topo -m",
+    "nvidia-smi -q -d CLOCK,PERFORMANCE   # while the job runs",
+    "grep -s . /sys/class/infiniband/*/ports/*/rate",
+    undo=NOTHING_TO_UNDO,
+)
+_COMPARE_SOCKETS = by_operator(
+    "Look for what else uses the CPUs and NICs of these nodes",
+    "top -b -n 1 | head -20",
+    "ip -s link",
+    undo=NOTHING_TO_UNDO,
+)
 
 
 #: What names the link, NIC, setting or GPU that makes it slow.
@@ -87,16 +114,10 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
         f" {100 * (1 - first.busbw_gb_per_s / band.low):.0f} % below what is to be expected here",
         [_evidence(speed, of) for speed, of in slow.values()],
         *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
-        by_operator(
-            "Hold the links, NICs and clocks of these nodes against those of a machine of the same kind",
-            "nvidia-smi topo -m",
-            "nvidia-smi -q -d CLOCK,PERFORMANCE   # while the job runs",
-            "grep -s . /sys/class/infiniband/*/ports/*/rate",
-            undo=NOTHING_TO_UNDO,
-        ),
-        severity=Severity.ERROR if first.busbw_gb_per_s * SLOW_NODE_RATIO < band.low else Severity.WARNING,
-        detail=f"Measured twice. Of {len(worst)} collectives that have a band,"
-        f" {name_list([TABLE[name].words for name in slow])} lie below it, at the largest size.",
+        _COMPARE_SOCKETS if band.high is None else _COMPARE,
+        severity=Severity.ERROR if band.high and first.busbw_gb_per_s * SLOW_NODE_RATIO < band.low else None,
+        detail=f"Measured twice, at the largest size. Below it: {name_list([TABLE[name].words for name in slow])};"
+        f" an expectation is known of {len(worst)} of the collectives.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=first.size_bytes) if ALL_REDUCE in slow else None,
     )
 
@@ -143,7 +164,7 @@ def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
             f" {100 * (1 - speed.busbw_gb_per_s / floor):.0f} % below the floor of {floor:g} GB/s",
             [
                 Evidence(
-                    text=f"{least.collective}, slowest rank{', better of two measurements' if speed.again else ''}",
+                    text=f"{least.collective}, mean of all ranks{', better of two' if speed.again else ''}",
                     value=float(f"{speed.busbw_gb_per_s:.3g}"),
                     unit="GB/s",
                     expected=floor,

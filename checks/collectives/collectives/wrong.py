@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, WrongShare
-from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, TABLE, Collective
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, MOST_ROOTS, TABLE
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
@@ -12,7 +12,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
-from ddp_doctor.wording.findings import finding, likely
+from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
 
@@ -33,15 +33,22 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
     """
     for name, ranks in _by_part(recording).items():
         row = TABLE[name]
-        faulty = [rank for rank in ranks if rank.fact.wrong]
+        faulty = [rank for rank in ranks if rank.fact.wrong or any(size.wrong for size in rank.fact.sizes)]
         if not faulty:
             continue
-        culprits, whose = _whose(recording, row, ranks)
+        early = (NOBODY, "it was left before every rank was in")
+        culprits, whose = early if name == BARRIER else _whose(recording, ranks)
+        in_sizes = [
+            Evidence(text=f"{size.size_bytes} B on rank {rank.rank}: #wrong {size.wrong}", value=size.wrong, expected=0)
+            for rank in faulty
+            for size in rank.fact.sizes
+            if size.wrong
+        ]
         where = ranks_at(recording, [rank.rank or 0 for rank in faulty])
         yield finding(
             culprits,
             f"{row.words.capitalize()} gives wrong results on {where}: {whose}",
-            [_evidence(rank, wrong) for rank in faulty for wrong in rank.fact.wrong][:6],
+            [*(_evidence(rank, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
             *against_wrong_sums(recording),
             confidence=Confidence.PROVED,
             detail="A training that calls it would go on, with wrong data.",
@@ -63,12 +70,8 @@ def _evidence(rank: FactAt[CollectiveFact], wrong: WrongShare) -> Evidence:
     )
 
 
-def _whose(
-    recording: Recording, row: Collective, ranks: Sequence[FactAt[CollectiveFact]]
-) -> tuple[tuple[Culprit, ...], str]:
+def _whose(recording: Recording, ranks: Sequence[FactAt[CollectiveFact]]) -> tuple[tuple[Culprit, ...], str]:
     """Who is to blame, and a clause that says so."""
-    if row.name == BARRIER:
-        return (), "it was left before every rank was in"
     if any(wrong.source is None for rank in ranks for wrong in rank.fact.wrong):
         blamed = _one_contribution(ranks)
         if blamed is None:
@@ -87,22 +90,25 @@ def _whose(
             others = own - {(end, end)}
             if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
                 return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
-    if len(bad) == 1:
-        [(source, taker)] = bad
-        ends = f"only what {rank_at(recording, source)} gives to {rank_at(recording, taker)} is wrong"
-        return (pair_culprit(recording, *sorted((source, taker))),), ends
-    return (), "it is unclear whose share is wrong"
+    if len(bad) != 1:
+        return (), "it is unclear whose share is wrong"
+    [(source, taker)] = bad
+    giver, other = rank_at(recording, source), rank_at(recording, taker)
+    if source == taker:
+        return (rank_culprit(recording, source),), f"what {giver} gave was changed where it lay"
+    return (pair_culprit(recording, *sorted((source, taker))),), f"only what {giver} gives to {other} is wrong"
 
 
 def _one_contribution(ranks: Sequence[FactAt[CollectiveFact]]) -> int | None:
     """The rank whose contribution every wrong sum, wherever it was taken, has missing or doubled."""
-    takers = [rank for rank in ranks if any(" sum" in case for case in rank.fact.tested)]
-    sums = [[wrong for wrong in rank.fact.wrong if " sum" in wrong.case] for rank in takers]
-    everywhere = all(sums) or TABLE[ranks[0].fact.part].to_root
-    own = {rank.rank for rank in ranks for wrong in rank.fact.wrong if wrong.source == rank.rank}
-    if len(own) == 1:  # it found what it gave changed
-        return own.pop()
-    return payload.agreed(wrong.blamed for of_rank in sums for wrong in of_rank) if everywhere else None
+    takers = ranks[:MOST_ROOTS] if TABLE[ranks[0].fact.part].to_root else ranks
+    sums = [[wrong for wrong in rank.fact.wrong if wrong.source is None and " sum" in wrong.case] for rank in takers]
+    blamed = [wrong.blamed for of_rank in sums for wrong in of_rank]
+    own = Counter(wrong.source for rank in ranks for wrong in rank.fact.wrong if wrong.source == rank.rank)
+    if len(own) == 1:  # it found what it gave changed, more than once
+        [(rank, times)] = own.items()
+        return rank if times > 1 and all(rank in one for one in blamed if one) else None
+    return payload.agreed(blamed) if all(sums) else None
 
 
 @rule("DD623", "collective-is-not-repeatable", Severity.WARNING, CollectiveFact, explained_by=("DD602",))

@@ -231,7 +231,7 @@ class Agent:
 
         It is the first part that some rank did not read.
         """
-        read = Counter(name for reading in self.partial.readings if (name := part_read(check, reading)))
+        read = Counter(reading.part for reading in self.partial.readings if reading.check == check.id)
         left = parts_of(check, self.node_ranks.run.options, self._without_parts)
         hung = next((part for part in left if read[part] < len(record.ranks)), left[-1] if left else "")
         self._without_parts += left[: left.index(hung) + 1] if left else ()
@@ -258,9 +258,7 @@ class Agent:
         """The check failed or timed out on ranks that take part in no later trial, or do without this part in it."""
         if record.outcome == "finished":
             return
-        read = set[tuple[str, int | None]]()
-        if not part:
-            read = {(reading.check, reading.rank) for reading in self.partial.readings}
+        read = {(reading.check, reading.rank, reading.part if part else "") for reading in self.partial.readings}
         status = Status.FAILED if record.outcome == "broken" else Status.TIMED_OUT
         self.partial.readings.extend(
             Reading(
@@ -268,11 +266,12 @@ class Agent:
                 status=status,
                 node=self.world.node_of(rank),
                 rank=rank,
+                part=part,
                 reason=f"{part}: " * bool(part) + _why_unread(record, rank),
             )
             for check in checks
             for rank in ranks
-            if (check.id, rank) not in read
+            if (check.id, rank, part) not in read
         )
 
     def _keep(self, result: TrialResult) -> None:
@@ -297,13 +296,8 @@ class Agent:
         )
 
 
-def part_read(check: Check, reading: Reading) -> str:
-    """The part of the check that a reading is of; empty where it is of none."""
-    return str((reading.fact or {}).get("part", "")) if reading.check == check.id else ""
-
-
 def _of_what(reading: Reading) -> object:
-    return reading.check, reading.rank, (reading.fact or {}).get("part")
+    return reading.check, reading.rank, reading.part
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

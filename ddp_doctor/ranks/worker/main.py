@@ -80,7 +80,7 @@ def run(spec: WorkerSpec) -> bool:
             context.begin(task.check, task.deadline_s, task.part)
             module, _, name = task.probe.partition(":")
             probe: Callable[[RankContext], Fact] = getattr(importlib.import_module(module), name)
-            reading = read(task.check, probe, context, spec.node, spec.rank)
+            reading = read(task.check, probe, context, spec.node, spec.rank).model_copy(update={"part": task.part})
             events.write("reading", reading=reading.model_dump(mode="json"))
     except BaseException as error:  # noqa: BLE001 - even SystemExit of a probe is evidence
         events.write("raised", **_raised(error).model_dump())

@@ -104,7 +104,10 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "bandwidth": _bandwidth(report, recording),
         # Its own renderer escapes what it draws.
         "heat_maps": [(heat.title, Markup(heat_map.svg(heat))) for heat in heat_map.heat_maps(report)],  # noqa: S704
-        "tables": [table for table in measured if table is not None],
+        "tables": [
+            *(table for table in measured if table is not None),
+            *tables.collectives_tables(report.measurements, all_rows=True),
+        ],
         "topology": _topology(report, recording),
         "settings": _settings(report, recording),
         "tested": [check for check in selected if check.status in (CheckStatus.PASSED, CheckStatus.FOUND)],
