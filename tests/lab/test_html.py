@@ -88,7 +88,7 @@ FRAME = """<body><iframe srcdoc="{}" style="border:0;width:390px;height:2000px">
     "situation",
     [
         "allreduce/not-repeatable",
-        "p2p/one-slow-pair",
+        "collectives/all-right",
         "gpu_speed/four-a100-in-slots-of-eight-lanes",
         "baseline/one-link-of-three-nodes-slower",
         "env_vars/of-a-job-script",
