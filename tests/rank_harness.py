@@ -91,9 +91,6 @@ class HarnessContext:
     def keep(self, raw: str) -> None:
         self.raw = raw
 
-    def cpuinfo(self) -> str:
-        return Path("/proc/cpuinfo").read_text()
-
     def watch_gpu(self, uuid: str | None) -> NvmlWatch:
         return NvmlWatch(uuid)
 

@@ -26,7 +26,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.nccl_diagnostics import parse_nccl_diagnostics, still_printing
 from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, possible
 from ddp_doctor.wording.ranks import pair_culprit, rank_at
 
 #: For RAS to answer: it waits up to 5 s for a process that says nothing (NCCL user guide, RAS).
@@ -103,24 +103,8 @@ def _own(recording: Recording, ends: tuple[int, int]) -> Iterator[Evidence]:
     for pair in (pair for at in recording.facts(P2pFact) if at.rank == receiver for pair in at.fact.pairs):
         if pair.peer == sender:
             text = f"the doctor's own exchange, rank {sender} to rank {receiver}: {pair.wrong_bytes} bytes wrong"
-            yield Evidence(check=P2P, text=text, value=round(pair.bandwidth_gb_per_s, 3), unit="GB/s")
-
-
-@rule("DD627", "nccl-diagnostics-did-not-end", Severity.INFO, NcclDiagnosticsFact)
-def nccl_diagnostics_did_not_end(recording: Recording) -> Iterator[Draft]:
-    """NCCL's own diagnostics in a trial that did not come to its end.
-
-    Finds: The ranks of that trial hung until they were killed, or one of them died or raised.
-    Why: The diagnostics have no time-out of their own. No rank, GPU or link is blamed for it, and the verdict is that
-        of the doctor's own tests.
-    Remedy: None, where those passed. Else begin with what they found.
-    See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
-    """
-    for at in recording.facts(NcclDiagnosticsFact):
-        if at.fact.not_ended:
-            title = f"NCCL's own diagnostics did not end: {at.fact.not_ended}"
-            text = "fresh ranks ran nothing but them; they have no time-out of their own"
-            yield possible(NOBODY, title, Evidence(text=text), detail="Nothing is concluded from it.")
+            received = pair.received_gb_per_s and round(pair.received_gb_per_s, 3)
+            yield Evidence(check=P2P, text=text, value=received, unit="GB/s")
 
 
 CHECK = Check(
@@ -129,7 +113,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(NcclDiagnosticsFact,),
-    rules=(nccl_diagnostics_name_a_fault, nccl_diagnostics_did_not_end),
+    rules=(nccl_diagnostics_name_a_fault,),
     level=Level.THOROUGH,
     min_ranks=2,
     cost_s=5.0,

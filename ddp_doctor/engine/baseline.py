@@ -281,7 +281,8 @@ def _preflight(run: MeasuredRun, earlier: MeasuredRun) -> Preflight | None:
         return None
     of_job, tested = ({host.partition(".")[0] for host in each.hosts} for each in (run, earlier))
     same = of_job <= tested if of_job and tested else None
-    return Preflight(finished_at=earlier.finished_at, same_nodes=same)
+    was_sick = earlier.verdict is Verdict.SICK
+    return Preflight(finished_at=earlier.finished_at, same_nodes=same, was_sick=was_sick)
 
 
 def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]:

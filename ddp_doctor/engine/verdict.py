@@ -191,8 +191,9 @@ def _bar(recording: Recording) -> Severity:
 def check_results(recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]) -> list[CheckResult]:
     """One result per check in order; checks this doctor does not know come last, by their readings."""
     reasons = {left_out.check: left_out.reason for left_out in recording.not_run}
-    known = {check.id: check.title for check in checks}
-    titles = known | {r.check: r.check for r in recording.readings if r.check not in known}
+    known = {check.id: check for check in checks}
+    titles = {check.id: check.title for check in checks}
+    titles |= {r.check: r.check for r in recording.readings if r.check not in known}
     found = {
         item.check for finding in findings if finding.severity.at_least(Severity.WARNING) for item in finding.evidence
     }
@@ -203,6 +204,8 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
                 status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
+            if status is CheckStatus.PASSED and check_id in known and (why := known[check_id].untested(recording)):
+                status, reason = CheckStatus.SKIPPED, why
             duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)
             result = CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=duration_s)
             results.append(result)

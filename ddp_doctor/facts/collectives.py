@@ -209,19 +209,20 @@ class GpuSpeedFact(Fact):
 
 
 class SameProductsFact(Fact):
-    """One rank's products of the same matrices, again and again, by a sum of the bits of each (hexadecimal)."""
+    """One rank's products of the same matrices, again and again, by a sum of the bits of each (hexadecimal).
+
+    No addition on the way to a product is rounded, so that any order of them and any library gives the same.
+    """
 
     KIND: ClassVar[str] = "same-products/1"
 
     device: str
     gpu_uuid: str | None = None
-    alike: dict[str, str]  # all that the bits depend on: ranks in which it is equal must give the same
+    alike: dict[str, str]  # type and model of device: ranks in which they are equal must give the same
     products: int
     seconds: float
-    rounded: tuple[str, ...]  # for each pair of matrices the most frequent sum
-    exact: tuple[str, ...]  # … of small integers, which any order of additions and any library gives alike
+    exact: tuple[str, ...]  # for each pair of matrices the most frequent sum
     differing: int = 0  # products unlike the most frequent of the same pair
-    differing_exact: int = 0  # … of small integers
     first_differing: int | None = None  # its number, from 0
 
 
@@ -250,4 +251,3 @@ class NcclDiagnosticsFact(Fact):
     KIND: ClassVar[str] = "nccl-diagnostics/1"
 
     results: tuple[NcclDiagnostic, ...] = ()
-    not_ended: str = ""  # how their trial ended, where that was before its ranks were through

@@ -56,6 +56,7 @@ class Check:
     #: read where nobody selected it, too.
     decides_world: tuple[Rule, ...] = ()
     measurements: Callable[[Recording], Iterable[Measurement]] | None = None
+    untested: Callable[[Recording], str] = lambda _recording: ""  # why what its ranks read passes nothing
     #: What its ranks have in their environment besides; then its trial is its own, comes last, and judges no rank.
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 

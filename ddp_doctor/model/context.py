@@ -257,8 +257,5 @@ class RankContext(Protocol):
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
 
-    def cpuinfo(self) -> str:
-        """The text of /proc/cpuinfo; "" where it cannot be read."""
-
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
         """Begin to sample the GPU with this UUID."""

@@ -1,7 +1,6 @@
 """How much of what nodes gave before it a job reaches: the sentence of a finding, and of a healthy verdict."""
 
 from collections.abc import Sequence
-from statistics import median
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight
 from ddp_doctor.knowledge.baselines import COMPARABLE, loss
@@ -14,13 +13,15 @@ def share(each: HeldAgainst) -> float:
 
 
 def reached(fact: BaselineFact, preflight: Preflight) -> str:
-    """``the job reaches 61 % of what these nodes gave on 2026-11-01 at 10:00, in all-reduces of 1 to 256 MiB``."""
+    """``the job reaches 58 to 97 % of what these nodes gave on 2026-11-01 at 10:00, in all-reduces of 8 MiB``."""
     whose = {True: "these nodes", False: "other nodes", None: "the nodes of the run"}[preflight.same_nodes]
     at = preflight.finished_at[:16].replace("T", " at ")
     when = f" on {at}{' UTC' if preflight.finished_at.endswith('Z') else ''}" if at else ""
     names = name_list([f"{COMPARABLE[name].words}s" for name in dict.fromkeys(each.name for each in fact.compared)])
-    typical = median(map(share, fact.compared))
-    return f"the job reaches {100 * typical:.0f} % of what {whose} gave{when}, in {names}{_sizes(fact.compared)}"
+    least, most = (f"{100 * find(map(share, fact.compared)):.0f}" for find in (min, max))
+    shares = least if least == most else f"{least} to {most}"
+    sick = " in a preflight that was sick itself" if preflight.was_sick else ""
+    return f"the job reaches {shares} % of what {whose} gave{when}{sick}, in {names}{_sizes(fact.compared)}"
 
 
 def _sizes(compared: Sequence[HeldAgainst]) -> str:

@@ -208,12 +208,13 @@ def preflight(folder: Path, **sizes: float) -> str:
 def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_size_and_no_node_is_blamed(tmp_path):
     before = preflight(tmp_path, _8388608=200.0, _16777216=250.0, _67108864=300.0)
 
-    outcome = compare(before, nccl_tests(tmp_path, "job", 150.0))
+    job = nccl_tests(tmp_path, "job", 150.0)
+    outcome = compare(before, job)
 
     [finding, _] = outcome.report.findings
     assert (finding.code, finding.severity, finding.culprits) == ("DD830", Severity.INFO, ())
     assert finding.title == (
-        "The job reaches 68 % of what the nodes of the run gave on 2026-11-01 at 10:00 UTC,"
+        "The job reaches 60 to 75 % of what the nodes of the run gave on 2026-11-01 at 10:00 UTC,"
         " in all-reduces of 2 sizes, 8 to 16 MiB"
     )
     assert [(each.text, each.value, each.expected) for each in finding.evidence] == [
@@ -223,6 +224,9 @@ def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_s
     assert outcome.report.exit_code == 3
     left_out = (outcome.recording.readings[1].fact or {})["left_out"]
     assert f"measured only in {before}: all-reduce over 2 ranks (64 MiB)" in left_out
+    sick = json.loads(Path(before).read_text()) | {"verdict": "sick", "exit_code": 1}
+    Path(before).write_text(json.dumps(sick))
+    assert " on 2026-11-01 at 10:00 UTC in a preflight that was sick itself, in" in compare(before, job).report.summary
 
 
 def test_a_job_as_fast_as_its_nodes_were_before_it_is_healthy_and_the_share_is_said(tmp_path):

@@ -107,16 +107,14 @@ def status(outcome: app.Outcome) -> tuple[CheckStatus, str | None]:
         (misbehaving.raises, PATIENCE_S, "ValueError: the data set is empty"),
     ],
 )
-def test_diagnostics_that_do_not_end_are_worth_knowing_and_change_no_verdict(agent: Agent, probe, deadline_s, how: str):
+def test_diagnostics_that_do_not_end_are_not_tested_and_change_no_verdict(agent: Agent, probe, deadline_s, how: str):
     before = {process.pid for process in _descendants()}
 
     outcome, partial = ask(probe, agent, deadline_s=deadline_s)
 
-    [found] = outcome.report.findings
-    assert (found.code, found.severity.value, found.culprits) == ("DD627", "info", ())
-    assert found.title == f"NCCL's own diagnostics did not end: {how}"
+    assert outcome.report.findings == ()
     assert outcome.report.verdict is Verdict.HEALTHY
-    assert status(outcome) == (CheckStatus.PASSED, f"NCCL's diagnostics did not end: {how}")
+    assert status(outcome) == (CheckStatus.SKIPPED, f"NCCL's diagnostics did not end: {how}")
     assert (partial.trials, partial.experiments) == ([], [])
     assert [process for process in _descendants() if process.pid not in before] == []
 
@@ -124,13 +122,13 @@ def test_diagnostics_that_do_not_end_are_worth_knowing_and_change_no_verdict(age
 def test_a_path_that_was_named_before_the_diagnostics_died_is_told_beside_the_doctors_own_exchange(agent: Agent):
     outcome, _ = ask(prints_a_path_and_dies, agent)
 
-    path, died = outcome.report.findings
-    assert (path.code, died.code) == ("DD626", "DD627")
+    [path] = outcome.report.findings
+    assert path.code == "DD626"
     assert path.title.startswith("NCCL's own diagnostics say: p2p: write mismatch from rank 1 (")
     assert path.title.endswith("), path NVL")
     assert [(evidence.check, evidence.value) for evidence in path.evidence] == [
         ("nccl_diagnostics", None),
-        ("p2p", 11.8),
+        ("p2p", 12.4),  # one way, where the exchange both ways at once gave 11.8
     ]
     assert outcome.report.verdict is Verdict.HEALTHY
 

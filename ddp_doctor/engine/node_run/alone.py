@@ -70,6 +70,7 @@ def _run(check: Check, agent: Agent, partial: PartialRecording) -> str:
     hung = record.outcome in ("stuck", "slow")
     why = f"they were stopped after {record.duration_s:.0f} s" if hung else first_message(record)
     printed = dict.fromkeys(line for rank in record.evidence for line in parse_nccl_diagnostics(rank.output_tail))
-    fact = NcclDiagnosticsFact(results=tuple(printed), not_ended=why)
-    partial.readings.append(Reading(check=check.id, status=Status.COLLECTED, fact=fact.recorded()))
+    if printed:
+        fact = NcclDiagnosticsFact(results=tuple(printed))
+        partial.readings.append(Reading(check=check.id, status=Status.COLLECTED, fact=fact.recorded()))
     return f"NCCL's diagnostics did not end: {why}"

@@ -13,7 +13,6 @@ from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import exchange
-from ddp_doctor.sources import proc
 
 
 class LiveRankContext:
@@ -80,10 +79,6 @@ class LiveRankContext:
     def keep(self, raw: str) -> None:
         """Keep raw text beside the fact."""
         self.raw = raw
-
-    def cpuinfo(self) -> str:
-        """The text of /proc/cpuinfo (see the Protocol)."""
-        return proc.read("/proc/cpuinfo") or ""
 
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
         """Begin to look at the GPU with this UUID, through NVML."""
