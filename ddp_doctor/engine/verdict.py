@@ -8,6 +8,7 @@ from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_c
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, Check
@@ -84,7 +85,7 @@ def _verdict(
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
-    judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected())
+    judged = any(_is_judged(reading) for reading in recording.collected())
     if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
@@ -94,6 +95,12 @@ def _verdict(
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
+
+
+def _is_judged(reading: Reading) -> bool:
+    """A reading of a retired check is not, and pairs of ranks of which none was measured show nothing."""
+    has_no_pair = reading.check == "p2p" and reading.fact is not None and not reading.fact.get("pairs")
+    return reading.check not in RETIRED_CHECKS and not has_no_pair
 
 
 def _node_verdicts(
@@ -201,8 +208,10 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
         readings = recording.of_check(check_id)
         if (readings or check_id in reasons) and is_judged(recording.command, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
-            if check_id in RETIRED_CHECKS and status is CheckStatus.PASSED:
-                status, reason = CheckStatus.SKIPPED, f"not judged: {RETIRED_CHECKS[check_id]} has taken its place"
+            if status is CheckStatus.PASSED and not any(_is_judged(each) for each in readings if each.fact is not None):
+                now = RETIRED_CHECKS.get(check_id)
+                status = CheckStatus.SKIPPED
+                reason = f"not judged: {now} has taken its place" if now else "no pair of ranks was measured"
             duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)
             result = CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=duration_s)
             results.append(result)
@@ -312,7 +321,7 @@ def _why_unsure(
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
-    measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
+    measured = any(reading.fact is not None and _is_judged(reading) for reading in recording.readings)
     if not measured and recording.command is Command.ENV and results:
         return f"{results[0].reason}."
     if measured and diagnosis.failures:
@@ -375,9 +384,9 @@ def _untested(recording: Recording) -> str:
 def _left_out(recording: Recording) -> str:
     """What there was no time for: whoever set the budget may not know what that costs."""
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
-    if not names:
-        return ""
-    return f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
+    budget = f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
+    pairs = max((rank.fact.not_measured for rank in recording.facts(P2pFact)), default=0)
+    return (budget if names else "") + (f"; {pairs} pairs of ranks were not measured: time was short" if pairs else "")
 
 
 def _ignored(diagnosis: Diagnosis) -> str:

@@ -16,6 +16,7 @@ from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
@@ -24,7 +25,10 @@ from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
 
 def probe(ctx: RankContext) -> P2pFact:
     """Exchange a checked pattern with every peer, in rounds of disjoint pairs."""
-    return MatrixOfPairs(ctx).measure()
+    fact = MatrixOfPairs(ctx).measure()
+    if not fact.pairs and not fact.skipped:
+        raise Skip("no pair with this rank was measured: time was short")
+    return fact
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
