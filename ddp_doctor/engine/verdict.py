@@ -209,8 +209,7 @@ def check_results(recording: Recording, findings: Sequence[Finding], checks: Seq
         if (readings or check_id in reasons) and is_judged(recording.command, check_id):
             status, reason = _status(recording, readings, reasons.get(check_id), check_id in found)
             if status is CheckStatus.PASSED and not any(_is_judged(each) for each in readings if each.fact is not None):
-                now = RETIRED_CHECKS.get(check_id)
-                status = CheckStatus.SKIPPED
+                status, now = CheckStatus.SKIPPED, RETIRED_CHECKS.get(check_id)
                 reason = f"not judged: {now} has taken its place" if now else "no pair of ranks was measured"
             duration_s = round(max((reading.duration_s for reading in readings), default=0.0), 3)
             result = CheckResult(id=check_id, title=title, status=status, reason=reason, duration_s=duration_s)

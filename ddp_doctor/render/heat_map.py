@@ -31,7 +31,7 @@ _NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
 #: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no colour.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 _MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
-_WITHIN, _ACROSS, _OF_NODES = "within a node", "across nodes", "the worst pair of ranks of each two nodes"
+_WITHIN, _ACROSS = "within a node", "across nodes"
 #: Of the median; slower grids are told in MB/s.
 _LEAST_IN_GB_PER_S = 1e8
 
@@ -60,7 +60,7 @@ class HeatMap:
     labels: Mapping[int, str]
     kinds: Mapping[_Pair, str]
     typical: Mapping[str, float]  # by kind; without those that are not judged
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
     shown: str = ""  # which ends are, where not all
 
     @property
@@ -114,7 +114,7 @@ def heat_maps(report: Report) -> Iterator[HeatMap]:
     if between_nodes := _pairs(report, "reach_throughput", "node"):
         typical = {_ACROSS: median_high(best_of_ends(between_nodes, int))}
         kinds, title = dict.fromkeys(between_nodes, _ACROSS), "TCP bandwidth from the row to the column"
-        yield _grid(title, between_nodes, _hosts(report, between_nodes), kinds, typical)
+        yield _readable(HeatMap(title, between_nodes, _hosts(report, between_nodes), kinds, typical))
 
 
 def _pairs(report: Report, name: str, end: str) -> dict[_Pair, float]:
@@ -145,7 +145,7 @@ def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
         values[ends] = min(value, values.get(ends, value))
         kinds[ends] = _WITHIN if node_of(rank) == node_of(peer) else _ACROSS
         by_kind.setdefault(kinds[ends], {})[rank, peer] = value
-    sizes = [int(found.labels["bytes"]) for found in report.measurements if found.name == "p2p_bandwidth"]
+    sizes = [int(found.labels.get("bytes", 0)) for found in report.measurements if found.name == "p2p_bandwidth"]
     typical, notes = dict[str, float](), list(_left_out(report))
     for kind, rates in by_kind.items():
         across = kind == _ACROSS
@@ -155,8 +155,8 @@ def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
             why = "small messages measure latency" if across else "processes of one node share cores"
             notes.append(f"Pairs {kind} are not judged: {why}.")
     names = _hosts(report, values) if by_node else {rank: str(rank) for rank in ranks}
-    title = f"Bandwidth from the row to the column, {_OF_NODES if by_node else 'rank by rank'}"
-    return _grid(title, values, names, kinds, typical, *notes)
+    title = f"Bandwidth from the row to the column, {'the worst pair of ranks of each two nodes' if by_node else 'rank by rank'}"
+    return _readable(HeatMap(title, values, names, kinds, typical, tuple(notes)))
 
 
 def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
@@ -164,23 +164,16 @@ def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
     return {end: world.hostname(end) if world else f"node rank {end}" for pair in pairs for end in pair}
 
 
-def _grid(
-    title: str,
-    pairs: _Pairs,
-    names: Mapping[int, str],
-    kinds: Mapping[_Pair, str],
-    typical: Mapping[str, float],
-    *notes: str,
-) -> HeatMap:
-    labels = {end: one_line(names[end]) for end in sorted({end for pair in pairs for end in pair})}
-    heat = HeatMap(title, pairs, labels, kinds, typical, notes)
-    if len(labels) <= _MOST_ENDS:
-        return heat
-    worst_first = dict.fromkeys(end for pair in sorted(pairs, key=heat.share) for end in pair)
-    ends = sorted(list(worst_first)[:_MOST_ENDS])
-    values = {pair: value for pair, value in pairs.items() if set(ends) >= set(pair)}
-    shown = f"Shown are the {_MOST_ENDS} of {len(labels)} with the worst pairs."
-    return replace(heat, values=values, labels={end: labels[end] for end in ends}, shown=shown)
+def _readable(heat: HeatMap) -> HeatMap:
+    """With names of one line, in order; of many ends those with the worst pairs."""
+    ends, shown = sorted(heat.labels), ""
+    if len(ends) > _MOST_ENDS:
+        shown = f"Shown are the {_MOST_ENDS} of {len(ends)} with the worst pairs."
+        worst_first = dict.fromkeys(end for pair in sorted(heat.values, key=heat.share) for end in pair)
+        ends = sorted(list(worst_first)[:_MOST_ENDS])
+    labels = {end: one_line(heat.labels[end]) for end in ends}
+    values = {pair: value for pair, value in heat.values.items() if labels.keys() >= set(pair)}
+    return replace(heat, values=values, labels=labels, shown=shown)
 
 
 # --- in a terminal --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.probing import exchanges
+from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
 from tests.rank_harness import HarnessContext, Ranks
 from tests.recorded import load
 
@@ -356,7 +357,7 @@ def test_a_rate_of_nothing_is_no_measurement(field: str):
 
 
 def test_a_rank_that_exchanged_with_nobody_has_no_result(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(p2p.MatrixOfPairs, "measure", lambda _: P2pFact(pairs=(), not_measured=3))
+    monkeypatch.setattr(MatrixOfPairs, "measure", lambda _: P2pFact(pairs=(), not_measured=3))
     with pytest.raises(Skip, match="no pair"):
         p2p.probe(Context(1.0))
 

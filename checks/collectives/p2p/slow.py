@@ -52,10 +52,11 @@ class _Rates:
     typical: float  # the median node's best way to another, within a node the median rank's: most ways may be slow
     sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
     confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
+    least_ratio: float  # more of two pairs, which have only each other's ways to compare with
 
     def ratio(self, usual: float) -> float:
-        """From so many times on a path is slow; of two pairs more, as there is only one way beside the other."""
-        return path_quality.VERY_SLOW_RATIO if _are_few(self.of) else usual
+        """From so many times on a path is slow."""
+        return max(usual, self.least_ratio)
 
     def slower(self, ratio: float) -> set[Path]:
         """The paths with less than this part of what is typical."""
@@ -92,28 +93,24 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
                 least[path] = rates[path] if pair.least_gb_per_s is None else pair.least_gb_per_s
                 if pair.measured_again or pair.received_gb_per_s is None:
                     confirmed.add(path)
-    if not rates or (_are_few(rates) and not across):
+    few = len({frozenset(path) for path in rates}) < 3
+    if not rates or (few and not across):
         return None
     best = path_quality.best_of_ends(rates, partial(_node, recording) if across else int)
     typical = path_quality.typical_rate(best, recording.backend)
     usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
     sure = min(typical, path_quality.typical_rate(usual, recording.backend))
-    return _Rates(across, rates, typical, sure, frozenset(confirmed))
-
-
-def _are_few(paths: Iterable[Path]) -> bool:
-    return len({frozenset(path) for path in paths}) < 3
+    return _Rates(across, rates, typical, sure, frozenset(confirmed), path_quality.VERY_SLOW_RATIO if few else 0.0)
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs of one node several times slower than the typical pair within a node.
 
-    Finds: Ways from rank to rank with less than a quarter of the median rank's best within nodes: of a rank that
-        receives slowly from (nearly) all, or sends slowly to them, the rank, else the pair. Only with NCCL, where links
-        are hardware; pairs of CPU processes share cores and differ by chance. More than a quarter of all pairs, or
-        half of few, is how the machine is built: information. What is slow is measured once more, and the better
-        value counts.
+    Finds: Ways from rank to rank with less than a quarter of the median rank's best within nodes: of a rank that is
+        slow with (nearly) all, the rank, else the pair. Only with NCCL, where links are hardware; pairs of CPU processes
+        share cores and differ by chance. More than a quarter of all pairs, or half of few, is how the machine is built:
+        information. What is slow is measured once more, and the better value counts.
     Why: A ring is as fast as its slowest link.
     Remedy: Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them
         out. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
@@ -187,8 +184,7 @@ def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
     if rates is None:
         return [], set()
     ways, slow, found = _ways(recording, rates.of), rates.slower(path_quality.SLOW_NODE_RATIO), []
-    good = rates.of.keys() - slow
-    bad = _bad(ways, slow)
+    good, bad = rates.of.keys() - slow, _bad(ways, slow)
     if len({node for way in ways for node in way}) > 2:
         blamed = _blame(bad, ways.keys() - bad)
         for node, of_node, does in _ends(blamed, bad):
@@ -206,18 +202,16 @@ def _ways(recording: Recording, paths: Iterable[Path]) -> dict[Path, list[Path]]
     return grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in sorted(paths))
 
 
-def _bad(ways: Mapping[Path, Collection[Path]], slow: Collection[Path]) -> set[Path]:
+def _bad(ways: Mapping[Path, Collection[Path]], slow: set[Path]) -> set[Path]:
     """The ways of which nearly all paths are slow: one of many may be lucky."""
-    share = path_quality.BLAMED_SHARE
-    return {way for way, paths in ways.items() if sum(path in slow for path in paths) >= share * len(paths)}
+    return {way for way, paths in ways.items() if len(slow & {*paths}) >= path_quality.BLAMED_SHARE * len(paths)}
 
 
 def _blame(bad: Collection[Path], good: Collection[Path]) -> Blame:
-    """Many bad paths are how racks, or GPUs in pairs, are joined, unless all of an end are bad, and of few ends."""
+    """Where many are bad, as between racks or GPUs in pairs, an end is blamed for all of its own, and never half."""
     few = len(bad) <= path_quality.FEW_PATHS_SHARE * (len(bad) + len(good))
     blamed = blame(bad, good, share=path_quality.BLAMED_SHARE if few else 1.0)
-    slow_both_ways = {*blamed.inbound} & {*blamed.outbound}
-    if 2 * len(slow_both_ways) >= len({end for path in (*bad, *good) for end in path}):
+    if 2 * len({*blamed.inbound} & {*blamed.outbound}) >= len({end for path in (*bad, *good) for end in path}):
         return Blame(paths=tuple(bad))
     return blamed
 
@@ -247,12 +241,11 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
     whole = slow.intersection(path for way in _bad(ways, slow) for path in ways[way]) if rates.across else set()
     for some, of_nodes in ((whole, True), (slow - whole, False)):
         joins = partial(_node, recording) if of_nodes else int
-        by_pair, all_of = (
-            grouped((tuple(sorted(map(joins, path))), path) for path in sorted(paths)) for paths in (some, rates.of)
-        )
-        half = not of_nodes and 2 * len(by_pair) >= len(all_of)
-        if some and (half or len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * len(all_of))):
-            does = f"{len(by_pair)} of {len(all_of)} pairs {rates.kind} exchange data slowly"
+        by_pair = grouped((tuple(sorted(map(joins, path))), path) for path in sorted(some))
+        total = len({frozenset(map(joins, path)) for path in rates.of})
+        half = not of_nodes and 2 * len(by_pair) >= total
+        if half or len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * total):
+            does = f"{len(by_pair)} of {total} pairs {rates.kind} exchange data slowly"
             yield _Slow(sorted(some), does, NOBODY)
             continue
         for ends, paths in by_pair.items():

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import median_high
 
+from ddp_doctor.model.base import grouped
+
 # --- Measuring ------------------------------------------------------------------------------------------
 
 #: The kernel asks for a connection at once and after 1 s (RFC 6298). Three dials ask six times in 3.3 s: on a
@@ -131,13 +133,9 @@ def is_judged(backend: str, size_bytes: int, *, across: bool) -> bool:
 
 def best_of_ends(rates: Mapping[tuple[int, int], float], end_of: Callable[[int], int]) -> list[float]:
     """Each end's best way, a way being all paths between two: one of three ends that is slow makes most ways slow."""
-    ways: dict[tuple[int, int], list[float]] = {}
-    for (sender, receiver), rate in rates.items():
-        ways.setdefault((end_of(sender), end_of(receiver)), []).append(rate)
-    best: dict[int, float] = {}
-    for way, of_paths in ways.items():
-        best |= {end: max(median_high(of_paths), best.get(end, 0.0)) for end in way}
-    return list(best.values())
+    ways = grouped(((end_of(sender), end_of(receiver)), rate) for (sender, receiver), rate in rates.items())
+    by_end = grouped((end, median_high(of_paths)) for way, of_paths in ways.items() for end in way)
+    return [max(of_ways) for of_ways in by_end.values()]
 
 
 def typical_rate(rates: Sequence[float], backend: str) -> float:
