@@ -31,7 +31,7 @@ _NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
 #: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no colour.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 _MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
-_WITHIN, _ACROSS = "within a node", "across nodes"
+_TITLE, _WITHIN, _ACROSS = "Bandwidth from the row to the column", "within a node", "across nodes"
 #: Of the median; slower grids are told in MB/s.
 _LEAST_IN_GB_PER_S = 1e8
 
@@ -113,7 +113,7 @@ def heat_maps(report: Report) -> Iterator[HeatMap]:
         yield _of_ranks(report, one_way)
     if between_nodes := _pairs(report, "reach_throughput", "node"):
         typical = {_ACROSS: median_high(best_of_ends(between_nodes, int))}
-        kinds, title = dict.fromkeys(between_nodes, _ACROSS), "TCP bandwidth from the row to the column"
+        kinds, title = dict.fromkeys(between_nodes, _ACROSS), f"TCP {_TITLE.lower()}"
         yield _readable(HeatMap(title, between_nodes, _hosts(report, between_nodes), kinds, typical))
 
 
@@ -155,8 +155,8 @@ def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
             why = "small messages measure latency" if across else "processes of one node share cores"
             notes.append(f"Pairs {kind} are not judged: {why}.")
     names = _hosts(report, values) if by_node else {rank: str(rank) for rank in ranks}
-    title = f"Bandwidth from the row to the column, {'the worst pair of ranks of each two nodes' if by_node else 'rank by rank'}"
-    return _readable(HeatMap(title, values, names, kinds, typical, tuple(notes)))
+    which = "the worst pair of ranks of each two nodes" if by_node else "rank by rank"
+    return _readable(HeatMap(f"{_TITLE}, {which}", values, names, kinds, typical, tuple(notes)))
 
 
 def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:

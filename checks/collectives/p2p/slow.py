@@ -108,7 +108,7 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs of one node several times slower than the typical pair within a node.
 
     Finds: Ways from rank to rank with less than a quarter of the median rank's best within nodes: of a rank that is
-        slow with (nearly) all, the rank, else the pair. Only with NCCL, where links are hardware; pairs of CPU processes
+        slow with (nearly) all, the rank, else the pair. Only with NCCL, where links are hardware; pairs of processes
         share cores and differ by chance. More than a quarter of all pairs, or half of few, is how the machine is built:
         information. What is slow is measured once more, and the better value counts.
     Why: A ring is as fast as its slowest link.
