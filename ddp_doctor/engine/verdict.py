@@ -8,6 +8,7 @@ from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_c
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, Check
@@ -379,9 +380,9 @@ def _untested(recording: Recording) -> str:
 def _left_out(recording: Recording) -> str:
     """What there was no time for: whoever set the budget may not know what that costs."""
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
-    if not names:
-        return ""
-    return f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
+    budget = f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
+    pairs = max((rank.fact.not_measured for rank in recording.facts(P2pFact)), default=0)
+    return (budget if names else "") + (f"; {pairs} pairs of ranks were not measured: time was short" if pairs else "")
 
 
 def _ignored(diagnosis: Diagnosis) -> str:

@@ -1,6 +1,6 @@
 """What the checks of collectives record, and trials of remedies."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -131,19 +131,22 @@ class CollectiveFact(Fact):
     short_of: Literal["time", "memory"] | None = None
 
 
+_GbPerS = Annotated[float, Field(gt=0)]
+
+
 class PairResult(Frozen):
     """What one rank saw of one peer (original rank). ``wrong_bytes`` counts bytes received wrong."""
 
     peer: int
     wrong_bytes: int
     latency_us: float  # median of exchanges of 4 bytes, both ways at once
-    bandwidth_gb_per_s: float  # best of the exchanges, what went each way while both did
+    bandwidth_gb_per_s: _GbPerS  # best of the exchanges, what went each way while both did
     size_bytes: int
-    received_gb_per_s: float | None = None  # best from the peer to this rank; None in older recordings
-    least_gb_per_s: float | None = None  # worst of the same, without the first exchange: what chance makes of it
+    received_gb_per_s: _GbPerS | None = None  # best from the peer to this rank; None in older recordings
+    least_gb_per_s: _GbPerS | None = None  # worst of the same, without the first exchange: what chance makes of it
     measured_again: bool = False  # because it was slow; all values are the better ones
-    alone_gb_per_s: float | None = None  # the exchange while no other pair moved data, …
-    together_gb_per_s: float | None = None  # … and while all pairs of a round did
+    alone_gb_per_s: _GbPerS | None = None  # the exchange while no other pair moved data, …
+    together_gb_per_s: _GbPerS | None = None  # … and while all pairs of a round did
 
 
 class P2pFact(Fact):

@@ -4,7 +4,6 @@ What ranks must agree on goes through the control store: where a pair hangs, a c
 """
 
 from collections.abc import Sequence
-from statistics import median_high
 
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.ddp.payload import CROWD
@@ -43,7 +42,7 @@ class MatrixOfPairs:
         if not ctx.skip_pairs:
             if ctx.level is Level.THOROUGH:
                 not_alone = self._each_alone(self.rounds[:measured])
-            if ctx.world_size > 2 and self.judged:
+            if self.judged:
                 self._doubtful_again()
         return P2pFact(
             pairs=tuple(self.found.values()), skipped=tuple(self.skipped), not_measured=len(left), not_alone=not_alone
@@ -110,13 +109,11 @@ class MatrixOfPairs:
 
     def _doubtful_again(self) -> None:
         """Slow pairs again, as many as fit, until they are fast or were slow too often for chance."""
-        mine = " ".join(
-            f"{median_high(rates.values()) if (rates := self._rates(kind)) else 0.0:.1e}" for kind in self.judged
-        )
+        mine = " ".join(f"{max(self._rates(kind).values(), default=0.0):.1e}" for kind in self.judged)
         of_ranks = [map(float, text.split()) for text in self._texts("typical rates", mine)]
         typical = [
-            path_quality.typical_rate([rate for rate in medians if rate], self.ctx.backend)
-            for medians in zip(*of_ranks, strict=True)
+            path_quality.typical_rate([rate for rate in best if rate], self.ctx.backend)
+            for best in zip(*of_ranks, strict=True)
         ]
         for time in range(path_quality.AGAIN_TIMES):
             texts = self._texts(f"doubtful pairs {time}", self._doubtful(typical))

@@ -1,19 +1,19 @@
-"""What ranks, or nodes, send each other: one grid for the terminal, the page and --svg, shaded beside the median.
+"""What ranks, or nodes, send each other: one grid for the terminal, the page and --svg, shaded beside what is typical.
 
 Bandwidth from the row to the column, in GB/s:
         0       1       2
 0            12.1    12.0
 1    12.2          0.31!!
 2    12.0  0.29!!
-!! less than a third of the median, 12.1 GB/s; ! less than two thirds.
+!! less than a third of the typical rate, 12.2 GB/s; ! less than two thirds.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from statistics import median, median_high
 from typing import TYPE_CHECKING
 
-from ddp_doctor.knowledge.network.path_quality import SLOW_ANSWER_RATIO, SLOW_ANSWER_S
+from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES, best_of_ends, is_judged
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.canvas import Canvas
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 _MOST_ENDS = 32
 #: Up to so many ends a cell has room for its number; on a screen, and in a picture.
 _NUMBERS_ON_SCREEN, _NUMBERS_IN_PICTURE = 8, 16
-#: Shares of the median from which on a cell is less dark, and what marks it where there is no colour.
+#: Shares of the typical rate from which on a cell is less dark, and what marks it where there is no colour.
 _SHADES = (1 / 3, 2 / 3, 0.9)
 _MARKS, _LETTERS, _TRIANGLES = ("!!", "!", "", ""), ("#", "+", "-", "."), ("▼▼", "▼", "", "")
+_TITLE, _WITHIN, _ACROSS = "Bandwidth from the row to the column", "within a node", "across nodes"
 #: Of the median; slower grids are told in MB/s.
 _LEAST_IN_GB_PER_S = 1e8
 
-_Pairs = Mapping[tuple[int, int], float]
+_Pair = tuple[int, int]
+_Pairs = Mapping[_Pair, float]
 
 #: Class -> (light, dark).
 _COLOURS: Mapping[str, tuple[str, str]] = {
@@ -51,59 +53,50 @@ _COLOURS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class HeatMap:
-    """One grid; ``values`` are by row and column, ``labels`` by end."""
+    """One grid in bytes a second; ``values`` are by row and column, ``labels`` by end."""
 
     title: str
     values: _Pairs
     labels: Mapping[int, str]
-    unit: str = "B/s"
+    kinds: Mapping[_Pair, str]
+    typical: Mapping[str, float]  # by kind; without those that are not judged
     notes: tuple[str, ...] = ()
-
-    @property
-    def typical(self) -> float:
-        """The median of all values."""
-        return median(self.values.values())
-
-    @property
-    def is_time(self) -> bool:
-        """Whether more is worse."""
-        return self.unit == "s"
+    shown: str = ""  # which ends are, where not all
 
     @property
     def of(self) -> tuple[str, float]:
         """The unit of its numbers, and what they are divided by."""
-        if self.is_time:
-            return "ms", 1e-3
-        return ("GB/s", 1e9) if self.typical >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
+        return ("GB/s", 1e9) if median(self.values.values()) >= _LEAST_IN_GB_PER_S else ("MB/s", 1e6)
 
-    def shade(self, pair: tuple[int, int]) -> int:
-        """0 for what is worst beside the median, 3 for what is as usual."""
-        value = self.values[pair]
-        better, worse = (self.typical, value) if self.is_time else (value, self.typical)
-        share = better / worse if worse else 1.0
-        return sum(share >= least for least in _SHADES)
+    def share(self, pair: _Pair) -> float:
+        """Of what is typical of its kind; what is not judged is as usual."""
+        typical = self.typical.get(self.kinds[pair])
+        return self.values[pair] / typical if typical else 1.0
 
-    def number(self, pair: tuple[int, int]) -> str:
+    def shade(self, pair: _Pair) -> int:
+        """0 for what is worst beside the typical rate, 3 for what is as usual."""
+        return sum(self.share(pair) >= least for least in _SHADES)
+
+    def number(self, pair: _Pair) -> str:
         """In the map's unit."""
         return f"{self.values[pair] / self.of[1]:.3g}"
 
-    def words(self, pair: tuple[int, int]) -> str:
+    def words(self, pair: _Pair) -> str:
         """``node1 to node3: 11.84 MB/s``."""
         row, column = (self.labels[end] for end in pair)
         name = "rank {}" if row.isdigit() else "{}"
-        return f"{name.format(row)} to {name.format(column)}: {amount(self.values[pair], self.unit)}"
+        return f"{name.format(row)} to {name.format(column)}: {amount(self.values[pair], 'B/s')}"
 
     def sentences(self, third: str, two_thirds: str) -> Iterator[str]:
         """What is to be read below the grid, with the marks of this drawing."""
-        worst = (max if self.is_time else min)(self.values, key=self.values.__getitem__)
-        usual = f"the median, {amount(self.typical, self.unit)}"
-        if self.shade(worst) >= 2:
+        worst = min(self.values, key=lambda pair: (self.share(pair), self.values[pair]))
+        rates = [f"{amount(rate, 'B/s')}{f' {kind}' * (len(self.typical) > 1)}" for kind, rate in self.typical.items()]
+        usual = f"the typical rate, {' and '.join(rates)}"
+        if rates and self.shade(worst) >= 2:
             yield f"All reach two thirds of {usual}, or more."
-        elif self.is_time:
-            yield f"{third} more than three times {usual}; {two_thirds} more than one and a half times."
-        else:
+        elif rates:
             yield f"{third} less than a third of {usual}; {two_thirds} less than two thirds."
-        yield f"{'Longest' if self.is_time else 'Slowest'}: {self.words(worst)}."
+        yield f"Slowest{' of its kind' * (len(rates) > 1)}: {self.words(worst)}."
         yield from self.notes
 
 
@@ -111,28 +104,22 @@ class HeatMap:
 
 
 def heat_maps(report: Report) -> Iterator[HeatMap]:
-    """What ranks sent each other, how late they answered where that differs, and what nodes sent each other."""
+    """What ranks sent each other, and what nodes sent each other."""
     one_way = _pairs(report, "p2p_one_way", "rank")
     if not one_way:  # an older recording, of exchanges
-        one_way = _both_ways(_pairs(report, "p2p_bandwidth", "rank"))
-    notes = tuple(_left_out(report))
+        one_way = _pairs(report, "p2p_bandwidth", "rank")
+        one_way |= {(peer, rank): value for (rank, peer), value in one_way.items()}
     if one_way:
-        yield _of_ranks(report, "Bandwidth from the row to the column", one_way, "B/s", notes)
-    answers = _both_ways(_pairs(report, "p2p_latency", "rank"))
-    usual = median(answers.values()) if answers else 0.0
-    if any(time >= max(SLOW_ANSWER_RATIO * usual, usual + SLOW_ANSWER_S) for time in answers.values()):
-        yield _of_ranks(report, "Latency of small messages", answers, "s")
+        yield _of_ranks(report, one_way)
     if between_nodes := _pairs(report, "reach_throughput", "node"):
-        yield _grid("TCP bandwidth from the row to the column", between_nodes, _hosts(report, between_nodes), "B/s")
+        typical = {_ACROSS: median_high(best_of_ends(between_nodes, int))}
+        kinds, title = dict.fromkeys(between_nodes, _ACROSS), f"TCP {_TITLE.lower()}"
+        yield _readable(HeatMap(title, between_nodes, _hosts(report, between_nodes), kinds, typical))
 
 
-def _pairs(report: Report, name: str, end: str) -> dict[tuple[int, int], float]:
+def _pairs(report: Report, name: str, end: str) -> dict[_Pair, float]:
     measured = (measurement for measurement in report.measurements if measurement.name == name)
     return {(int(one_way.labels[end]), int(one_way.labels["peer"])): one_way.value for one_way in measured}
-
-
-def _both_ways(pairs: _Pairs) -> dict[tuple[int, int], float]:
-    return {**{(peer, rank): value for (rank, peer), value in pairs.items()}, **pairs}
 
 
 def _left_out(report: Report) -> Iterator[str]:
@@ -147,16 +134,29 @@ def _left_out(report: Report) -> Iterator[str]:
         yield f"Exchanges both ways, median: {typical[0]} alone, {typical[1]} all pairs of a round at once{short}."
 
 
-def _of_ranks(report: Report, title: str, pairs: _Pairs, unit: str, notes: tuple[str, ...] = ()) -> HeatMap:
+def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
     """Between ranks; of many, the worst between ranks of each two nodes."""
-    ranks, world = {rank for ends in pairs for rank in ends}, report.world
-    if len(ranks) <= _MOST_ENDS or world is None or world.nnodes < 2:
-        return _grid(f"{title}, rank by rank", pairs, {rank: str(rank) for rank in ranks}, unit, notes)
-    nodes: dict[tuple[int, int], float] = {}
+    world, ranks = report.world, {rank for ends in pairs for rank in ends}
+    node_of: Callable[[int], int] = world.node_of if world else lambda _: 0
+    by_node = len(ranks) > _MOST_ENDS and world is not None and world.nnodes > 1
+    values, kinds, by_kind = dict[_Pair, float](), dict[_Pair, str](), dict[str, dict[_Pair, float]]()
     for (rank, peer), value in pairs.items():
-        ends = (world.node_of(rank), world.node_of(peer))
-        nodes[ends] = (max if unit == "s" else min)(value, nodes.get(ends, value))
-    return _grid(f"{title}, the worst pair of ranks of each two nodes", nodes, _hosts(report, nodes), unit, notes)
+        ends = (node_of(rank), node_of(peer)) if by_node else (rank, peer)
+        values[ends] = min(value, values.get(ends, value))
+        kinds[ends] = _WITHIN if node_of(rank) == node_of(peer) else _ACROSS
+        by_kind.setdefault(kinds[ends], {})[rank, peer] = value
+    sizes = [int(found.labels.get("bytes", 0)) for found in report.measurements if found.name == "p2p_bandwidth"]
+    typical, notes = dict[str, float](), list(_left_out(report))
+    for kind, rates in by_kind.items():
+        across = kind == _ACROSS
+        if world is None or is_judged(world.backend, max(sizes, default=JUDGED_MESSAGE_BYTES), across=across):
+            typical[kind] = median_high(best_of_ends(rates, node_of if across else int))
+        else:
+            why = "small messages measure latency" if across else "processes of one node share cores"
+            notes.append(f"Pairs {kind} are not judged: {why}.")
+    names = _hosts(report, values) if by_node else {rank: str(rank) for rank in ranks}
+    which = "the worst pair of ranks of each two nodes" if by_node else "rank by rank"
+    return _readable(HeatMap(f"{_TITLE}, {which}", values, names, kinds, typical, tuple(notes)))
 
 
 def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
@@ -164,15 +164,16 @@ def _hosts(report: Report, pairs: _Pairs) -> Mapping[int, str]:
     return {end: world.hostname(end) if world else f"node rank {end}" for pair in pairs for end in pair}
 
 
-def _grid(title: str, pairs: _Pairs, names: Mapping[int, str], unit: str, notes: tuple[str, ...] = ()) -> HeatMap:
-    ends = sorted({end for pair in pairs for end in pair})
+def _readable(heat: HeatMap) -> HeatMap:
+    """With names of one line, in order; of many ends those with the worst pairs."""
+    ends, shown = sorted(heat.labels), ""
     if len(ends) > _MOST_ENDS:
-        notes = (*notes, f"Shown are the {_MOST_ENDS} of {len(ends)} with the worst pairs.")
-        worst_first = sorted(pairs, key=pairs.__getitem__, reverse=unit == "s")
-        ends = sorted(list(dict.fromkeys(end for pair in worst_first for end in pair))[:_MOST_ENDS])
-    labels = {end: one_line(names[end]) for end in ends}
-    shown = {pair: value for pair, value in pairs.items() if labels.keys() >= set(pair)}
-    return HeatMap(title, shown, labels, unit, notes)
+        shown = f"Shown are the {_MOST_ENDS} of {len(ends)} with the worst pairs."
+        worst_first = dict.fromkeys(end for pair in sorted(heat.values, key=heat.share) for end in pair)
+        ends = sorted(list(worst_first)[:_MOST_ENDS])
+    labels = {end: one_line(heat.labels[end]) for end in ends}
+    values = {pair: value for pair, value in heat.values.items() if labels.keys() >= set(pair)}
+    return replace(heat, values=values, labels=labels, shown=shown)
 
 
 # --- in a terminal --------------------------------------------------------------------------------
@@ -195,13 +196,14 @@ def lines(heat: HeatMap, width: int | None) -> list[str]:
         slow = [row for row in rows if set(row[1]) & set(_LETTERS[:2])]
         rows = [rows[0], *slow] if slow else []
         marks = _LETTERS
-    caption = folded(f"{heat.title}, {heat.of[0]}:", width, indent=1)
-    below = [folded(text, width, indent=1, hang=3) for text in heat.sentences(*marks[:2])]
+    caption = folded(f"{heat.title}, {heat.of[0]}{':' if rows else ''}", width, indent=1)
+    sentences = [*heat.sentences(*marks[:2]), *([heat.shown] if rows and heat.shown else [])]
+    below = [folded(text, width, indent=1, hang=3) for text in sentences]
     middle = [f" {line}" for line in matrix_lines(rows, width and width - 1)] if rows else []
     return "\n".join([caption, *middle, *below]).split("\n")
 
 
-def _cell(heat: HeatMap, pair: tuple[int, int]) -> str:
+def _cell(heat: HeatMap, pair: _Pair) -> str:
     return heat.number(pair) + _MARKS[heat.shade(pair)] if pair in heat.values else ""
 
 
@@ -262,7 +264,7 @@ def _draw(canvas: Canvas, heat: HeatMap, top: float) -> tuple[float, float]:
             text = f"{_TRIANGLES[shade]} {heat.number(pair)}" if has_numbers else _TRIANGLES[shade]
             canvas.text(x + wide / 2, y + high / 2 + 4, text.strip(), size=12 if has_numbers else 9, bold=shade == 0)
     bottom = first + high * len(ends) + 8
-    sentences = list(heat.sentences(*_TRIANGLES[:2]))
+    sentences = [*heat.sentences(*_TRIANGLES[:2]), *filter(None, [heat.shown])]
     for at, text in enumerate(sentences):
         canvas.text(16, bottom + 18 * (at + 1), text, "muted", anchor="start")
     room = 0.75 * longest if is_turned else 0.0

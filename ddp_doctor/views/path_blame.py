@@ -28,12 +28,14 @@ class Blame:
         return tuple(sorted({*self.inbound, *self.outbound}))
 
 
-def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = False) -> Blame:
+def blame(
+    bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = False, share: float = BLAMED_SHARE
+) -> Blame:
     """Explain the bad paths; one that was not tested stands in neither collection.
 
-    A node is blamed for two bad paths or more on one side, when these are nearly all that were tested
-    there and some good path shows that it, or one of the other ends, works otherwise. Of two nodes nobody
-    else can tell, so it is the path, or, with ``one_of_two``, the node that cannot be dialled and can dial.
+    A node is blamed for two bad paths or more on one side, when these are nearly all, ``share`` of them, that were
+    tested there and some good path shows that it, or one of the other ends, works otherwise. Of two nodes nobody else
+    can tell, so it is the path, or, with ``one_of_two``, the node that cannot be dialled and can dial.
     """
     if not bad:
         return Blame()
@@ -45,7 +47,7 @@ def blame(bad: Collection[Path], good: Collection[Path], *, one_of_two: bool = F
     left, by_end, good_by_end = set(bad), _by_end(bad), _by_end(good)
     suspects = set()
     for (node, side), paths in by_end.items():
-        nearly_all = len(paths) >= BLAMED_SHARE * (len(paths) + len(good_by_end.get((node, side), ())))
+        nearly_all = len(paths) >= share * (len(paths) + len(good_by_end.get((node, side), ())))
         others = {node, *(path[1 - side] for path in paths)}
         if nearly_all and any((other, 1 - side) in good_by_end for other in others):
             suspects.add((node, side))

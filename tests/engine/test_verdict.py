@@ -11,6 +11,7 @@ from ddp_doctor.app import recordings
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
+from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, CheckStatus, Command, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
@@ -152,6 +153,31 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
 
     assert report.verdict is Verdict.HEALTHY
     assert report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
+
+
+def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
+    pair = PairResult(peer=1, wrong_bytes=0, latency_us=20.0, bandwidth_gb_per_s=25.0, size_bytes=1 << 20)
+    report = _of_pairs(P2pFact(pairs=(pair,), not_measured=2275))
+
+    assert report.verdict is Verdict.HEALTHY
+    assert report.summary.endswith("passed; 2275 pairs of ranks were not measured: time was short.")
+
+
+def test_pairs_of_ranks_of_which_none_was_measured_passed_nothing():
+    report = _of_pairs(P2pFact(pairs=()))
+
+    assert [(check.status, check.reason) for check in report.checks] == [
+        (CheckStatus.SKIPPED, "no pair of ranks was measured")
+    ]
+    assert (report.verdict, report.summary) == (Verdict.UNSURE, "Unsure: nothing could be measured.")
+
+
+def _of_pairs(*facts: P2pFact) -> Report:
+    readings = (
+        Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
+        for rank, fact in enumerate(facts)
+    )
+    return _report(2, *readings, nproc=1)
 
 
 def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():

@@ -17,7 +17,9 @@ from tests.render.test_html import EVIL
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def measured(ranks: int, rate: Callable[[int, int], float], hosts: int = 1, *more: Measurement) -> Report:
+def measured(
+    ranks: int, rate: Callable[[int, int], float], hosts: int = 1, *more: Measurement, backend: str = "nccl"
+) -> Report:
     """What these ranks sent each other one way, in GB/s; a rate of 0 was not measured."""
     pairs = [(one, other) for one in range(ranks) for other in range(ranks) if one != other and rate(one, other)]
     found = [
@@ -25,7 +27,7 @@ def measured(ranks: int, rate: Callable[[int, int], float], hosts: int = 1, *mor
         for pair in pairs
     ]
     on = world(*(f"node{number}" for number in range(hosts))).model_copy(
-        update={"nproc_per_node": ranks // hosts, "world_size": ranks}
+        update={"nproc_per_node": ranks // hosts, "world_size": ranks, "backend": backend}
     )
     return report(on=on).model_copy(update={"measurements": (*found, *more)})
 
@@ -42,7 +44,7 @@ def test_a_rank_that_receives_slowly_is_a_column_of_marks():
         " 0        12  1!!",
         " 1   12       1!!",
         " 2   12   12",
-        " !! less than a third of the median, 12 GB/s; ! less than two thirds.",
+        " !! less than a third of the typical rate, 12 GB/s; ! less than two thirds.",
         " Slowest: rank 0 to rank 2: 1 GB/s.",
     ]
 
@@ -62,7 +64,7 @@ def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():
 
 def test_a_healthy_grid_of_many_ranks_is_one_sentence():
     assert grid(measured(20, lambda *_: 12.0))[1:] == [
-        " All reach two thirds of the median, 12 GB/s, or more.",
+        " All reach two thirds of the typical rate, 12 GB/s, or more.",
         " Slowest: rank 0 to rank 1: 12 GB/s.",
     ]
 
@@ -80,22 +82,28 @@ def test_a_narrow_terminal_gets_the_columns_below_each_other():
 
 
 def test_an_older_recording_shows_its_exchanges_both_ways():
-    one = Measurement(name="p2p_bandwidth", value=12e9, unit="B/s", labels={"rank": 0, "peer": 1})
+    one = Measurement(name="p2p_bandwidth", value=12e9, unit="B/s", labels={"rank": 0, "peer": 1, "bytes": 9})
     (heat,) = heat_map.heat_maps(report().model_copy(update={"measurements": (one,)}))
     assert heat.values == {(0, 1): 12e9, (1, 0): 12e9}
 
 
-@pytest.mark.parametrize(("late_s", "grids"), [(20e-6, 1), (30e-3, 2)])
-def test_latencies_are_a_grid_only_where_one_is_late(late_s: float, grids: int):
-    pairs = ((0, 1, late_s), (0, 2, 20e-6), (1, 2, 20e-6))
-    times = [
-        Measurement(name="p2p_latency", value=time_s, unit="s", labels={"rank": rank, "peer": peer})
-        for rank, peer, time_s in pairs
+def test_each_pair_is_held_against_pairs_of_its_kind():
+    shown = grid(measured(4, lambda a, b: 40.0 if a // 2 != b // 2 else 50.0 if a + b == 1 else 300.0, hosts=2))
+    assert shown[2:4] == [" 0        50!!    40    40", " 1  50!!          40    40"]
+
+
+def test_processes_of_one_node_over_gloo_bear_no_marks():
+    assert grid(measured(4, lambda a, _: 0.2 if a == 3 else 2.0, backend="gloo"))[-3:] == [
+        " 3  0.2  0.2  0.2",
+        " Slowest: rank 3 to rank 0: 200 MB/s.",
+        " Pairs within a node are not judged: processes of one node share cores.",
     ]
-    maps = list(heat_map.heat_maps(measured(3, lambda *_: 12.0, 1, *times)))
-    assert len(maps) == grids
-    if grids == 2:
-        assert heat_map.lines(maps[1], None)[-1] == " Longest: rank 1 to rank 0: 30 ms."
+
+
+def test_of_many_nodes_those_that_are_shown_are_held_against_all():
+    some_slow = measured(40, lambda *ends: 6.0 if min(ends) < 10 else 20.0, 40)
+    assert "# less than a third of the typical rate, 20 GB/s" in " ".join(grid(some_slow))
+    assert not any(line.endswith(":") or "Shown" in line for line in grid(measured(70, lambda *_: 20.0, 70)))
 
 
 def test_pairs_alone_and_at_once_are_told_in_a_sentence():

@@ -1,6 +1,6 @@
-"""DD607, DD630, DD631, DD632: pairs that are slower than others, and what they have in common."""
+"""DD607, DD630, DD631: pairs that are slower than others, and what they have in common."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -27,9 +27,6 @@ from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culpri
 _CAUSES = ("DD532", "DD533", "DD534", "DD536")
 
 
-#: A title lists so many pairs.
-_PAIRS_NAMED = 6
-
 _COMPARE_LINKS = remedy(
     "Compare link type, PCIe width and NUMA node with those of the faster pairs",
     "nvidia-smi topo -m",
@@ -52,13 +49,18 @@ class _Rates:
 
     across: bool
     of: Mapping[Path, float]
-    typical: float
+    typical: float  # the median node's best way to another, within a node the median rank's: most ways may be slow
     sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
     confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
+    least_ratio: float  # more of two pairs, which have only each other's ways to compare with
+
+    def ratio(self, usual: float) -> float:
+        """From so many times on a path is slow."""
+        return max(usual, self.least_ratio)
 
     def slower(self, ratio: float) -> set[Path]:
         """The paths with less than this part of what is typical."""
-        return {path for path, rate in self.of.items() if rate * ratio < self.sure}
+        return {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
 
     @property
     def kind(self) -> str:
@@ -87,26 +89,28 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
             if is_across(recording, path) is across and path_quality.is_judged(
                 recording.backend, pair.size_bytes, across=across
             ):
-                rates[path] = pair.received_gb_per_s or pair.bandwidth_gb_per_s
-                least[path] = pair.least_gb_per_s or rates[path]
+                rates[path] = pair.bandwidth_gb_per_s if pair.received_gb_per_s is None else pair.received_gb_per_s
+                least[path] = rates[path] if pair.least_gb_per_s is None else pair.least_gb_per_s
                 if pair.measured_again or pair.received_gb_per_s is None:
                     confirmed.add(path)
-    if len({frozenset(path) for path in rates}) < 3:
+    few = len({frozenset(path) for path in rates}) < 3
+    if not rates or (few and not across):
         return None
-    typical = path_quality.typical_rate(list(rates.values()), recording.backend)
+    best = path_quality.best_of_ends(rates, partial(_node, recording) if across else int)
+    typical = path_quality.typical_rate(best, recording.backend)
     usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
     sure = min(typical, path_quality.typical_rate(usual, recording.backend))
-    return _Rates(across, rates, typical, sure, frozenset(confirmed))
+    return _Rates(across, rates, typical, sure, frozenset(confirmed), path_quality.VERY_SLOW_RATIO if few else 0.0)
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs of one node several times slower than the typical pair within a node.
 
-    Finds: Ways from rank to rank with less than a quarter of the median of all within nodes: of a rank that receives
-        slowly from (nearly) all, or sends slowly to them, the rank, else the pair. Only with NCCL, where links are
-        hardware; pairs of CPU processes share cores and differ by chance. More than a quarter of all pairs is how
-        the machine is built: information. What is slow is measured once more, and the better value counts.
+    Finds: Ways from rank to rank with less than a quarter of the median rank's best within nodes: of a rank that is
+        slow with (nearly) all, the rank, else the pair. Only with NCCL, where links are hardware; pairs of processes
+        share cores and differ by chance. More than a quarter of all pairs, or half of few, is how the machine is built:
+        information. What is slow is measured once more, and the better value counts.
     Why: A ring is as fast as its slowest link.
     Remedy: Where the slow pairs copy directly over a longer path than all others, an NCCL_P2P_LEVEL that leaves them
         out. Compare the link types in `nvidia-smi topo -m` and the PCIe width under load.
@@ -131,11 +135,11 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
 def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
     """A node, or one of its ranks, that receives slowly from all other nodes, or sends slowly to them.
 
-    Finds: Ways from rank to rank across nodes with less than a third of the median way's, which are (nearly) all that
-        lead to a node, or away from it; where only one of its ranks is slow, that rank. From ten times on an error.
-        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts;
-        without that it is information. Two nodes have nobody to compare with, and where most pairs are slow nobody is
-        named.
+    Finds: Ways from rank to rank across nodes with less than a third of the median node's best, which are (nearly) all
+        that lead to a node, or away from it; where only one of its ranks is slow, that rank. From ten times on an
+        error. Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value
+        counts; without that it is information. Two nodes have nobody to compare with, and where half of the nodes are
+        slow both ways nobody is named.
     Why: Every collective is as fast as its slowest member.
     Remedy: Compare the speed and the errors of its NIC, the cable and the switch port with those of the others.
     See: docs/explanation/measurements.md
@@ -154,9 +158,10 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
 def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """Two nodes, or two of their ranks, between which data goes slowly, one way or both, while others are faster.
 
-    Finds: Ways from rank to rank across nodes with less than a quarter of the median way's, that no node or rank at
-        their end explains. More than a quarter of all pairs is how the network is built: information that names nobody.
-        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts.
+    Finds: Ways from rank to rank across nodes with less than a quarter of the median node's best, that no node or rank
+        at their end explains; between two ranks, one way with less than a tenth of the other. More than a quarter of
+        all pairs, or half of few ranks', is how the network is built: information that names nobody. Over gloo no more
+        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts.
     Why: A ring is as fast as its slowest link.
     Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
     See: docs/explanation/measurements.md
@@ -169,53 +174,6 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         yield _draft(rates, path_quality.SLOW_PATH_RATIO, slow, _COMPARE_NICS, more=evidence)
 
 
-@rule("DD632", "pairs-of-ranks-share-a-link", Severity.INFO, P2pFact)
-def pairs_of_ranks_share_a_link(recording: Recording) -> Iterator[Draft]:
-    """Pairs that exchange much less while other pairs move data than each of them does alone.
-
-    Finds: At level thorough, pairs of GPUs, or of ranks on different nodes, that have less than 60 % of what they
-        exchange alone while all pairs of a round move data, as both ends saw it: two pairs on one link have half each.
-        Information: GPUs below one switch, or ranks behind one NIC, have to share.
-    Why: A collective moves data on all links at once: the lower number is what training gets.
-    Remedy: Where it is less than the machine should give: another NIC for each GPU, or another order of ranks.
-    See: docs/explanation/measurements.md
-    """
-    seen: dict[Path, list[tuple[float, float]]] = {}
-    for rank in recording.facts(P2pFact):
-        for pair in rank.fact.pairs:
-            ends, alone, together = (rank.rank or 0, pair.peer), pair.alone_gb_per_s, pair.together_gb_per_s
-            judged = path_quality.is_judged(recording.backend, pair.size_bytes, across=is_across(recording, ends))
-            if judged and alone and together:
-                seen.setdefault((min(ends), max(ends)), []).append((alone, together))
-    shared: dict[bool, dict[Path, tuple[float, float]]] = {False: {}, True: {}}
-    for ends, rates in seen.items():
-        if all(together < path_quality.SHARED_LINK * alone for alone, together in rates):
-            shared[is_across(recording, ends)][ends] = rates[0]
-    for across, pairs in shared.items():
-        if pairs:
-            alone, together = min(pairs.values(), key=lambda rates: rates[1] / rates[0])
-            names = ", ".join(f"{first}-{second}" for first, second in list(pairs)[:_PAIRS_NAMED])
-            more = f" and {len(pairs) - _PAIRS_NAMED} more" if len(pairs) > _PAIRS_NAMED else ""
-            where = "across nodes" if across else "within a node"
-            yield finding(
-                NOBODY,
-                f"Pairs of ranks {where} share a link, {names}{more}: alone {_amount(alone)},"
-                f" together {_amount(together)}",
-                (
-                    Evidence(
-                        text=f"ranks {first} and {second} while all pairs of a round exchange data",
-                        value=round(rates[1], 3),
-                        unit="GB/s",
-                        expected=round(rates[0], 3),
-                        expected_from="the same pair while no other moves data",
-                    )
-                    for (first, second), rates in list(pairs.items())[:LINES_OF_EVIDENCE]
-                ),
-                confidence=Confidence.LIKELY,
-                detail="Which links the pairs have in common the topology shows.",
-            )
-
-
 # --- whose fault ----------------------------------------------------------------------------------
 
 
@@ -225,23 +183,42 @@ def _across(recording: Recording) -> tuple[list[_Slow], set[Path]]:
     rates = _rates(recording, True)
     if rates is None:
         return [], set()
-    of_nodes = grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in rates.of)
-    slow, found = rates.slower(path_quality.SLOW_NODE_RATIO), []
-    good = rates.of.keys() - slow
-    if len({node for path in of_nodes for node in path}) > 2:
-        bad = {path for path, of_ranks in of_nodes.items() if slow.issuperset(of_ranks)}
-        for node, paths, does in _ends(blame(bad, of_nodes.keys() - bad), bad):
-            of_ranks = [path for way in paths for path in of_nodes[way]]
+    ways, slow, found = _ways(recording, rates.of), rates.slower(path_quality.SLOW_NODE_RATIO), []
+    good, bad = rates.of.keys() - slow, _bad(ways, slow)
+    if len({node for way in ways for node in way}) > 2:
+        blamed = _blame(bad, ways.keys() - bad)
+        for node, of_node, does in _ends(blamed, bad):
+            paths = [path for way in of_node for path in ways[way] if path in slow]
             name, culprit = host(recording, node), node_culprit(recording, node)
-            found.append(_Slow(of_ranks, f"{name} {does}", (culprit,), _explainable(recording, node)))
-            slow -= {*of_ranks}
-    ends, left = _of_ranks(recording, slow, good)
-    return [*found, *ends], left & rates.slower(path_quality.SLOW_PATH_RATIO)
+            found.append(_Slow(paths, f"{name} {does}", (culprit,), _explainable(recording, node)))
+            slow -= {*paths}
+    between = slow.intersection(path for way in bad for path in ways[way])
+    ends, left = _of_ranks(recording, slow - between, good)
+    return [*found, *ends], (left | between) & rates.slower(path_quality.SLOW_PATH_RATIO)
 
 
-def _of_ranks(recording: Recording, slow: set[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
+def _ways(recording: Recording, paths: Iterable[Path]) -> dict[Path, list[Path]]:
+    """Paths between ranks by the two nodes that they lead between."""
+    return grouped(((_node(recording, path[0]), _node(recording, path[1])), path) for path in sorted(paths))
+
+
+def _bad(ways: Mapping[Path, Collection[Path]], slow: set[Path]) -> set[Path]:
+    """The ways of which nearly all paths are slow: one of many may be lucky."""
+    return {way for way, paths in ways.items() if len(slow & {*paths}) >= path_quality.BLAMED_SHARE * len(paths)}
+
+
+def _blame(bad: Collection[Path], good: Collection[Path]) -> Blame:
+    """Where many are bad, as between racks or GPUs in pairs, an end is blamed for all of its own, and never half."""
+    few = len(bad) <= path_quality.FEW_PATHS_SHARE * (len(bad) + len(good))
+    blamed = blame(bad, good, share=path_quality.BLAMED_SHARE if few else 1.0)
+    if 2 * len({*blamed.inbound} & {*blamed.outbound}) >= len({end for path in (*bad, *good) for end in path}):
+        return Blame(paths=tuple(bad))
+    return blamed
+
+
+def _of_ranks(recording: Recording, slow: Collection[Path], good: Collection[Path]) -> tuple[list[_Slow], set[Path]]:
     """The ranks that are slow with (nearly) all, and the paths that are left."""
-    blamed, found = blame(slow, good), []
+    blamed, found = _blame(slow, good), []
     for rank, paths, does in _ends(blamed, slow):
         name, culprit = capital(rank_at(recording, rank)), rank_culprit(recording, rank)
         found.append(_Slow(paths, f"{name} {does}", (culprit,), _explainable(recording, _node(recording, rank))))
@@ -259,26 +236,25 @@ def _ends(blamed: Blame, bad: Collection[Path]) -> Iterator[tuple[int, list[Path
 
 
 def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[_Slow]:
-    """Slow paths by the two nodes, or the two ranks of a node, that they join."""
-    joins: Callable[[int], int] = partial(_node, recording) if rates.across else int
-    by_pair, all_of = (
-        grouped((tuple(sorted(map(joins, path))), path) for path in sorted(paths)) for paths in (slow, rates.of)
-    )
-    if len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * len(all_of)):
-        does = f"{len(by_pair)} of {len(all_of)} pairs {rates.kind} exchange data slowly"
-        yield _Slow(sorted(slow), does, NOBODY)
-        return
-    for ends, paths in by_pair.items():
-        ways = {(joins(a), joins(b)) for a, b in paths}
-        whole = rates.across and all(path in slow for path in all_of[ends] if (joins(path[0]), joins(path[1])) in ways)
-        for part in [paths] if whole else grouped((frozenset(path), path) for path in paths).values():
-            of = min(ways) if whole else part[0]
-            source, target = (host(recording, end) if whole else rank_at(recording, end) for end in of)
-            does = f"Data goes slowly in one direction only, from {source} to {target}"
-            if len(ways if whole else part) == 2:
-                does = f"{source if whole else capital(source)} and {target} exchange data slowly"
-            culprit = node_pair(recording, *ends) if whole else pair_culprit(recording, *sorted(of))
-            yield _Slow(part, does, (culprit,), _explainable(recording, _node(recording, min(part[0]))))
+    """Slow paths by the two nodes between which nearly all are slow one way, the others by their two ranks."""
+    ways = _ways(recording, rates.of)
+    whole = slow.intersection(path for way in _bad(ways, slow) for path in ways[way]) if rates.across else set()
+    for some, of_nodes in ((whole, True), (slow - whole, False)):
+        joins = partial(_node, recording) if of_nodes else int
+        by_pair = grouped((tuple(sorted(map(joins, path))), path) for path in sorted(some))
+        total = len({frozenset(map(joins, path)) for path in rates.of})
+        half = not of_nodes and 2 * len(by_pair) >= total
+        if half or len(by_pair) > max(2, path_quality.FEW_PATHS_SHARE * total):
+            does = f"{len(by_pair)} of {total} pairs {rates.kind} exchange data slowly"
+            yield _Slow(sorted(some), does, NOBODY)
+            continue
+        for ends, paths in by_pair.items():
+            first, other = (host(recording, joins(end)) if of_nodes else rank_at(recording, end) for end in paths[0])
+            does = f"Data goes slowly in one direction only, from {first} to {other}"
+            if len({(joins(sender), joins(receiver)) for sender, receiver in paths}) == 2:
+                does = f"{first if of_nodes else capital(first)} and {other} exchange data slowly"
+            culprit = node_pair(recording, *ends) if of_nodes else pair_culprit(recording, *ends)
+            yield _Slow(paths, does, (culprit,), _explainable(recording, _node(recording, min(paths[0]))))
 
 
 def _explainable(recording: Recording, node: int) -> tuple[int, ...]:
@@ -302,9 +278,9 @@ def _draft(
     severity: Severity | None = None,
     reproduced_by: Reproducer | None = None,
 ) -> Draft:
-    worst = min(rates.of[path] for path in slow.paths)
+    worst, ratio = min(rates.of[path] for path in slow.paths), rates.ratio(ratio)
     sure = bool(slow.culprits) and not rates.confirmed.isdisjoint(slow.paths)
-    again = "the best of what was measured, and measured again" if sure else "measured once: time was short"
+    again = "the best of what was measured, and measured again" if sure else "measured once"
     return finding(
         slow.culprits,
         f"{slow.does}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
@@ -315,7 +291,7 @@ def _draft(
                     value=round(rates.of[sender, receiver], 3),
                     unit="GB/s",
                     expected=round(rates.typical, 3),
-                    expected_from=f"median of all pairs {rates.kind} of this run; less than 1/{ratio:g} of it is slow",
+                    expected_from=f"the typical pair {rates.kind} of this run; less than 1/{ratio:g} of it is slow",
                 )
                 for sender, receiver in slow.paths[:LINES_OF_EVIDENCE]
             ),

@@ -3,9 +3,11 @@
 What was measured, on which machine, stands in docs/explanation/connectivity.md.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from statistics import median_high
+
+from ddp_doctor.model.base import grouped
 
 # --- Measuring ------------------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ SLOW_NODE_RATIO, SLOW_PATH_RATIO = 3.0, 4.0
 #: Three nodes are one pair for comparison, which may share a host: only this is an error there. Of single paths, and of
 #: one direction between two nodes, too: healthy ones on the busiest hosts were 3.7 times apart at most.
 VERY_SLOW_RATIO = 10.0
-#: More than a quarter of all paths slow is how the network is built, not a fault.
+#: More than a quarter of all paths slow is how the network is built, not a fault, unless an end explains them.
 FEW_PATHS_SHARE = 0.25
 #: Above 5 Gbit/s one stream measures the hosts and not the network: healthy paths between busy hosts were
 #: measured with 195 to 3700 MB/s in the same minute. Expectations are not higher than this.
@@ -94,9 +96,6 @@ FASTER_ELSEWHERE_RATIO = 2.0
 
 #: A message that is smaller measures latency, and ranks that share a processor.
 JUDGED_MESSAGE_BYTES = 256 * 1024
-#: A pair that reaches less than this share of what it reaches alone, while all pairs of its round move data, shares a
-#: link with one of them: two pairs on one link have half each, give or take what chance does.
-SHARED_LINK = 0.6
 
 #: From here on one TCP connection, which one core feeds, may not fill an interface (judgement; NCCL's guide speaks of
 #: 100 Gbit/s).
@@ -132,8 +131,15 @@ def is_judged(backend: str, size_bytes: int, *, across: bool) -> bool:
     return backend == "nccl" or (backend == "gloo" and across and size_bytes >= JUDGED_MESSAGE_BYTES)
 
 
+def best_of_ends(rates: Mapping[tuple[int, int], float], end_of: Callable[[int], int]) -> list[float]:
+    """Each end's best way, a way being all paths between two: one of three ends that is slow makes most ways slow."""
+    ways = grouped(((end_of(sender), end_of(receiver)), rate) for (sender, receiver), rate in rates.items())
+    by_end = grouped((end, median_high(of_paths)) for way, of_paths in ways.items() for end in way)
+    return [max(of_ways) for of_ways in by_end.values()]
+
+
 def typical_rate(rates: Sequence[float], backend: str) -> float:
-    """The median pair's, in GB/s; one stream of gloo is expected to be no faster than what the network decides."""
+    """The median, in GB/s; one stream of gloo is expected to be no faster than what the network decides."""
     typical = median_high(rates) if rates else 0.0
     return typical if backend == "nccl" else min(typical, JUDGED_BYTES_PER_S / 1e9)
 
