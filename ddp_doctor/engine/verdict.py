@@ -85,7 +85,7 @@ def _verdict(
     """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
-    judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected())
+    judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
     if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
@@ -95,6 +95,10 @@ def _verdict(
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
+
+
+def _any_ran(results: Sequence[CheckResult]) -> bool:
+    return any(result.status is not CheckStatus.SKIPPED for result in results)
 
 
 def _node_verdicts(
@@ -318,6 +322,7 @@ def _why_unsure(
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
+    measured = measured and _any_ran(results)
     if not measured and recording.command is Command.ENV and results:
         return f"{results[0].reason}."
     if measured and diagnosis.failures:

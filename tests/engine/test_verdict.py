@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app import recordings
+from ddp_doctor.checks.collectives import p2p
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
@@ -44,10 +45,10 @@ def _reading(status: Status, node: int, rank: int | None = None) -> Reading:
     return Reading(check=check, status=status, node=node, rank=rank, fact=fact, reason=reason)
 
 
-def _report(nodes: int, *readings: Reading, nproc: int = 2) -> Report:
+def _report(nodes: int, *readings: Reading, nproc: int = 2, checks: tuple[Check, ...] = CHECKS) -> Report:
     hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
     world = World(nnodes=nodes, nproc_per_node=nproc, world_size=nproc * nodes, backend="nccl", nodes=hosts)
-    return make_report(Recording(world=world, readings=readings), Diagnosis(()), CHECKS)
+    return make_report(Recording(world=world, readings=readings), Diagnosis(()), checks)
 
 
 def test_a_probe_that_fails_on_one_of_three_nodes_makes_unsure_and_names_it():
@@ -177,7 +178,7 @@ def _of_pairs(*facts: P2pFact) -> Report:
         Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
         for rank, fact in enumerate(facts)
     )
-    return _report(2, *readings, nproc=1)
+    return _report(2, *readings, nproc=1, checks=(p2p.CHECK,))
 
 
 def test_the_reason_of_a_check_that_was_too_dear_is_known_as_such():
