@@ -14,6 +14,7 @@ GLOSSARY: dict[str, str] = {
     "nccl2, nccl-legacy": 'the two classes that torch may build for "nccl"; torch 2.13 and older have one, called nccl',
     "collective": "an operation that all ranks of a group must enter: all-reduce, broadcast, barrier",
     "all-reduce": "a collective after which all ranks have the sum of what each had; DDP averages gradients by it",
+    "all-gather, reduce-scatter, all-to-all": "all ranks get what each had; each gets its part of the sum of all; each gives each a share: FSDP and ZeRO call the first two, expert parallel training the third",
     "ring": "the order in which NCCL passes data from rank to rank; an all-reduce goes round it twice",
     "bucket": "gradients that DDP reduces together as soon as all of them are there; 25 MiB by default",
     "straggler": "a rank that arrives late at a collective, so that all others wait for it",

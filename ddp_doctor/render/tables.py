@@ -109,12 +109,15 @@ def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -
             by_row.setdefault(key, {}).setdefault(measured.labels["in_place"] == "yes", {})[what] = measured
     tables = grouped(((name, group), ways) for (name, group, _), ways in sorted(by_row.items()))
     if not all_rows:
-        largest = [((name, group), ways[-1]) for (name, group), ways in tables.items()]
-        rows = [(f"{name} {group}".strip(), *_nccl_tests_row(ways)) for (name, group), ways in largest]
-        table = Table(("collective", *_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY), rows, range(1, 14))
-        yield from (
-            [Captioned("Collectives, the largest size of each, out of place and in place:", table)] if rows else []
+        largest = [((name, group), next(iter(ways[-1].values()))) for (name, group), ways in tables.items()]
+        rows = [
+            (f"{name} {group}".strip(), str(way["time"].labels["bytes"]), *_numbers(way))
+            for (name, group), way in largest
+        ]
+        table = Table(
+            ("collective", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"), rows, range(1, 6)
         )
+        yield from [Captioned("Collectives, the largest size of each:", table)] if rows else []
         return
     for (name, group), of_sizes in tables.items():
         titles = (*_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY)
@@ -138,9 +141,13 @@ def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]]) -> tuple[str, ...]
         if way is None:
             cells += ["N/A"] * len(_OF_EACH_WAY)
             continue
-        cells += [f"{way['time'].value * 1e6:.1f}", *(f"{way[name].value / 1e9:.2f}" for name in ("algbw", "busbw"))]
-        cells.append(f"{way['wrong'].value:.0f}")
+        cells += _numbers(way)
     return tuple(cells)
+
+
+def _numbers(way: dict[str, Measurement]) -> tuple[str, ...]:
+    rates = (f"{way[name].value / 1e9:.2f}" for name in ("algbw", "busbw"))
+    return f"{way['time'].value * 1e6:.1f}", *rates, f"{way['wrong'].value:.0f}"
 
 
 #: Names of the check gpu_speed, and what makes the table's unit of the report's.
