@@ -30,6 +30,8 @@ _MOST_FOR_SIZES_S = _SHARE_OF_CHECK * 9.0
 #: What a size takes besides its repetitions, in repetitions: new memory, the first call and the check of one. Measured
 #: with gloo on two cores: 5 to 9 from 16 MiB on.
 _OTHER_CALLS = 6
+#: On the device, beside the tensors of a call, while its result is looked at; measured: 10 MiB.
+_TO_COMPARE_BYTES = 16 << 20
 #: What a rank is short of; the greater one is told.
 _TIME, _MEMORY = 1.0, 2.0
 
@@ -137,12 +139,14 @@ def _time_for_each(level: Level, left: Sequence[int], spent: float, previous: fl
 
 
 def bytes_needed(row: Collective, size: int, ranks_on_cpus: int | None) -> int:
-    """Twice the payload, thrice where it is not in place; on a host four times that, for each rank: gloo has its own.
+    """Twice the payload, thrice where it is not in place, and a little to look at the result.
+
+    On a host four times the payload's, for each rank: gloo has its own.
 
     ``ranks_on_cpus`` share the host's memory; None on a GPU.
     """
     own = (2 if row.in_place else 3) * size
-    return own if ranks_on_cpus is None else 4 * own * max(ranks_on_cpus, 1)
+    return own + _TO_COMPARE_BYTES if ranks_on_cpus is None else 4 * own * max(ranks_on_cpus, 1)
 
 
 def memory_needed(ctx: RankContext, row: Collective, size: int) -> int:

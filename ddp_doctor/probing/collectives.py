@@ -214,6 +214,15 @@ def _differs(tensor: "torch.Tensor", expected: "torch.Tensor") -> "torch.Tensor"
     return _bits(tensor.contiguous()) != _bits(expected)
 
 
+#: Elements of large shares that are compared at once: torch counts truth values as eight bytes each.
+_COMPARED_AT_ONCE = 1 << 20
+
+
+def _count_differing(tensor: "torch.Tensor", expected: "torch.Tensor") -> int:
+    pieces = (whole.split(_COMPARED_AT_ONCE) for whole in (tensor, expected.expand_as(tensor)))
+    return sum(int(_differs(*pair).sum().item()) for pair in zip(*pieces, strict=True))
+
+
 def _bits(tensor: "torch.Tensor") -> "torch.Tensor":
     import torch
 
@@ -320,7 +329,7 @@ def timed(
             share.copy_(expect.share_of(call.rank, index, share))
         call.run()
         taken = zip(row.takes(call.rank, call.ranks, 0), call.taken_shares, strict=True)
-        wrong = sum(int(_differs(share, expect.share_of(*which, share)).sum().item()) for which, share in taken)
+        wrong = sum(_count_differing(share, expect.share_of(*which, share)) for which, share in taken)
     moved = 4 * count * (ranks if row.of_shares else 1)
     algbw = moved / median(times) / 1e9
     return SizeResult(

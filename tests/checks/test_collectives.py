@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.probing.all_reduces import bytes_needed, measure
 from tests.rank_harness import HarnessContext, Ranks
 from tests.recorded import load
 
@@ -115,6 +119,31 @@ def test_a_rank_that_gives_wrong_shares_is_named_by_every_collective(ranks: Rank
     for part in found[0]:
         (finding,) = judge([facts[part] for facts in found])
         assert [named.rank for named in finding.culprits] == [culprit], (part, finding.title)
+
+
+def most_memory(ctx: HarnessContext, part: str) -> tuple[int, int]:
+    """Bytes of tensors at most while a size is timed and looked at, and those that are asked for on a GPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    size = 32 << 20
+    ctx = replace(ctx, part=part, options=Options(iters=1))
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kept = torch.empty(1)
+        measure(ctx, size, TABLE[part])
+    with NamedTemporaryFile(suffix=".json") as trace:
+        profiled.export_chrome_trace(trace.name)
+        events = json.loads(Path(trace.name).read_text())["traceEvents"]
+    held = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
+    most = max(held) - min(held) + kept.nbytes
+    return most, bytes_needed(TABLE[part], size, None)
+
+
+@pytest.mark.parametrize("part", [row.name for row in TABLE.values() if row.is_timed])
+def test_a_size_takes_no_more_memory_than_was_asked_for(ranks: Ranks, part: str):
+    """A sum of the wrong elements of 256 MiB once took 512 MiB more, and a healthy H100 was called sick."""
+    for most, needed in ranks.facts(most_memory, part, on=(0, 1)):
+        assert needed / 4 < most <= needed
 
 
 def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> CollectiveFact:

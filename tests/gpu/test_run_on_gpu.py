@@ -28,7 +28,7 @@ SHARED_GPU = {
 }
 RANK_CHECKS = (
     *("process_group", "allreduce", "initial_state", "gradient_sync"),
-    *("buffers", "ddp_modes", "checkpoint", "p2p", "step_time"),
+    *("buffers", "ddp_modes", "checkpoint", "p2p", "step_time", "collectives"),
 )
 #: What a healthy machine may be told of them: modes and formats that its torch lacks, and, of step_time, that two
 #: ranks which share a GPU and a loopback interface wait for it.
