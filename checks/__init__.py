@@ -106,6 +106,10 @@ if not TYPE_CHECKING:  # else any name could be imported from here
 
 def checks_of(command: Command) -> tuple[Check, ...]:
     """The checks that have something to judge in a recording of this command."""
+    if command is Command.TRACE:  # in no run, and so not among CHECKS
+        from ddp_doctor.checks.ddp import trace
+
+        return (trace.CHECK,)
     if command.judges_jobs:  # what nccl-tests and NCCL Inspector measured
         from ddp_doctor.checks.collectives import allreduce
 

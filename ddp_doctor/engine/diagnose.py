@@ -42,14 +42,14 @@ def all_rules() -> list[Described]:
     """Every rule of the doctor, by code."""
     from ddp_doctor.engine.causes.findings import JOB_RULES  # a tenth of what a prolog takes
 
-    return sorted([*_rules_for(Command.RUN), *JOB_RULES], key=lambda rule: rule.code)
+    return sorted([*_rules_for(Command.RUN), *_rules_for(Command.TRACE), *JOB_RULES], key=lambda rule: rule.code)
 
 
 @cache
 def _rules_for(command: Command) -> list[Rule]:
     """The rules of machines, in an order in which each comes after those that explain its findings."""
     rules = [rule for check in checks_of(command) if is_judged(command, check.id) for rule in check.rules]
-    if not command.is_of_one_node:
+    if not command.is_of_one_node and command is not Command.TRACE:
         from ddp_doctor.engine.hang.rules import TRIAL_RULES  # no other command has trials
 
         rules += TRIAL_RULES

@@ -23,6 +23,7 @@ class Command(str, Enum):
     COMPARE = "compare"
     FLEET = "fleet"
     LINT = "lint"
+    TRACE = "trace"
     OTHER = "another"  # of a newer release: all that it recorded is judged
 
     @classmethod

@@ -139,6 +139,7 @@ class Options(Frozen):
     iters: int | None = None  # --iters
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
+    window: str = "latest"  # --window of trace: latest, all or a number from 1
 
 
 class Job(Frozen):

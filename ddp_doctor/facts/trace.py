@@ -1,0 +1,120 @@
+"""What a profiler's trace holds of one rank in one window: its steps and its collectives, no events.
+
+Times are microseconds since ``begin_us`` by the rank's own clock; docs/explanation/traces.md
+defines the parts of a step.
+"""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.fact import Fact
+
+#: Begin and end.
+Interval = tuple[float, float]
+
+
+class Gap(Frozen):
+    """The longest time in a step in which nothing ran, on a GPU trace neither there nor an operator on the host."""
+
+    begin_us: float
+    end_us: float
+    inside: tuple[str, ...] = ()  # annotations of the user and, where stacks are there, functions, outermost first
+
+
+class SyncPoint(Frozen):
+    """A call in a step that makes the host wait for the GPU, or reads a number from it."""
+
+    name: str  # aten::item, cudaStreamSynchronize …
+    count: int  # in the step
+    wait_us: float  # all of them
+    where: str = ""  # FILE(LINE): FUNCTION of the user's code, where stacks are there
+
+
+class TraceStep(Frozen):
+    """One step. ``compute_us`` to ``host_us`` add up to its length."""
+
+    number: int  # as ProfilerStep#N has it, else counted
+    begin_us: float
+    end_us: float
+    compute_us: float = 0.0  # a kernel runs, on a CPU trace an operator of the main thread; the optimizer's are apart
+    optimizer_us: float = 0.0  # inside Optimizer.step
+    loading_us: float = 0.0  # nothing runs, and the main thread waits for its loader
+    exposed_us: float = 0.0  # communication alone runs: waiting and transfer
+    other_us: float = 0.0  # copies to and from the GPU alone
+    host_us: float = 0.0  # nothing of all that: Python, launches, synchronisation, pauses
+    hidden_us: float = 0.0  # communication beside computing, which is counted there
+    exposed: tuple[Interval, ...] = ()  # when communication alone ran; of more than a hundred the longest
+    forward_us: float = 0.0  # of the host, all passes
+    backward_us: float = 0.0  # … from the first to the last autograd node
+    #: When the last gradient is ready, and when the first all-reduce of a backward was called; of the last backward.
+    backward_end_us: float | None = None
+    first_reduce_us: float | None = None
+    loader_us: float = 0.0  # the main thread in __next__ of its loader, whatever else runs
+    optimizer_host_us: float = 0.0  # the main thread in Optimizer.step, whatever else runs
+    passes: int = 0  # forwards of the model
+    updates: int = 0  # Optimizer.step
+    ops: int = 0  # operators of the main and of autograd's threads that no other one contains
+    op_us: float = 0.0  # … how long they took
+    kernels: int = 0  # on the GPU, without communication
+    optimizer_kernels: int = 0  # … of Optimizer.step; on a CPU trace its operators
+    launch_us: float = 0.0  # the host in calls that launch kernels
+    batch: tuple[int, ...] = ()  # size of the first input of the model that has two dimensions or more
+    reduced: int = 0  # gradients that were put into buckets
+    copied_back: int = 0  # gradients that were copied back out of buckets
+    copied_back_us: float = 0.0  # what that and copying in cost
+    searched_us: float | None = None  # looking for unused parameters; None: it did not
+    gap: Gap | None = None
+    syncs: tuple[SyncPoint, ...] = ()
+    pageable_us: float = 0.0  # copies from pageable memory to the GPU
+    pageable: int = 0  # … how many
+    pinned_blocking: int = 0  # copies from pinned memory that the host waited for
+
+
+class TraceCall(Frozen):
+    """One collective of this rank."""
+
+    kind: str  # all_reduce, broadcast, all_gather, reduce_scatter, barrier … ; "collective" where it is not told
+    begin_us: float  # on a GPU the kernel's start, which is when this rank has arrived; else when a thread took it up
+    end_us: float
+    called_us: float | None = None  # when the host called it
+    step: int | None = None  # index into the fact's steps, by when it was called; None outside of all
+    group: str = ""  # the name of its process group; "" where it is not told
+    seq: int | None = None  # its number in the group, where it is told
+    ranks: int | None = None  # of the group, where it is told
+    size_bytes: int | None = None  # this rank's input
+    dtype: str = ""  # float, half, bfloat16, int, long …
+    during: Literal["forward", "backward", ""] = ""  # what the main or an autograd thread did when it was called
+    exposed_us: float = 0.0  # while nothing else ran
+
+
+class TraceFact(Fact):
+    """One window of one rank."""
+
+    KIND: ClassVar[str] = "trace/1"
+
+    file: str  # as it was given, or ARCHIVE:MEMBER
+    rank: int | None = None
+    rank_by: Literal["file", "name", ""] = ""  # what tells the rank: the trace itself or its file's name
+    world_size: int | None = None  # of the job
+    backend: str = ""  # gloo, nccl …
+    host: str = ""
+    device: Literal["cpu", "gpu"] = "cpu"  # what the parts of a step are parts of
+    gpu: str = ""  # its model
+    begin_us: float = 0.0  # Unix time
+    steps: tuple[TraceStep, ...] = ()  # those that are judged
+    left_out: int = 0  # steps before them: the profiler starts in the first, and DDP may rebuild its buckets
+    marked_by: Literal["profiler", "optimizer", ""] = ""  # what tells steps apart: ProfilerStep, Optimizer.step
+    calls: tuple[TraceCall, ...] = ()  # the collectives in these steps, in the order of being called
+    groups: dict[str, int] = Field(default_factory=dict)  # the ranks of each process group that the header lists
+    is_ddp: bool = False  # whether DistributedDataParallel is in it
+    hook: bool = False  # whether gradients go through a communication hook
+    loader: Literal["none", "main", "workers"] = "none"  # who loads: nobody is seen, the main thread, workers
+    optimizer: str = ""  # SGD, AdamW …
+    shapes: bool = False  # whether sizes of tensors were recorded
+    stacks: bool = False
+    events: int = 0  # that were read
+    damaged: int = 0  # events that could not be
+    cut: bool = False  # whether the file ends before its end
+    processes: int = 1  # that have steps of their own: more than one is a file in which ranks were merged
