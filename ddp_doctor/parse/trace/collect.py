@@ -26,6 +26,8 @@ FIRST_INPUT = {
     **dict.fromkeys(("aten::lstm", "aten::gru", "aten::layer_norm", "aten::batch_norm", "aten::flatten"), 0),
     "aten::embedding": 1,
 }
+#: Which torch before 1.12 writes as operators.
+_ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.forward")
 _SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
 BACKWARD = "autograd::engine::evaluate_function"
 INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
@@ -106,7 +108,7 @@ class Collected:
         self.reducer: list[Row] = []
         self.inputs: list[Row] = []  # operators of FIRST_INPUT
         self.processes: set[int | str] = set()  # that have steps
-        self.shapes = False
+        self._besides: dict[str, list[Row] | None] = {}  # by the names of operators
         self._takers = {
             **dict.fromkeys(("cpu_op", "Operator"), self._operator),
             **dict.fromkeys(("kernel", "Kernel"), self._kernel),
@@ -143,25 +145,32 @@ class Collected:
             rows.append(Row(begin, begin + max(event.dur, 0.0), name, thread, bytes(event.args) if args else b""))
 
     def _operator(self, event: Event, begin: float, name: str) -> None:
-        if name.startswith("c10d::"):
-            self._keep(self.calls, event, begin, name)
-            return
-        if name == "record_param_comms":
-            self._keep(self.records, event, begin, name, args=True)
-            return
-        if name.startswith("ProfilerStep"):  # as torch before 1.12 has it
+        try:
+            rows = self._besides[name]
+        except KeyError:
+            rows = self._rows_of(name)
+            if len(self._besides) < _MOST_NAMES:
+                self._besides[name] = rows
+        if rows is self.annotations:
             self._annotation(event, begin, name)
             return
-        number = self.numbers.get(name) or self.number(name)
-        self.ops[event.tid or 0].add(begin, event.dur, number)
-        if name.startswith(BACKWARD):
-            self.backward.add(begin, event.dur, number)
-        elif name in FIRST_INPUT:
-            self._keep(self.inputs, event, begin, name, args=True)
-        elif name in _WAITING:
-            self._keep(self.waiting, event, begin, name)
-        elif name in _REDUCER:
-            self._keep(self.reducer, event, begin, name)
+        if rows is not self.calls and rows is not self.records:
+            number = self.numbers.get(name) or self.number(name)
+            self.ops[event.tid or 0].add(begin, event.dur, number)
+            if name.startswith(BACKWARD):
+                self.backward.add(begin, event.dur, number)
+        if rows is not None:
+            self._keep(rows, event, begin, name, args=rows is self.inputs or rows is self.records)
+
+    def _rows_of(self, name: str) -> "list[Row] | None":
+        """Where an operator of this name is kept besides, or instead."""
+        if name.startswith("c10d::"):
+            return self.calls
+        if name.startswith(_ANNOTATIONS):
+            return self.annotations
+        tables = ((FIRST_INPUT, self.inputs), (_WAITING, self.waiting), (_REDUCER, self.reducer))
+        of_name = {"record_param_comms": self.records, **{key: rows for keys, rows in tables for key in keys}}
+        return of_name.get(name)
 
     def _annotation(self, event: Event, begin: float, name: str) -> None:
         if name.startswith("gloo:"):
