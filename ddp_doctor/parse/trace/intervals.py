@@ -32,6 +32,8 @@ class Times:
         return Times.union(self, other)
 
     def __sub__(self, other: "Times") -> "Times":
+        if not other.begins or not self.begins:
+            return self
         begins, ends = list[float](), list[float]()
         at, holes = 0, len(other.begins)
         for start, end in self:
@@ -51,7 +53,7 @@ class Times:
         return Times(begins, ends)
 
     def __and__(self, other: "Times") -> "Times":
-        return self - (self - other)
+        return self - (self - other) if other.begins else other
 
     def within(self, begin: float, end: float) -> "Times":
         """The part between two moments."""
