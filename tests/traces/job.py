@@ -85,7 +85,7 @@ class Situation:
     rival: bool = False  # a second model with a second optimizer
     objects: bool = False  # metrics as Python objects from all ranks
     collect: ByRank = field(default_factory=dict)  # every Nth step, gc.collect() over many objects
-    hog: tuple[int, ...] = ()  # ranks whose core a busy process shares; then each rank has a core (the starter's task)
+    hog: tuple[int, ...] = ()  # ranks whose core a busy process shares (make.py starts it)
 
 
 class Body(nn.Module):

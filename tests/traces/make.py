@@ -1,11 +1,13 @@
-"""Real traces of the situations: ``python -m tests.traces.make FOLDER [NAME…] [--turns N]``.
+"""Real traces of the situations: ``python -m tests.traces.make FOLDER [NAME…] [--tries N] [--turns N]``.
 
-Ranks are forked once torch is imported, so that a case takes two seconds. ``--turns`` also times the job with and
-without its plant, in turns, and keeps the seconds of a step: what a plant costs.
+Ranks are forked once torch is imported, so that a case takes two seconds. ``--tries`` runs a case again while other
+load on the machine hides what was planted, or plants more. ``--turns`` also times the job with and without its plant,
+in turns, and keeps the seconds of a step: what a plant costs.
 """
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import socket
@@ -13,10 +15,11 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.traces.situations import CASES, Options
+from tests.traces.situations import CASES, Case, Options
 
 TIMED = 20
 #: Ends with its parent.
@@ -59,9 +62,8 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
     code = 1
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        if "hog" in options:
-            os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})
+        os.dup2(quiet, 1)  # Kineto's own words
+        os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # else one rank is late by where it happens to run
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         job.main(folder, job.Situation(**options))
         code = 0
@@ -70,30 +72,85 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
     os._exit(code)
 
 
-def make(out: Path, name: str, turns: int) -> None:
+def lateness(folder: Path) -> dict[int, float] | None:
+    """How late each rank's calls come after the last of the others', as a share of the step; None where it is not told.
+
+    All ranks share one clock here. Of a step the latest call counts: those behind it inherit its delay.
+    """
+    calls: dict[int, list[list[tuple[str, float]]]] = {}
+    lengths = []
+    for path in folder.glob("rank*.json.gz"):
+        trace = json.loads(gzip.decompress(path.read_bytes()))
+        base = trace["baseTimeNanoseconds"] / 1e3
+        events = sorted((e for e in trace["traceEvents"] if e.get("ph") == "X"), key=lambda e: float(e["ts"]))
+        begins = [e["ts"] for e in events if e["name"].startswith("ProfilerStep")][1:]
+        begins = begins or [events[0]["ts"]]
+        begins.append(float(events[-1]["ts"]))
+        lengths += [end - begin for begin, end in pairwise(begins)]
+        made = [e for e in events if e["name"].startswith("c10d::") and e.get("cat") == "cpu_op"]
+        calls[trace["distributedInfo"]["rank"]] = [
+            [(e["name"], base + e["ts"]) for e in made if begin <= e["ts"] < end] for begin, end in pairwise(begins)
+        ]
+    late = dict.fromkeys(calls, 0.0)
+    for step in zip(*calls.values(), strict=False):
+        if len({tuple(name for name, _ in of) for of in step}) > 1:
+            return None
+        worst = dict.fromkeys(calls, 0.0)
+        for call in zip(*step, strict=True):
+            order = sorted(zip((at for _, at in call), calls, strict=True))
+            rank = order[-1][1]
+            if "broadcast" not in call[0][0] or rank == 0:  # only the root of a broadcast holds up the others
+                worst[rank] = max(worst[rank], order[-1][0] - order[-2][0])
+        for rank, most in worst.items():
+            late[rank] += most
+    return {rank: lost / sum(lengths) * len(calls) for rank, lost in late.items()}
+
+
+def doubt(folder: Path, case: Case) -> str:
+    """Why these traces do not show the truth of the case alone; empty where they do."""
+    late = lateness(folder)
+    if late is None:
+        return ""
+    told = " ".join(f"{rank}:{share:.0%}" for rank, share in sorted(late.items()))
+    blamed = {int(truth.rpartition("@")[2]) for truth in (*case.truth, *case.may) if "@" in truth}
+    if any(
+        share > 0.07 + 0.3 * max(late.values()) * bool(blamed) for rank, share in late.items() if rank not in blamed
+    ):
+        return f"others are late: {told}"
+    wanted = [truth for truth in case.truth if "@" in truth]
+    if wanted and any(late[int(truth.rpartition("@")[2])] < 0.15 for truth in wanted):
+        return f"the culprit is not late enough: {told}"
+    return ""
+
+
+def make(out: Path, name: str, tries: int, turns: int) -> None:
     """The traces of a case, if they are not there, and the times of as many turns."""
     case, folder = CASES[name], out / name
     clock = folder / "times.json"
-    times = json.loads(clock.read_text()) if clock.exists() else {"with": [], "without": []}
-    if not (folder / "rank0.json.gz").exists():
-        times["with"].append(run(folder, {**case.options, "timed": TIMED}))
+    times = json.loads(clock.read_text()) if clock.exists() else {"with": [], "without": [], "doubt": ""}
+    for _ in range(tries):
+        if not times["with"] or times["doubt"]:
+            times["with"].append(run(folder, {**case.options, "timed": TIMED}))
+            times["doubt"] = "" if case.may == ("*",) else doubt(folder, case)
     for _ in range(turns):
         times["without"].append(run(folder / "timed", {**case.job, "timed": TIMED, "steps": 0}))
         times["with"].append(run(folder / "timed", {**case.options, "timed": TIMED, "steps": 0}))
     clock.write_text(json.dumps(times))
-    print(name, {kind: [round(1e3 * t, 1) for t in all_] for kind, all_ in times.items()}, flush=True)
+    told = " ".join(f"{kind} {[round(1e3 * t, 1) for t in times[kind]]}" for kind in ("with", "without"))
+    print(name, told, times["doubt"], flush=True)
 
 
 def main() -> None:
     given = argparse.ArgumentParser()
     given.add_argument("out", type=Path)
     given.add_argument("names", nargs="*", default=list(CASES))
+    given.add_argument("--tries", type=int, default=1)
     given.add_argument("--turns", type=int, default=0)
     asked = given.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", KINETO_LOG_LEVEL="5")
     for name in asked.names or CASES:
         try:
-            make(asked.out, name, asked.turns)
+            make(asked.out, name, asked.tries, asked.turns)
         except RuntimeError as why:
             print(why, flush=True)
 
