@@ -75,35 +75,34 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
 def lateness(folder: Path) -> dict[int, float] | None:
     """How late each rank's calls come after the last of the others', as a share of the step; None where it is not told.
 
-    All ranks share one clock here. Of a step the latest call counts: those behind it inherit its delay.
+    All ranks share one clock here. Of a pass the latest call counts: those behind it inherit its delay.
     """
     calls: dict[int, list[list[tuple[str, float]]]] = {}
-    lengths = []
+    lasted = 0.0
     for path in folder.glob("rank*.json.gz"):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         base = trace["baseTimeNanoseconds"] / 1e3
         events = sorted((e for e in trace["traceEvents"] if e.get("ph") == "X"), key=lambda e: float(e["ts"]))
-        begins = [e["ts"] for e in events if e["name"].startswith("ProfilerStep")][1:]
-        begins = begins or [events[0]["ts"]]
-        begins.append(float(events[-1]["ts"]))
-        lengths += [end - begin for begin, end in pairwise(begins)]
+        steps = [e["ts"] for e in events if e["name"].startswith("ProfilerStep")][1:]
+        first, last = steps[0] if steps else events[0]["ts"], float(events[-1]["ts"])
+        lasted += last - first
+        passes = [e["ts"] for e in events if e["name"] == "DistributedDataParallel.forward" and e["ts"] > first]
         made = [e for e in events if e["name"].startswith("c10d::") and e.get("cat") == "cpu_op"]
         calls[trace["distributedInfo"]["rank"]] = [
-            [(e["name"], base + e["ts"]) for e in made if begin <= e["ts"] < end] for begin, end in pairwise(begins)
+            [(e["name"], base + e["ts"]) for e in made if begin <= e["ts"] < end]
+            for begin, end in pairwise([first, *passes[1:], last])
         ]
     late = dict.fromkeys(calls, 0.0)
-    for step in zip(*calls.values(), strict=False):
-        if len({tuple(name for name, _ in of) for of in step}) > 1:
+    for one in zip(*calls.values(), strict=False):
+        if len({tuple(name for name, _ in of) for of in one}) > 1:
             return None
         worst = dict.fromkeys(calls, 0.0)
-        for call in zip(*step, strict=True):
+        for call in zip(*one, strict=True):
             order = sorted(zip((at for _, at in call), calls, strict=True))
-            rank = order[-1][1]
-            if "broadcast" not in call[0][0] or rank == 0:  # only the root of a broadcast holds up the others
-                worst[rank] = max(worst[rank], order[-1][0] - order[-2][0])
+            worst[order[-1][1]] = max(worst[order[-1][1]], order[-1][0] - order[-2][0])
         for rank, most in worst.items():
             late[rank] += most
-    return {rank: lost / sum(lengths) * len(calls) for rank, lost in late.items()}
+    return {rank: lost / lasted * len(calls) for rank, lost in late.items()}
 
 
 def doubt(folder: Path, case: Case) -> str:
@@ -146,7 +145,7 @@ def main() -> None:
     given.add_argument("names", nargs="*", default=list(CASES))
     given.add_argument("--tries", type=int, default=1)
     given.add_argument("--turns", type=int, default=0)
-    asked = given.parse_args()
+    asked = given.parse_intermixed_args()
     os.environ.update(OMP_NUM_THREADS="1", KINETO_LOG_LEVEL="5")
     for name in asked.names or CASES:
         try:

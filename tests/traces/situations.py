@@ -161,7 +161,7 @@ BOTH = {
     "two_barrier_batch": Case({"barrier": True, "samples": {"0": 48}}, CNN, ("barrier-in-step", "larger-batch@0")),
     "two_barrier_data": Case({"barrier": True, "loading": {"2": 80}}, FOUR, ("barrier-in-step", "slow-data-loading@2")),
     "two_culprits": Case(
-        {"passes": {"1": 5}, "loading": {"3": 25}}, FOUR, ("slow-compute@1",), ("slow-data-loading@3",)
+        {"passes": {"1": 30}, "loading": {"3": 25}}, FOUR, ("slow-compute@1",), ("slow-data-loading@3",)
     ),
 }
 
@@ -184,7 +184,7 @@ NEW = {
     "log_one_number": Case(
         {"reductions": 1}, {"batch": 128}, (), (), "one all_reduce of the learning rate costs little"
     ),
-    "frozen_part": Case({"frozen": 4}, {}, (), (), "layers that are not trained are in no bucket"),
+    "frozen_part": Case({"frozen": 4}, {"batch": 256}, (), (), "layers that are not trained are in no bucket"),
     "own_hook": Case({"hook": "own"}, {}, (), (), "gradients travel as halves by a hook of the user's"),
     "workers_on_one": Case(
         {"workers_of": {"0": 2, "1": 0}, "loading": {"*": 30}},
@@ -266,7 +266,7 @@ NEW = {
         {},
         ("host-bound-rank@0",),
     ),
-    "hook_data": Case({"hook": "bf16_compress_hook", "loading": {"1": 40}}, {}, ("slow-data-loading@1",)),
+    "hook_data": Case({"hook": "fp16_compress_hook", "loading": {"1": 40}}, {}, ("slow-data-loading@1",)),
     "no_shapes_batch": Case(
         {"shapes": False, "samples": {"1": 256}},
         {},
