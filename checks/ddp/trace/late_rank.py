@@ -106,10 +106,6 @@ class Suspect:
         """Whether the parts of its steps are the GPU's."""
         return self.fact.device == "gpu"
 
-    def own_steps(self) -> list[TraceStep]:
-        """Its steps in question."""
-        return [step for step in self.fact.steps if step.number in self.steps]
-
     def compare(self, of: Callable[[TraceStep], float]) -> Compared:
         """A value of these steps, each rank's mean."""
         each = (
@@ -181,18 +177,19 @@ def _pauses(suspect: Suspect) -> Cause | None:
     idle = suspect.explains(lambda step: step.host_us + step.other_us)
     if idle is None:
         return None
-    gaps = [step.gap for step in suspect.own_steps() if step.gap and _gap(step) >= PAUSE_US]
+    steps = suspect.fact.steps
+    gaps = [step.gap for step in steps if step.gap and _gap(step) >= PAUSE_US]
     inside = dict.fromkeys(name for gap in gaps for name in gap.inside)
-    longest = max(map(_gap, suspect.own_steps()), default=0.0)
+    longest = max(map(_gap, steps))
     where = f", in {' > '.join(list(inside)[-3:])}" if inside else ""
     evidence = idle.evidence(f"neither computing nor loading nor communicating, at most {ms(longest)} at once{where}")
     detached = suspect.compare(lambda step: step.detached)
     if any(map(_SAVES.search, inside)) or detached.more * len(suspect.steps) >= STATE_DICT_TENSORS:
-        times = sum(step.detached > detached.others for step in suspect.own_steps()) or len(gaps)
-        return Cause("DDT104", f"it saves its state in {times} of {len(suspect.steps)} steps", evidence)
+        times = sum(step.detached > detached.others for step in steps) or len(gaps)
+        return Cause("DDT104", f"it saves its state in {times} of {len(steps)} steps", evidence)
     if not gaps or suspect.explains(_gap) is None:
         return None
-    return Cause("DDT106", f"it pauses for up to {ms(longest)} in {len(gaps)} of {len(suspect.steps)} steps", evidence)
+    return Cause("DDT106", f"it pauses for up to {ms(longest)} in {len(gaps)} of {len(steps)} steps", evidence)
 
 
 def _has_more_samples(suspect: Suspect) -> Cause | None:

@@ -105,7 +105,7 @@ def _calls(fact: TraceFact) -> dict[_Key, TraceCall]:
         if call.step is None or call.kind in _OF_PAIRS or not of_one_group:
             continue
         which = (call.group, fact.steps[call.step].number, call.kind)
-        made[*which, counts[which] if call.seq is None else call.seq] = call
+        made[(*which, counts[which] if call.seq is None else call.seq)] = call
         counts[which] += 1
     return made
 
