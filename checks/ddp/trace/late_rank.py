@@ -274,8 +274,8 @@ def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Seve
         given = "" if window.is_whole else "of those given, "
         where = f" in window {window.number}" if several else ""
         waited = Evidence(
-            text=f"the others wait for it with nothing else to do in {len(late.steps)} of {len(late.lost_us)} steps; by the"
-            f" lengths of {len(window.met.meetings)} collectives, so no clock matters",
+            text=f"the others wait for it with nothing else to do in {len(late.steps)} of {len(late.lost_us)} steps;"
+            f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
             value=lost / 1e6,
             unit="s",
         )
