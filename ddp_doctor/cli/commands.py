@@ -34,6 +34,7 @@ _PLACES = {
     Where.LAUNCHER: "torchrun ranks",
     Where.RANK: "ranks",
     Where.AFTERWARDS: "node, after the ranks",
+    Where.FILES: "files",
 }
 
 
@@ -112,6 +113,28 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
+
+
+def trace(
+    paths: Sequence[str],
+    outputs: Outputs,
+    *,
+    window: str,
+    against: str | None,
+    fail_on: FailOn,
+    ignore: Sequence[str] = (),
+) -> int:
+    """``ddp-doctor trace``: where a step's time goes; the recording is kept. Raises UsageError."""
+    from ddp_doctor.app.traces import trace
+    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.render.progress import bytes_read
+
+    if window not in ("latest", "all") and not (window.isdecimal() and 0 < int(window) < 10**9):
+        raise UsageError(f"--window takes latest, all or a number from 1, not {window!r}")
+    options = Options(command=Command.TRACE, window=window, fail_on=fail_on, ignore=ignored(list(ignore)))
+    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
+        outcome = trace(paths, options, tell, against)
+    return save_and_report(outcome, outputs, os.environ)
 
 
 #: Of attach; its agents on other hosts hold a connection for so long.
