@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from ddp_doctor.app.outcome import Outcome, UsageError, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RecordingFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
-from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import as_usage_error
 from ddp_doctor.model.fact import Fact
@@ -65,10 +64,10 @@ def recording_in(path: Path, content: bytes) -> Recording:
 
 def _require_facts(recording: Recording) -> None:
     """Read all its facts, also those of recordings within it. Raises ValidationError."""
-    from ddp_doctor.checks import CHECKS  # made when it is asked for
+    from ddp_doctor.checks import every_check  # they are made when they are asked for
 
-    kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact, TraceFact]
-    for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
+    kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
+    for kind in kinds + [kind for check in every_check() for kind in check.facts]:
         recording.facts(kind)
     for within in recording.facts(RecordingFact):
         _require_facts(within.fact.recording)

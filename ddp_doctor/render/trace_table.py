@@ -65,14 +65,15 @@ def name_of(rank: TracedRank) -> str:
     return str(rank.rank) if rank.rank is not None else one_line(rank.file).rpartition("/")[2]
 
 
+def is_seen(window: TracedWindow, part: str) -> bool:
+    """Whether it is worth a column."""
+    return any(getattr(rank.median, part) >= _LEAST_SHARE * rank.median.step > 0 for rank in window.ranks)
+
+
 def _table(window: TracedWindow, shown: tuple[TracedRank, ...]) -> Table:
     step = sum(rank.median.step for rank in window.ranks) or 1.0
     columns = {"step": "step", **PARTS, "hidden": "(hidden)"}
-    kept = [
-        name
-        for name in columns
-        if any(getattr(rank.median, name) >= _LEAST_SHARE * rank.median.step > 0 for rank in window.ranks)
-    ]
+    kept = [name for name in columns if is_seen(window, name)]
     rows = [(name_of(rank), *(_ms(getattr(rank.median, name), rank.median) for name in kept)) for rank in shown]
     shares = (sum(getattr(rank.median, name) for rank in window.ranks) / step for name in kept)
     rows.append(("share", *(f"{share:.0%}" for share in shares)))
@@ -85,13 +86,13 @@ def _ms(seconds: float, of: StepParts) -> str:
 
 
 def _notes(window: TracedWindow) -> Iterator[str]:
-    if any(rank.median.hidden >= _LEAST_SHARE * rank.median.step > 0 for rank in window.ranks):
+    if is_seen(window, "hidden"):
         yield "(hidden) is communication beside computing, and counted there"
     if longest := _longest(window):
         yield longest
     if left := max((rank.left_out for rank in window.ranks), default=0):
         which = "step is" if left == 1 else f"{left} steps are"
-        yield f"the first recorded {which} left out: the profiler starts there, and DDP rebuilds its buckets"
+        yield f"the first recorded {which} left out: the profiler starts there, and DDP may rebuild its buckets"
 
 
 def _longest(window: TracedWindow) -> str:

@@ -7,11 +7,11 @@ ends at the same moment on all.
 from collections.abc import Iterator, Sequence
 from statistics import median_low
 
-from ddp_doctor.facts.trace import TraceCall, TraceFact, TraceStep
+from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import TracedRank, TracedWindow, TraceReport
+from ddp_doctor.model.report import TracedRank, TraceReport
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.render.trace_table import PARTS, count, name_of
+from ddp_doctor.render.trace_table import PARTS, count, is_seen, name_of
 from ddp_doctor.views.trace.windows import windows
 
 #: Ranks with a row, those that a finding names first.
@@ -34,15 +34,11 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
         which = f"Window {traced.number}: the" if len(report.windows) > 1 else "The"
         yield {
             "title": f"{which} median of {count(traced)}",
-            "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if _has(traced, name)],
+            "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if is_seen(traced, name)],
             "bars": [(name_of(rank), _told(rank), list(_parts(rank))) for rank, _ in shown],
             "lines": list(_lines([fact for _, fact in shown])),
             "left": len(ranks) - len(shown),
         }
-
-
-def _has(window: TracedWindow, part: str) -> bool:
-    return any(getattr(rank.median, part) > 0 for rank in window.ranks)
 
 
 def _told(rank: TracedRank) -> str:
@@ -86,17 +82,16 @@ def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
 
 
 def _line(title: str, rows: Sequence[tuple[TraceFact, TraceStep]]) -> Part:
-    calls = [_calls(fact, step) for fact, step in rows]
-    together = [_last_together(of_rank) for of_rank in calls]
+    together = [_last_together(fact, step) for fact, step in rows]
     known = [end for end in together if end is not None]
     zeros = known if len(known) == len(rows) else [step.begin_us for _, step in rows]
     begin = min(step.begin_us - zero for (_, step), zero in zip(rows, zeros, strict=True))
     end = max(step.end_us - zero for (_, step), zero in zip(rows, zeros, strict=True))
     drawn = []
-    for (fact, step), of_rank, zero in zip(rows, calls, zeros, strict=True):
+    for (fact, step), zero in zip(rows, zeros, strict=True):
         scale = _Scale(begin + zero, end + zero)
         name = str(fact.rank) if fact.rank is not None else one_line(fact.file).rpartition("/")[2]
-        drawn.append({"name": name, "work": list(_work(step, scale)), "calls": list(_communication(of_rank, scale))})
+        drawn.append({"name": name, "work": list(_work(step, scale)), "calls": list(_communication(fact, step, scale))})
     return {"title": title, "end": _ms(end - begin), "rows": drawn, "is_aligned": zeros is known}
 
 
@@ -111,32 +106,31 @@ class _Scale:
         return _bar(name, 100 * (begin - self.begin) / self.us, 100 * (end - begin) / self.us, words, label)
 
 
-def _calls(fact: TraceFact, step: TraceStep) -> list[TraceCall]:
+def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
+    """When the last collective of the step ended that ends on all ranks at once."""
     at = fact.steps.index(step)
-    longest = sorted((call for call in fact.calls if call.step == at), key=lambda call: call.begin_us - call.end_us)
-    return sorted(longest[:_MOST_CALLS], key=lambda call: call.begin_us)
-
-
-def _last_together(calls: Sequence[TraceCall]) -> float | None:
-    """When the last collective ended that ends on all ranks at once."""
-    return max((call.end_us for call in calls if call.kind in _ENDS_TOGETHER), default=None)
+    return max((call.end_us for call in fact.calls if call.step == at and call.kind in _ENDS_TOGETHER), default=None)
 
 
 def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
     """The step, and over it when communication alone ran, and its longest gap."""
     yield scale.bar("compute", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
     for begin, end in step.exposed:
-        yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}")
+        yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
     if gap := step.gap:
         inside = f" in {one_line(' > '.join(gap.inside))}" if gap.inside else ""
-        yield scale.bar("host", gap.begin_us, gap.end_us, f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}")
+        yield scale.bar(
+            "host", gap.begin_us, gap.end_us, f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}", "gap"
+        )
 
 
-def _communication(calls: Sequence[TraceCall], scale: _Scale) -> Iterator[Part]:
-    for call in calls:
+def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[Part]:
+    """The longest collectives of which some part is in the step."""
+    inside = (call for call in fact.calls if call.begin_us < step.end_us and call.end_us > step.begin_us)
+    for call in sorted(inside, key=lambda call: call.begin_us - call.end_us)[:_MOST_CALLS]:
         size = f" of {amount(call.size_bytes, 'B')}" if call.size_bytes else ""
         words = f"{one_line(call.kind)}{size}: {_ms(call.end_us - call.begin_us)}"
-        yield scale.bar("transfer", call.begin_us, call.end_us, words)
+        yield scale.bar("transfer", max(call.begin_us, step.begin_us), min(call.end_us, step.end_us), words)
 
 
 def _ms(us: float) -> str:
