@@ -114,14 +114,13 @@ def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
 
 def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
     """The step, and over it when communication alone ran, and its longest gap."""
-    yield scale.bar("compute", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
+    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
     for begin, end in step.exposed:
         yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
     if gap := step.gap:
         inside = f" in {one_line(' > '.join(gap.inside))}" if gap.inside else ""
-        yield scale.bar(
-            "host", gap.begin_us, gap.end_us, f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}", "gap"
-        )
+        words = f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}"
+        yield scale.bar("host", gap.begin_us, gap.end_us, words, "gap")
 
 
 def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[Part]:
