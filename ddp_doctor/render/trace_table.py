@@ -91,8 +91,8 @@ def _notes(window: TracedWindow) -> Iterator[str]:
     if longest := _longest(window):
         yield longest
     if left := max((rank.left_out for rank in window.ranks), default=0):
-        which = "step is" if left == 1 else f"{left} steps are"
-        yield f"the first recorded {which} left out: the profiler starts there, and DDP may rebuild its buckets"
+        which = "recorded step is" if left == 1 else f"{left} recorded steps are"
+        yield f"the first {which} left out: the profiler starts there, and DDP may rebuild its buckets"
 
 
 def _longest(window: TracedWindow) -> str:
