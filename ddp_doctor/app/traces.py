@@ -5,7 +5,6 @@ A file is read once from its beginning to its end, and of its events little is k
 
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.trace.rank import NotATrace, read_trace
 from ddp_doctor.sources.job_files import JobFile, job_files, total_bytes
+from ddp_doctor.starters.interruption import heeded
 from ddp_doctor.views.trace.windows import windows
 
 #: Bytes read and bytes there are, where that is known.
@@ -146,24 +146,27 @@ def _with_rank_of_name(fact: TraceFact) -> TraceFact:
 
 @contextmanager
 def _interruptible(read: Traces, paths: Sequence[str]) -> Iterator[None]:
-    """Let the first Ctrl-C end the file that is read, and the second one all; who waits for stdin is ended at once."""
+    """Let Ctrl-C, or SIGTERM, end the file that is read, and a second one all; a wait for stdin it ends at once."""
 
     def note(_number: int, _frame: object) -> None:
         if read.interrupted:
             raise KeyboardInterrupt
         read.interrupted = True
+        if "-" in paths:
+            raise _StdinLeft
 
-    if "-" in paths or threading.current_thread() is not threading.main_thread():
-        try:
-            yield
-        except KeyboardInterrupt:
-            read.interrupted = True
-        return
-    before = signal.signal(signal.SIGINT, note)
+    before = {number: signal.signal(number, note) for number in heeded()}
     try:
         yield
+    except _StdinLeft:
+        pass
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _StdinLeft(BaseException):
+    """Nothing more of stdin is waited for."""
 
 
 def _busbw_in(path: str) -> float:
