@@ -23,9 +23,35 @@ from ddp_doctor.app.traces import read_traces
 from tests.cli.test_cli import DOCTOR
 from tests.lab.processes import PATIENCE_S
 from tests.schemas import refused
-from tests.traces.written import folder, trace
+from tests.traces.written import RUNLOOP, event, written
 
 ROW = re.compile(r"^ +(\S+) +10\.00 ", re.MULTILINE)
+
+
+def trace(rank: int | None = 0, *, world: int = 2, steps: int = 4, late: float = 0.0) -> str:
+    """A rank's file: steps of 10 ms with an all-reduce to which it comes ``late`` us later than it might."""
+    events = []
+    for number in range(steps):
+        at = 10_000.0 * number
+        reduces = at + 7_000 + late
+        events += [
+            event(f"ProfilerStep#{number}", at, 9_999, "user_annotation"),
+            event("DistributedDataParallel.forward", at + 10, 2_000, "user_annotation"),
+            event("aten::linear", at + 20, 1_900),
+            event("autograd::engine::evaluate_function: AddmmBackward0", at + 2_050, reduces - at - 2_100),
+            event("c10d::allreduce_", reduces - 40, 20),
+            event("gloo:all_reduce", reduces, at + 8_000 - reduces, "user_annotation", RUNLOOP),
+            event("Optimizer.step#SGD.step", at + 8_000, 1_900, "user_annotation"),
+        ]
+    return written(events, rank, world)
+
+
+def folder(at: Path) -> Path:
+    """A folder with the files of two ranks."""
+    at.mkdir(parents=True, exist_ok=True)
+    for rank in (0, 1):
+        (at / f"rank{rank}.json").write_text(trace(rank))
+    return at
 
 
 @pytest.fixture
@@ -56,7 +82,7 @@ def test_a_healthy_job_is_a_table_of_its_ranks_and_exit_0(asked, traces):
 
 def test_a_rank_that_is_waited_for_is_named_and_exit_1(asked, tmp_path):
     folder(tmp_path)
-    (tmp_path / "rank1.json").write_text(trace(1, late_ms=4))
+    (tmp_path / "rank0.json").write_text(trace(0, late=-4_000))
 
     done = asked("trace", str(tmp_path))
 

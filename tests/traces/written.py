@@ -1,43 +1,53 @@
-"""Traces of few events, written as Kineto writes them: steps of 10 ms with an all-reduce that ends at 8 ms."""
+"""Traces as text, in the layout in which Kineto writes them."""
+
+from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-MS = 1_000.0
+MAIN, RUNLOOP = 100, 107
 
 
-def trace(rank: int | None = 0, *, world: int = 2, steps: int = 4, late_ms: float = 0.0, begin_ms: float = 0.0) -> str:
-    """The text of one rank's file, which comes ``late_ms`` later to its all-reduces than at 3 ms."""
-    events: list[dict[str, Any]] = []
-    for number in range(steps):
-        at = (begin_ms + 10 * number) * MS
-        reduces = at + (3 + late_ms) * MS
-        events += [
-            _event("user_annotation", f"ProfilerStep#{number}", at, 10 * MS - 1),
-            _event("user_annotation", "DistributedDataParallel.forward", at + 10, 1 * MS),
-            _event("cpu_op", "aten::linear", at + 20, 0.9 * MS),
-            _event("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", at + MS, (2 + late_ms) * MS - 100),
-            _event("cpu_op", "c10d::allreduce_", reduces - 60, 50, {"Input Dims": [[1000]]}),
-            _event("user_annotation", "gloo:all_reduce", reduces, at + 8 * MS - reduces, {"Input Dims": [[1000]]}, 2),
-            _event("user_annotation", "Optimizer.step#SGD.step", at + 8 * MS, MS),
-        ]
-    head: dict[str, Any] = {"schemaVersion": 1, "record_shapes": 1}
-    if rank is not None:
-        head["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": world}
-    lines = ",\n".join(f"  {json.dumps(event, indent=2)[:-2]}\n  }}" for event in events)
-    return f'{json.dumps(head)[:-1]},\n "baseTimeNanoseconds": 0,\n "traceEvents": [\n{lines}\n]}}\n'
+def event(name: str, begin: float, last: float, cat: str = "cpu_op", thread: int = MAIN, **args: Any) -> dict[str, Any]:
+    """An event with a begin and a duration, microseconds."""
+    return {"ph": "X", "cat": cat, "name": name, "pid": MAIN, "tid": thread, "ts": begin, "dur": last, "args": args}
 
 
-def folder(at: Path, ranks: int = 2, **given: Any) -> Path:
-    """A folder with a file for each rank."""
-    at.mkdir(parents=True, exist_ok=True)
-    for rank in range(ranks):
-        (at / f"rank{rank}.json").write_text(trace(rank, world=ranks, **given))
-    return at
+def steps(count: int = 3, length: float = 1000.0) -> list[dict[str, Any]]:
+    """Steps of a rank over gloo: 100 us of loading, forward, backward with one all-reduce of which 200 us are exposed,
+    and 100 us of optimizer."""
+    made = []
+    for number in range(count):
+        at = 5_000 + number * length
+        made += [
+            event(f"ProfilerStep#{number + 2}", at, length, "user_annotation"),
+            event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 100, "user_annotation"),
+            event("DistributedDataParallel.forward", at + 100, 200, "user_annotation"),
+            event("aten::linear", at + 100, 200, **{"Input Dims": [[32, 8], [8, 8], [8]]}),
+            event("aten::addmm", at + 110, 100),
+            event("autograd::engine::evaluate_function: AddmmBackward0", at + 300, 300),
+            event("c10d::allreduce_", at + 500, 10),
+            event(
+                "gloo:all_reduce", at + 520, 280, "user_annotation", RUNLOOP,
+                **{"Input type": ["float"], "Input Dims": [[72]]},
+            ),
+            event("Optimizer.step#SGD.step", at + 800, 100, "user_annotation"),
+            event("aten::_foreach_add_", at + 810, 50),
+        ]  # fmt: skip
+    return made
 
 
-def _event(
-    category: str, name: str, ts: float, dur: float, args: dict[str, Any] | None = None, tid: int = 1
-) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur, "args": args or {}}
+def written(events: Iterable[dict[str, Any]], rank: int | None = 0, world: int = 2, **header: Any) -> str:
+    """The file, with a header and what stands after the events."""
+    info = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": world}} if rank is not None else {}
+    head = {"schemaVersion": 1, "record_shapes": 1, **info, "baseTimeNanoseconds": 1790857026000000000, **header}
+    lines = "".join(f'\n    "{key}": {json.dumps(value)},' for key, value in head.items())
+    body = ",".join(f"\n  {_written(each)}" for each in events)
+    return f'\n  {{{lines}\n  "displayTimeUnit": "ms",\n  "traceEvents": [{body}\n  ],\n  "traceName": "r.json"\n}}\n'
+
+
+def _written(each: dict[str, Any]) -> str:
+    """``{``, the fields and the arguments, each indented, and ``}`` on a line of its own, as Kineto's logger has it."""
+    fields = ", ".join(f'"{key}": {json.dumps(value)}' for key, value in each.items() if key != "args")
+    return f'{{\n    {fields},\n    "args": {{\n      {json.dumps(each.get("args", {}))[1:-1]}\n    }}\n  }}'

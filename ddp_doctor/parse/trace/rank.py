@@ -28,6 +28,8 @@ _MOST_STEPS, _MOST_CALLS = 64, 4_000
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
 _MOST_INSIDE = 8
+#: Threads that may have called something that waits when another one does.
+_MOST_THREADS = 8
 #: Frames that are looked at for those that enclose a moment.
 _LOOK_BACK = 20_000
 #: Code that is not the user's.
@@ -68,6 +70,8 @@ class _Rank:
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found)
+        for rows in (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs):
+            rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
         self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
         self.on_device = self._parts_on_gpu() if self.on_gpu else self._parts_on_cpu()
@@ -137,8 +141,8 @@ class _Rank:
         """Until when everything was written: a file that is cut lacks what came later, on a GPU all of it may be."""
         if not self.stream.cut:
             return float("inf")
-        of_threads = [max(rows.begins) for rows in self.found.ops.values() if len(rows)]
-        on_gpu = max(self.found.kernels.begins, default=0.0)
+        of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
+        on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
         if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
             return float("-inf")
         return min(max(of_threads), on_gpu or float("inf"))
@@ -170,7 +174,7 @@ class _Rank:
         flying = Times.union((call.begin, call.end) for call in self.calls)
         calling = Times.union(_spans(row for row in self.found.calls if row.thread == self.main))
         taken = self.in_optimizer | self.in_loader
-        computing = Times.union((begin, end) for begin, end, _ in self.ops) - taken - calling
+        computing = Times.union((begin, end) for begin, end in self.ops) - taken - calling
         exposed = (flying | calling) - computing - taken
         return {
             "compute": computing,
@@ -193,14 +197,14 @@ class _Rank:
         exposed = sorted(parts["exposed"], key=lambda span: span[0] - span[1])[:_MOST_EXPOSED]
         ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
         updates = _within(self.optimizers, begin, end)
-        reducer = [row for row in found.reducer if begin <= row.begin < end]
+        reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
         back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
         into = [row for row in reducer if row.name in INTO_BUCKET]
         searched = [row for row in reducer if row.name == UNUSED_SEARCH]
-        pageable = [row for row in found.copies if begin <= row.begin < end and "Pageable -> Device" in row.name]
+        pageable = [row for row in copies if "Pageable -> Device" in row.name]
         backward = self._backward(forwards, begin, end)
         syncs = self._syncs(begin, end)
-        pinned = sum(begin <= row.begin < end and "Pinned -> Device" in row.name for row in found.copies)
+        pinned = sum("Pinned -> Device" in row.name for row in copies)
         return TraceStep(
             number=step.number,
             begin_us=begin - origin,
@@ -217,7 +221,7 @@ class _Rank:
             passes=len(forwards),
             updates=len(updates),
             ops=len(ops),
-            op_us=sum(end - begin for begin, end, _ in ops),
+            op_us=sum(end - begin for begin, end in ops),
             kernels=_count(self.kernels, begin, end),
             optimizer_kernels=self._optimizer_kernels(begin, end, updates),
             launch_us=_sum(self.launches, begin, end),
@@ -281,20 +285,20 @@ class _Rank:
         last = bisect_right(rows.begins, moment)
         for at in range(last - 1, max(last - _LOOK_BACK, 0) - 1, -1):
             if rows.begins[at] + rows.lasts[at] > moment:
-                found.append(self.names[rows.names[at]])
+                found.append(self.names[int(rows.names[at])])
         return found[::-1]
 
     def _syncs(self, begin: float, end: float) -> list[SyncPoint]:
         """By the outermost operator that waits; on a CPU trace the operators alone, which cost next to nothing."""
-        waiting = sorted(row for row in self.found.waiting if begin <= row.begin < end)
         outer: list[Row] = []
-        for row in waiting:
+        for row in _within(self.found.waiting, begin, end):
             if not outer or row.begin >= outer[-1].end or row.thread != outer[-1].thread:
                 outer.append(row)
-        calls = [row for row in self.found.syncs if begin <= row.begin < end]
+        calls = _within(self.found.syncs, begin, end)
         counted: dict[tuple[str, str], tuple[int, float]] = {}
         for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
-            around = [op for op in outer if op.begin <= row.begin < op.end and op.thread == row.thread]
+            near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
+            around = [op for op in near if row.begin < op.end and op.thread == row.thread]
             key = around[0].name if around else row.name, self._users_line(row.begin)
             count, wait_us = counted.get(key, (0, 0.0))
             counted[key] = count + 1, wait_us + row.end - row.begin
@@ -355,8 +359,9 @@ def _spans(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [(row.begin, row.end) for row in rows]
 
 
-def _within(rows: Iterable[Row], begin: float, end: float) -> list[Row]:
-    return sorted(row for row in rows if begin <= row.begin < end)
+def _within(rows: Sequence[Row], begin: float, end: float) -> Sequence[Row]:
+    """Of sorted rows those that begin between two moments."""
+    return rows[bisect_left(rows, (begin,)) : bisect_left(rows, (end,))]
 
 
 def _total(rows: Iterable[Row]) -> float:
