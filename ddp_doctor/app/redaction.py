@@ -128,7 +128,7 @@ def redacted(recording: Recording) -> Recording:
 
 
 def _as_path(file: str) -> str:
-    """The name of a trace's file as a path of which nothing is public: a folder is called after a model or its owner."""
+    """The name of a trace's file as a path, of which nothing is public: folders are called after models."""
     parts = re.sub(r"[^\w.+@%=~/-]", "_", file.replace(":", "/")).lstrip("/")
     return f"/{parts}" if parts else ""
 

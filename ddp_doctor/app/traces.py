@@ -81,8 +81,8 @@ def trace(
     recording = blank(options, Plan(())).model_copy(update=told)
     if options.window.isdecimal() and not windows(recording):
         every = recording.model_copy(update={"options": options.model_copy(update={"window": "all"})})
-        count = len(windows(every))
-        raise UsageError(f"--window {options.window}: there {'is 1 window' if count == 1 else f'are {count} windows'}")
+        if count := len(windows(every)):
+            raise UsageError(f"--window {options.window}: there {'is 1' if count == 1 else f'are {count}'}")
     return judge(recording)
 
 

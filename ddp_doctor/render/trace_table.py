@@ -2,14 +2,16 @@
 
 The median of 3 steps of 2 ranks, in ms:
  rank   step  compute  optimizer  waiting  transfer  loading  host  (hidden)
-    0   93.0     15.5        1.2     52.3      22.4      1.1   1.4       8.2
-    1   93.1     68.1        1.1      2.2      18.9      1.1   1.7       9.0
-share   100%      45%         1%      29%       22%       1%    2%        9%
+    0   93.0     15.5        1.2     63.2      10.8      1.1   1.4       8.2
+ !! 1   95.7     73.9        1.4      0.0      11.4      1.0   8.0       4.0
+share   100%      47%         1%      33%       12%       1%    5%        6%
    (hidden) is communication beside computing, and counted there
 """
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.report import StepParts, TracedRank, TracedWindow, TraceReport
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import one_line
@@ -40,16 +42,26 @@ def tables(report: TraceReport, *, each: bool) -> Iterator[Captioned]:
     unread = [f"not read: {one_line(name)}: {one_line(why)}" for name, why in report.unread.items()]
     if not each and len(unread) > _MOST_FILES:
         unread = [*unread[:_MOST_FILES], f"not read: {len(unread) - _MOST_FILES} more (-v names them)"]
+    to_blame = blamed(report)
     for window in report.windows:
         notes = [*_notes(window), *(unread if window is report.windows[-1] else ())]
-        named = {culprit.rank for finding in report.findings for culprit in finding.culprits}
-        ranks = sorted(window.ranks, key=lambda rank: rank.rank not in named) if len(window.ranks) > _MOST_ROWS else ()
-        shown = window.ranks if each or not ranks else tuple(ranks[:_MOST_ROWS])
-        if left := len(window.ranks) - len(shown):
+        ranks = sorted(window.ranks, key=lambda rank: rank.rank not in to_blame)
+        shown = window.ranks if each or len(ranks) <= _MOST_ROWS else tuple(ranks[:_MOST_ROWS])
+        if left := len(ranks) - len(shown):
             notes.insert(0, f"and {left} ranks more: -v shows each")
         which = f"Window {window.number}: the" if len(report.windows) > 1 else "The"
         caption = f"{which} median of {count(window)}, in ms:"
-        yield Captioned(caption, _table(window, shown), tuple(notes))
+        yield Captioned(caption, _table(window, shown, to_blame), tuple(notes))
+
+
+def blamed(report: TraceReport) -> dict[int | None, list[str]]:
+    """The codes of the findings that blame a rank."""
+    return grouped(
+        (culprit.rank, finding.code)
+        for finding in report.findings
+        for culprit in finding.culprits
+        if finding.severity is not Severity.INFO and culprit.rank is not None
+    )
 
 
 def count(window: TracedWindow) -> str:
@@ -70,11 +82,17 @@ def is_seen(window: TracedWindow, part: str) -> bool:
     return any(getattr(rank.median, part) >= _LEAST_SHARE * rank.median.step > 0 for rank in window.ranks)
 
 
-def _table(window: TracedWindow, shown: tuple[TracedRank, ...]) -> Table:
+def _table(window: TracedWindow, shown: tuple[TracedRank, ...], to_blame: Container[int | None]) -> Table:
     step = sum(rank.median.step for rank in window.ranks) or 1.0
     columns = {"step": "step", **PARTS, "hidden": "(hidden)"}
     kept = [name for name in columns if is_seen(window, name)]
-    rows = [(name_of(rank), *(_ms(getattr(rank.median, name), rank.median) for name in kept)) for rank in shown]
+    rows = [
+        (
+            f"{'!! ' * (rank.rank in to_blame)}{name_of(rank)}",
+            *(_ms(getattr(rank.median, name), rank.median) for name in kept),
+        )
+        for rank in shown
+    ]
     shares = (sum(getattr(rank.median, name) for rank in window.ranks) / step for name in kept)
     rows.append(("share", *(f"{share:.0%}" for share in shares)))
     return Table(("rank", *(columns[name] for name in kept)), rows, range(len(kept) + 1))

@@ -11,7 +11,7 @@ from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import TracedRank, TraceReport
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.render.trace_table import PARTS, count, is_seen, name_of
+from ddp_doctor.render.trace_table import PARTS, blamed, count, is_seen, name_of
 from ddp_doctor.views.trace.windows import windows
 
 #: Ranks with a row, those that a finding names first.
@@ -27,15 +27,17 @@ Part = dict[str, object]
 
 def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
     """For each window its pictures."""
-    named = {culprit.rank for finding in report.findings for culprit in finding.culprits}
+    to_blame = blamed(report)
     for traced, window in zip(report.windows, windows(recording), strict=True):
-        ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in named)
+        ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
         shown = sorted(ranks[:_MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
         which = f"Window {traced.number}: the" if len(report.windows) > 1 else "The"
         yield {
             "title": f"{which} median of {count(traced)}",
             "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if is_seen(traced, name)],
-            "bars": [(name_of(rank), _told(rank), list(_parts(rank))) for rank, _ in shown],
+            "bars": [
+                (name_of(rank), to_blame.get(rank.rank, []), _told(rank), list(_parts(rank))) for rank, _ in shown
+            ],
             "lines": list(_lines([fact for _, fact in shown])),
             "left": len(ranks) - len(shown),
         }
