@@ -67,6 +67,7 @@ class TraceStep(Frozen):
     averaged: int = 0  # backward passes in which gradients were averaged
     buffers_us: float = 0.0  # sending the model's buffers before forward: packing, broadcast, copying back
     searched_us: float | None = None  # looking for unused parameters; None: it did not
+    detached: int = 0  # tensors that the main thread detached outside of forward: state_dict does it with each
     gap: Gap | None = None
     syncs: tuple[SyncPoint, ...] = ()
     pageable_us: float = 0.0  # copies from pageable memory to the GPU
