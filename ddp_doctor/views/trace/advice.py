@@ -1,7 +1,6 @@
 """What would make the step faster, and by how much at most: signs and bounds. The rules DDT120 to DDT149 tell them."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -9,17 +8,7 @@ from ddp_doctor.facts.trace import TraceCall, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.views.trace.usual import (
-    Average,
-    Calls,
-    Measure,
-    Usual,
-    exposed_in,
-    idle,
-    is_bucket,
-    is_map,
-    waited_in,
-)
+from ddp_doctor.views.trace.usual import Calls, Measure, Usual, exposed_in, idle, is_bucket, is_map, waited_in
 from ddp_doctor.views.trace.windows import Window
 
 #: Operators that copy to the GPU, and what the host waits in besides: those that read a number, and the runtime.
@@ -57,27 +46,36 @@ _OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126",
 def _settings(usual: Usual) -> Iterator[Advice]:
     """What arguments of DistributedDataParallel, and no_sync, change."""
     buckets, averaged = usual.buckets, _averaging(usual)
-    if buckets.size_bytes and buckets.count >= numbers.TINY_TIMES * buckets.by_default:
-        if buckets.size_bytes / buckets.count < numbers.TINY_BYTES:
-            fewer = 1 - buckets.by_default / buckets.count
-            yield Advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", None)
+    if buckets.tiny:
+        fewer = 1 - buckets.by_default / buckets.count
+        yield Advice("DDT121", usual.at_most(_of_job(_times(averaged, fewer))), "bucket_cap_mb", None)
     late = _late_start(usual)
     if searches(usual):
-        cost = _sum(lambda step, _: step.searched_us or 0.0, exposed_in(is_map), late)
+        cost = _of_job(_sum(lambda step, _: step.searched_us or 0.0, exposed_in(is_map), late))
         if unused(usual) == 0:
             yield Advice("DDT123", usual.at_most(cost), "find_unused_parameters", value=False)
         elif usual.at_most(cost) >= numbers.SEARCH_SHARE:
             yield Advice("DDT134", usual.at_most(cost), "static_graph", value=True)
     elif starts_late(usual):
-        yield Advice("DDT122", usual.at_most(late), "bucket_cap_mb", None)
+        yield Advice("DDT122", usual.at_most(_of_job(late)), "bucket_cap_mb", None)
     elif by_hand(usual):
-        yield Advice("DDT122", usual.at_most(exposed_in(lambda call: call.kind == "all_reduce")))
+        yield Advice("DDT122", usual.at_most(_of_job(exposed_in(lambda call: call.kind == "all_reduce"))))
     if (passes := accumulated(usual)) > 1:
         cost = _sum(averaged, lambda step, _: step.copied_back_us)
-        yield Advice("DDT124", usual.at_most(_times(cost, 1 - 1 / passes)))
+        yield Advice("DDT124", usual.at_most(_of_job(_times(cost, 1 - 1 / passes))))
     back = usual.at_most(lambda step, _: min(step.copied_back_us, idle(step)) if usual.on_gpu else step.copied_back_us)
     if back >= numbers.COPIED_BACK_SHARE:
         yield Advice("DDT130", back, "gradient_as_bucket_view", value=True)
+
+
+def _of_job(measure: Measure) -> Measure:
+    """The same in a step without the profiler, which on a GPU makes the host's part longer but no communication."""
+
+    def longer(step: TraceStep, calls: Calls) -> float:
+        length = step.end_us - step.begin_us
+        return measure(step, calls) * length / (length - numbers.PROFILER_SHARE * step.host_us * bool(step.kernels))
+
+    return longer
 
 
 def _averaging(usual: Usual) -> Measure:
@@ -97,7 +95,7 @@ def starts_late(usual: Usual) -> bool:
     """Whether the first bucket is so large that the first half of backward or more sends nothing."""
     buckets = usual.buckets
     large = buckets.first_bytes >= max(min(numbers.LARGE_FIRST_BYTES, buckets.size_bytes / 2), 2 * FIRST_BUCKET_BYTES)
-    if not large and (buckets.count != 1 or buckets.size_bytes):
+    if not large and (buckets.count != 1 or buckets.size_bytes):  # nor the only one, of whatever size
         return False
     return usual.count(lambda step, _: _begins(step)) >= numbers.LATE_START
 
@@ -116,12 +114,13 @@ def by_hand(usual: Usual) -> bool:
     def after_backward(_: TraceStep, calls: Calls) -> float:
         return sum(call.size_bytes or 0 for call in calls if call.kind == "all_reduce" and not call.during)
 
-    return not usual.is_ddp and usual.count(after_backward) > 2 * FIRST_BUCKET_BYTES
+    passes_back = usual.count(lambda step, _: step.backward_us) > 0
+    return not usual.is_ddp and passes_back and usual.count(after_backward) > 2 * FIRST_BUCKET_BYTES
 
 
 def searches(usual: Usual) -> bool:
     """Whether each step looks for unused parameters."""
-    return min(usual.of_ranks(lambda step, _: step.searched_us is not None)) > 0
+    return usual.count(lambda step, _: step.searched_us is not None) > 0
 
 
 def unused(usual: Usual) -> float | None:
@@ -142,7 +141,7 @@ def accumulated(usual: Usual) -> float:
     def passes(step: TraceStep, _: Calls) -> float:
         return step.passes / step.updates if step.updates and step.averaged >= step.passes else 1.0
 
-    return min(usual.of_ranks(passes))
+    return usual.count(passes)
 
 
 def _host(usual: Usual) -> Iterator[Advice]:
@@ -157,7 +156,7 @@ def _host(usual: Usual) -> Iterator[Advice]:
         return
     yield Advice("DDT127", usual.at_most(_reading))
     yield Advice("DDT131", usual.at_most(_copying))
-    if usual.least(lambda step, _: step.host_us) >= numbers.LAUNCH_SHARE:
+    if usual.least(_launching) >= numbers.LAUNCH_SHARE:
         yield Advice("DDT132", usual.at_most(lambda step, _: step.host_us))
 
 
@@ -167,6 +166,11 @@ def _loading(step: TraceStep, _: Calls) -> float:
 
 def _updating(step: TraceStep, _: Calls) -> float:
     return step.optimizer_us + min(step.optimizer_host_us, step.host_us)
+
+
+def _launching(step: TraceStep, _: Calls) -> float:
+    """When the GPU has nothing to do although the host does not wait for it."""
+    return step.host_us - sum(sync.wait_us for sync in step.syncs) if step.kernels >= numbers.FEWEST_KERNELS else 0.0
 
 
 def optimizer_kernels(usual: Usual) -> float:
@@ -190,14 +194,15 @@ def _copying(step: TraceStep, _: Calls) -> float:
 def _collectives(usual: Usual) -> Iterator[Advice]:
     """Collectives beside the gradients' buckets."""
     if usual.count(small_calls) >= numbers.FEWEST_SMALL and not by_hand(usual):
-        yield Advice("DDT126", usual.at_most(_in_small_calls))
+        yield Advice("DDT126", usual.at_most(_of_job(in_small_calls)))
     yield Advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)
-    yield Advice("DDT129", usual.at_most(_in_barriers))
+    yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
 
 
 def is_small(call: TraceCall, calls: Calls) -> bool:
     """Whether its latency is all that it costs; by how long it and its like usually take, where sizes are not told."""
-    if call.kind in ("barrier", "collective") or call.during == "forward" and call.kind == "broadcast" or is_map(call):
+    of_buffers = call.kind == "broadcast" and call.during == "forward"
+    if call.kind in ("barrier", "collective") or of_buffers or is_map(call):
         return False
     if call.size_bytes is not None:
         return call.size_bytes < numbers.SMALL_BYTES
@@ -210,7 +215,8 @@ def small_calls(step: TraceStep, calls: Calls) -> float:
     return sum(is_small(call, calls) for call in calls if not (step.reduced and is_bucket(call)))
 
 
-def _in_small_calls(step: TraceStep, calls: Calls) -> float:
+def in_small_calls(step: TraceStep, calls: Calls) -> float:
+    """The time of small collectives alone, and of a GPU that idles while their results are read."""
     exposed = exposed_in(lambda call: is_small(call, calls) and not (step.reduced and is_bucket(call)))
     return exposed(step, calls) + min(waited_in(step, *READS, *RUNTIME), idle(step))
 
@@ -227,7 +233,7 @@ def _in_barriers(step: TraceStep, calls: Calls) -> float:
 
 def _exposed(usual: Usual) -> Iterator[Advice]:
     """Communication that shows although nothing else is wrong with it."""
-    most = usual.at_most(exposed_in(is_bucket))
+    most = usual.at_most(_of_job(exposed_in(is_bucket)))
     if most >= numbers.EXPOSED_SHARE:
         mib = usual.buckets.size_bytes / MIB
         smaller = mib >= 8 and usual.buckets.count <= 3

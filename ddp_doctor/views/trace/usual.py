@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceCall, TraceFact, TraceStep
 from ddp_doctor.knowledge.ddp.buckets import DEFAULT_CAP_MIB, FIRST_BUCKET_BYTES, MIB
+from ddp_doctor.knowledge.trace import TINY_BYTES, TINY_TIMES
 from ddp_doctor.views.trace.windows import Window
 
 Calls = Sequence[TraceCall]
@@ -21,6 +22,12 @@ class Buckets(NamedTuple):
     count: float
     size_bytes: float  # of all of them; 0 where sizes were not recorded
     first_bytes: float  # of the first one
+
+    @property
+    def tiny(self) -> bool:
+        """Whether they are many more than the default would make, and small."""
+        many = self.count >= TINY_TIMES * self.by_default
+        return bool(self.size_bytes) and many and self.size_bytes / self.count < TINY_BYTES
 
     @property
     def by_default(self) -> int:
@@ -48,8 +55,8 @@ class Usual:
         return min(self.of_ranks(measure, average)) / self.step_us
 
     def count(self, measure: Measure) -> float:
-        """… of the rank with the most of it."""
-        return max(self.of_ranks(measure))
+        """The measure itself, of the rank with the least of it."""
+        return min(self.of_ranks(measure))
 
     def at_most(self, measure: Measure, average: Average = median) -> float:
         """How much shorter the step becomes at most where each rank is spared this time, as a share of the step.
