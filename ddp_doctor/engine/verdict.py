@@ -379,7 +379,8 @@ def _untested(recording: Recording) -> str:
     nodes = recording.world.foreign_nodes
     between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
     only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
-    return only + between
+    alone = "; it has no peer, so nothing between ranks was tested" if recording.world.world_size == 1 else ""
+    return only + alone + between
 
 
 def _left_out(recording: Recording) -> str:

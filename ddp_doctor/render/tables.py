@@ -47,6 +47,8 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     """What is measured, the titles, and the smallest and the largest sizes; nothing where none was measured."""
     most = _SHOWN if all_rows else _SHOWN_ON_SCREEN
     known = rows(measurements)
+    if known and not any(busbw for _, _, _, busbw, _ in known):
+        return [" all_reduce: one rank sends nothing, so there is no bandwidth."]
     shown = known if len(known) <= most else known[:1] + known[1 - most :]
     cells = [
         (f"{size}", f"{time_us:.1f}", f"{algbw:.2f}", f"{busbw:.2f}", f"{wrong}")

@@ -1,0 +1,1 @@
+"""Profilers' traces: a stream of bytes to events, and events to what is kept of a rank."""

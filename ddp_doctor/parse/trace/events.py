@@ -1,0 +1,169 @@
+"""A trace as a stream of events: Chrome JSON, an object with ``traceEvents`` or a bare array, of any size.
+
+It is read in pieces of a megabyte that end between two events, so that memory is bounded and damage stays where it is:
+a piece that is no JSON is read event by event, mended where it can be, and what cannot is counted.
+Source of what is damaged in the wild, and how: pytorch/kineto 105, 336, 80; pytorch/pytorch 98432, 113001, 130622.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+#: A single event has some hundred bytes, with stacks of C++ some ten thousand.
+_LONGEST_EVENT_BYTES = 16 << 20
+#: How far the events begin in a file: deviceProperties and pg_config of thousands of ranks come before them.
+_LONGEST_HEADER_BYTES = 32 << 20
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+#: Between two events, as Kineto writes all of them and as anybody else does.
+_BETWEEN = b"\n  },\n  {"
+_BETWEEN_ANY = re.compile(rb'\}\s*(,)[\s,]*\{\s*"(?:ph|name|cat|pid|ts|tid|args|dur)"')
+_FILLING = re.compile(rb"[\s,]*")
+_END = re.compile(rb"\}[\s,]*(\])")
+#: … where the last event itself is damaged.
+_END_OF_ALL = re.compile(rb'\}[\s,]*(\])\s*(?:,\s*"\w+"\s*:|\}\s*$)')
+#: An event whose end is sought; brackets within its arguments come before it.
+_MOST_ENDS = 64
+_NO_NUMBER = re.compile(rb"(?<=[:\s,\[])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
+_CONTROLS = b" " * 32 + bytes(range(32, 256))
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is read of every event. Times in microseconds. ``args`` are not looked into yet."""
+
+    ph: str = ""
+    cat: str | None = ""
+    name: str | None = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str | None = 0
+    tid: int | str | None = 0
+    args: msgspec.Raw = msgspec.Raw()
+
+
+class NotATrace(ValueError):
+    """The file holds no events; the message says what is wrong with it."""
+
+
+# Not strict: Ascend writes times as strings.
+_PIECE = msgspec.json.Decoder(list[Event], strict=False)
+_ONE = msgspec.json.Decoder(Event, strict=False)
+_ANY = msgspec.json.Decoder()
+_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def arguments(raw: bytes | msgspec.Raw) -> dict[str, Any]:
+    """The arguments of an event; none where they are none or damaged."""
+    try:
+        value = _ANY.decode(raw) if raw else None
+    except _BROKEN:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class EventStream:
+    """The events of a file, in its order. What it says beside them is known at the end."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._around = [b"", b""]  # before and after the events
+        self.damaged = 0
+        self.cut = True  # until the end of the events is seen
+
+    def header(self) -> dict[str, Any]:
+        """What stands beside the events, as far as it can be read."""
+        before, after = (part.translate(_CONTROLS) for part in self._around)
+        if not before:
+            return {}
+        for text in (before + b"[]" + after, before + b"[]}", _NO_NUMBER.sub(b"null", before) + b"[]}"):
+            if value := arguments(text):
+                return value
+        return {}
+
+    def pieces(self) -> Iterator[list[Event]]:
+        """Lists of events. Raises NotATrace."""
+        rest = self._begin()
+        for chunk in self._chunks:
+            rest += chunk
+            end = rest.rfind(_BETWEEN) + 4
+            if end < 4:
+                end = max((found.start(1) for found in _BETWEEN_ANY.finditer(rest)), default=0)
+            if end:
+                yield self._piece(rest[:end])
+                rest = rest[end + 1 :]
+            elif len(rest) > _LONGEST_EVENT_BYTES:
+                self.damaged += 1
+                rest = b""
+            if not self.cut:
+                return
+        yield self._one_by_one(rest)
+        if self.cut:
+            self.damaged -= bool(self.damaged and rest.strip())  # the last one is not damaged but cut
+
+    def _begin(self) -> bytes:
+        """What follows the start of the events."""
+        seen = b""
+        for chunk in self._chunks:
+            seen += chunk
+            if seen.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
+                return seen.lstrip(b"\xef\xbb\xbf \r\n\t")[1:]
+            if start := _EVENTS.search(seen):
+                self._around[0] = seen[: start.end() - 1]
+                return seen[start.end() :]
+            if len(seen) > _LONGEST_HEADER_BYTES:
+                break
+        raise NotATrace("it is empty" if not seen.strip() else "it is no trace: there are no traceEvents in it")
+
+    def _piece(self, text: bytes) -> list[Event]:
+        try:
+            return _PIECE.decode(b"[" + text + b"]")
+        except _BROKEN:
+            return self._one_by_one(text)
+
+    def _one_by_one(self, text: bytes) -> list[Event]:
+        """The events of text of which something is damaged, or with which they end."""
+        found, at = list[Event](), 0
+        while self.cut and (at := _past(text, at)) < len(text):
+            between = _BETWEEN_ANY.search(text, at)
+            candidate = text[at : between.start(1) if between else len(text)]
+            at += len(candidate)
+            event = _decoded(candidate)
+            if event is None:
+                event, after = self._last(candidate)
+                if after is not None:
+                    self.cut = False
+                    self._around[1] = after + text[at:]
+            if event is not None:
+                found.append(event)
+            else:
+                self.damaged += not candidate.startswith(b"]")
+        return found
+
+    def _last(self, text: bytes) -> tuple[Event | None, bytes | None]:
+        """The event with which the events end, and what follows them; None where they do not end here."""
+        if text.startswith(b"]"):
+            return None, text[1:]
+        for _, end in zip(range(_MOST_ENDS), _END.finditer(text), strict=False):
+            if event := _decoded(text[: end.start() + 1]):
+                return event, text[end.end() :]
+        end_of_all = _END_OF_ALL.search(text)
+        return None, text[end_of_all.end(1) :] if end_of_all else None
+
+
+def _past(text: bytes, at: int) -> int:
+    """Past what stands between events."""
+    filling = _FILLING.match(text, at)
+    return filling.end() if filling else at
+
+
+def _decoded(text: bytes) -> Event | None:
+    """An event, mended if need be: bare words for numbers, control characters in strings, bytes that are no UTF-8."""
+    try:
+        return _ONE.decode(text)
+    except _BROKEN:
+        mended = _NO_NUMBER.sub(b"null", text).translate(_CONTROLS).decode(errors="replace").encode()
+    try:
+        return _ONE.decode(mended)
+    except _BROKEN:
+        return None

@@ -1,0 +1,389 @@
+"""A trace to the facts of its rank: the steps that are judged, with their parts, and the collectives in them."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import add
+from typing import Any, Literal, NamedTuple
+
+from ddp_doctor.facts.trace import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
+from ddp_doctor.parse.trace.calls import Call, collectives
+from ddp_doctor.parse.trace.collect import (
+    BACK_FROM_BUCKET,
+    FIRST_INPUT,
+    INTO_BUCKET,
+    UNUSED_SEARCH,
+    Collected,
+    Row,
+    Rows,
+)
+from ddp_doctor.parse.trace.events import EventStream, NotATrace, arguments
+from ddp_doctor.parse.trace.intervals import Times
+
+__all__ = ["NotATrace", "read_trace"]
+
+#: Kept of a window: its latest steps, and so many collectives.
+_MOST_STEPS, _MOST_CALLS = 64, 4_000
+#: Of a step: the longest times of communication alone.
+_MOST_EXPOSED = 100
+#: Names that enclose a gap or a call: the innermost ones are kept.
+_MOST_INSIDE = 8
+#: Threads that may have called something that waits when another one does.
+_MOST_THREADS = 8
+#: Frames that are looked at for those that enclose a moment.
+_LOOK_BACK = 20_000
+#: Code that is not the user's.
+_NOT_THE_USERS = ("torch/", "<built-in", "nn.Module:", "<string>", "threading.py", "contextlib.py", "runpy.py")
+_NOT_THE_USERS_PATHS = ("site-packages", "dist-packages", "/lib/python3")
+
+
+class _Step(NamedTuple):
+    number: int
+    begin: float
+    end: float
+
+
+def read_trace(name: str, chunks: Iterable[bytes]) -> TraceFact:
+    """The facts of one file. Raises NotATrace."""
+    stream, found = EventStream(chunks), Collected()
+    for piece in stream.pieces():
+        found.take(piece)
+    if not found.events:
+        raise NotATrace("there is no event in it")
+    return _Rank(name, found, stream).fact()
+
+
+class _Rank:
+    """What is worked out of one file."""
+
+    def __init__(self, name: str, found: Collected, stream: EventStream) -> None:
+        self.name, self.found, self.stream = name, found, stream
+        self.header = stream.header()
+        self.on_gpu = len(found.kernels) > 0
+        self.names = list(found.numbers)
+        self.steps, self.marked_by, self.left_out, self.main = self._steps()
+        self.forwards = self._annotated("DistributedDataParallel.forward")
+        optimizers, loaders = self._annotated("Optimizer.step#"), self._annotated("enumerate(DataLoader)")
+        self.optimizers, self.loaders = optimizers, loaders
+        self.in_loader = Times.union(_spans(loaders))
+        self.in_optimizer = Times.union(_spans(optimizers))
+        self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
+        self.autograd = found.backward.sorted()
+        self.calls = collectives(found)
+        for rows in (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs):
+            rows.sort()
+        self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
+        self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
+        self.on_device = self._parts_on_gpu() if self.on_gpu else self._parts_on_cpu()
+
+    def fact(self) -> TraceFact:
+        info = self.header.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        base_us = _number(self.header.get("baseTimeNanoseconds")) / 1e3
+        origin = self.steps[0].begin if self.steps else 0.0
+        rank, size = info.get("rank"), info.get("world_size")
+        found = self.found
+        loaders = {row.name for row in self.loaders}
+        devices = self.header.get("deviceProperties")
+        gpu = (
+            devices[0].get("name", "") if isinstance(devices, list) and devices and isinstance(devices[0], dict) else ""
+        )
+        steps = [self._step(step, origin) for step in self.steps]
+        return TraceFact(
+            file=self.name,
+            rank=rank if isinstance(rank, int) else None,
+            rank_by="file" if isinstance(rank, int) else "",
+            world_size=size if isinstance(size, int) else None,
+            backend=str(info.get("backend") or ""),
+            host=str(self.header.get("host_name") or ""),
+            device="gpu" if self.on_gpu else "cpu",
+            gpu=str(gpu) if self.on_gpu else "",
+            begin_us=base_us + origin,
+            steps=tuple(steps),
+            left_out=self.left_out,
+            marked_by=self.marked_by,
+            calls=tuple(self._calls(origin)),
+            groups=_groups(info),
+            is_ddp=bool(self.forwards or found.reducer),
+            hook=any(row.name == INTO_BUCKET[1] for row in found.reducer),
+            loader=("workers" if any("MultiProcessing" in name for name in loaders) else "main") if loaders else "none",
+            optimizer=next((row.name.partition("#")[2].partition(".")[0] for row in self.optimizers), ""),
+            shapes=bool(self.header.get("record_shapes")),
+            stacks=bool(found.frames),
+            events=found.events,
+            damaged=self.stream.damaged,
+            cut=self.stream.cut,
+            processes=max(len(found.processes), 1),
+        )
+
+    def _steps(self) -> tuple[list[_Step], Literal["profiler", "optimizer", ""], int, int | str]:
+        """The steps to judge, what marks them, how many are left out before them, and the thread that makes them."""
+        marks = [row for row in self.found.annotations if row.name.startswith("ProfilerStep#")]
+        updates = sorted(row for row in self.found.annotations if row.name.startswith("Optimizer.step#"))
+        marked_by: Literal["profiler", "optimizer", ""] = "profiler" if marks else "optimizer" if updates else ""
+        if len(self.found.processes) > 1:
+            return [], marked_by, 0, 0
+        if marks:
+            numbered = ((row.name.partition("#")[2], row) for row in sorted(marks))
+            steps = [_Step(int(number), row.begin, row.end) for number, row in numbered if number.isdecimal()]
+        else:
+            ends = [row.end for row in updates]
+            steps = [_Step(number, *span) for number, span in enumerate(pairwise(ends), start=1)]
+        last = self._last_moment()
+        whole = [step for step in steps if step.end <= last]
+        first = [step for step in steps if marks and step.number < 2] or (steps[:1] if len(steps) > 2 else [])
+        first = first if len(first) < len(steps) else first[:-1]
+        kept = [step for step in whole if step not in first][-_MOST_STEPS:]
+        thread = (marks or updates or [Row(0, 0, "", 0)])[0].thread
+        return kept, marked_by, len(whole) - len(kept), thread
+
+    def _last_moment(self) -> float:
+        """Until when everything was written: a file that is cut lacks what came later, on a GPU all of it may be."""
+        if not self.stream.cut:
+            return float("inf")
+        of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
+        on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
+        if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
+            return float("-inf")
+        return min(max(of_threads), on_gpu or float("inf"))
+
+    def _has_gpu(self) -> bool:
+        return bool(self.header.get("deviceProperties")) or "nccl" in str(self.header.get("distributedInfo"))
+
+    def _annotated(self, name: str) -> list[Row]:
+        return sorted(row for row in self.found.annotations if row.name.startswith(name))
+
+    def _parts_on_gpu(self) -> dict[str, Times]:
+        kernels = self.kernels
+        ends = map(add, kernels.begins, kernels.lasts)
+        running = Times.union(zip(kernels.begins, ends, strict=True))
+        updating = running & Times.union(_spans(self.found.on_gpu))
+        flying = Times.union((call.begin, call.end) for call in self.calls)
+        copying = Times.union(_spans(self.found.copies)) - running - flying
+        busy = running | flying | copying
+        return {
+            "compute": running - updating,
+            "optimizer": updating,
+            "exposed": flying - running,
+            "other": copying,
+            "loading": self.in_loader - busy,
+            "hidden": flying & running,
+        }
+
+    def _parts_on_cpu(self) -> dict[str, Times]:
+        flying = Times.union((call.begin, call.end) for call in self.calls)
+        calling = Times.union(_spans(row for row in self.found.calls if row.thread == self.main))
+        taken = self.in_optimizer | self.in_loader
+        computing = Times.union((begin, end) for begin, end in self.ops) - taken - calling
+        exposed = (flying | calling) - computing - taken
+        return {
+            "compute": computing,
+            "optimizer": self.in_optimizer,
+            "exposed": exposed,
+            "other": Times(),
+            "loading": self.in_loader - self.in_optimizer,
+            "hidden": flying - exposed,
+        }
+
+    def _step(self, step: _Step, origin: float) -> TraceStep:
+        _, begin, end = step
+        found = self.found
+        parts = {name: times.within(begin, end) for name, times in self.on_device.items()}
+        lasts = {f"{name}_us": round(times.total, 3) for name, times in parts.items()}
+        idle = Times([begin], [end])
+        for name, times in parts.items():
+            idle = idle if name == "hidden" else idle - times
+        forwards = _within(self.forwards, begin, end)
+        exposed = sorted(parts["exposed"], key=lambda span: span[0] - span[1])[:_MOST_EXPOSED]
+        ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
+        updates = _within(self.optimizers, begin, end)
+        reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
+        back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
+        into = [row for row in reducer if row.name in INTO_BUCKET]
+        searched = [row for row in reducer if row.name == UNUSED_SEARCH]
+        pageable = [row for row in copies if "Pageable -> Device" in row.name]
+        backward = self._backward(forwards, begin, end)
+        syncs = self._syncs(begin, end)
+        pinned = sum("Pinned -> Device" in row.name for row in copies)
+        return TraceStep(
+            number=step.number,
+            begin_us=begin - origin,
+            end_us=end - origin,
+            **lasts,
+            host_us=round(idle.total, 3),
+            exposed=tuple(sorted((begin - origin, end - origin) for begin, end in exposed)),
+            forward_us=_total(forwards),
+            backward_us=sum(end - begin for begin, end in backward),
+            backward_end_us=backward[-1][1] - origin if backward else None,
+            first_reduce_us=self._first_reduce(backward, origin),
+            loader_us=self.in_loader.within(begin, end).total,
+            optimizer_host_us=self.in_optimizer.within(begin, end).total,
+            passes=len(forwards),
+            updates=len(updates),
+            ops=len(ops),
+            op_us=sum(end - begin for begin, end in ops),
+            kernels=_count(self.kernels, begin, end),
+            optimizer_kernels=self._optimizer_kernels(begin, end, updates),
+            launch_us=_sum(self.launches, begin, end),
+            batch=self._batch(forwards[0].begin if forwards else begin, end),
+            reduced=len(into),
+            copied_back=len(back),
+            copied_back_us=_total(back) + _total(into),
+            searched_us=_total(searched) if searched else None,
+            gap=self._gap(idle, origin),
+            syncs=tuple(syncs),
+            pageable=len(pageable),
+            pageable_us=_total(pageable),
+            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in ("aten::to", "aten::copy_"))),
+        )
+
+    def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
+        """From the first to the last autograd node after each forward."""
+        rows, spans = self.autograd, []
+        bounds = [*([row.end for row in forwards] or [begin]), end]
+        for after, before in pairwise(bounds):
+            first, last = bisect_left(rows.begins, after), bisect_left(rows.begins, before)
+            if first < last:
+                spans.append((rows.begins[first], rows.begins[last - 1] + rows.lasts[last - 1]))
+        return spans
+
+    def _first_reduce(self, backward: Sequence[tuple[float, float]], origin: float) -> float | None:
+        if not backward:
+            return None
+        begin, end = backward[-1]
+        called = (_called(call) for call in self.calls if call.kind == "all_reduce")
+        return next((at - origin for at in called if begin <= at <= end + 1e3), None)
+
+    def _optimizer_kernels(self, begin: float, end: float, updates: Sequence[Row]) -> int:
+        if self.on_gpu:
+            return sum(_count(self.kernels, row.begin, row.end) for row in _within(self.found.on_gpu, begin, end))
+        return sum(bisect_left(self.ops, (row.end,)) - bisect_left(self.ops, (row.begin,)) for row in updates)
+
+    def _batch(self, begin: float, end: float) -> tuple[int, ...]:
+        for row in _within(self.found.inputs, begin, end):
+            dims = arguments(row.args).get("Input Dims")
+            at = FIRST_INPUT[row.name]
+            if isinstance(dims, list) and len(dims) > at and isinstance(dims[at], list):
+                shape = [size for size in dims[at] if isinstance(size, int)]
+                if len(shape) >= 2:
+                    return tuple(shape)
+        return ()
+
+    def _gap(self, idle: Times, origin: float) -> Gap | None:
+        longest = max(idle, key=lambda span: span[1] - span[0], default=None)
+        if longest is None:
+            return None
+        begin, end = longest
+        middle = (begin + end) / 2
+        around = [row.name for row in self.found.annotations if row.begin <= middle < row.end]
+        inside = [name for name in around if not name.startswith("ProfilerStep#")] + self._frames_at(middle)
+        return Gap(begin_us=begin - origin, end_us=end - origin, inside=tuple(inside[-_MOST_INSIDE:]))
+
+    def _frames_at(self, moment: float) -> list[str]:
+        """The functions that the main thread is in, outermost first."""
+        rows, found = self.stack, list[str]()
+        last = bisect_right(rows.begins, moment)
+        for at in range(last - 1, max(last - _LOOK_BACK, 0) - 1, -1):
+            if rows.begins[at] + rows.lasts[at] > moment:
+                found.append(self.names[int(rows.names[at])])
+        return found[::-1]
+
+    def _syncs(self, begin: float, end: float) -> list[SyncPoint]:
+        """By the outermost operator that waits; on a CPU trace the operators alone, which cost next to nothing."""
+        outer: list[Row] = []
+        for row in _within(self.found.waiting, begin, end):
+            if not outer or row.begin >= outer[-1].end or row.thread != outer[-1].thread:
+                outer.append(row)
+        calls = _within(self.found.syncs, begin, end)
+        counted: dict[tuple[str, str], tuple[int, float]] = {}
+        for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
+            near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
+            around = [op for op in near if row.begin < op.end and op.thread == row.thread]
+            key = around[0].name if around else row.name, self._users_line(row.begin)
+            count, wait_us = counted.get(key, (0, 0.0))
+            counted[key] = count + 1, wait_us + row.end - row.begin
+        return [
+            SyncPoint(name=name, count=count, wait_us=wait_us, where=where)
+            for (name, where), (count, wait_us) in counted.items()
+        ]
+
+    def _users_line(self, moment: float) -> str:
+        users = (
+            name
+            for name in reversed(self._frames_at(moment) if len(self.stack) else [])
+            if "(" in name
+            and not name.startswith(_NOT_THE_USERS)
+            and not any(part in name for part in _NOT_THE_USERS_PATHS)
+        )
+        return next(users, "")
+
+    def _calls(self, origin: float) -> Iterator[TraceCall]:
+        if not self.steps:
+            return
+        begins = [step.begin for step in self.steps]
+        exposed = self.on_device["exposed"]
+        for call in self.calls[-_MOST_CALLS:]:
+            at = bisect_right(begins, _called(call)) - 1
+            if at < 0 or _called(call) >= self.steps[at].end:
+                continue
+            yield TraceCall(
+                kind=call.kind,
+                begin_us=call.begin - origin,
+                end_us=call.end - origin,
+                called_us=None if call.called is None else call.called - origin,
+                step=at,
+                group=call.group,
+                seq=call.seq,
+                ranks=call.ranks,
+                size_bytes=call.size_bytes,
+                dtype=call.dtype,
+                during=self._during(_called(call)),
+                exposed_us=round(exposed.within(call.begin, call.end).total, 3),
+            )
+
+    def _during(self, moment: float) -> Literal["forward", "backward", ""]:
+        at = bisect_right(self.forwards, (moment,)) - 1
+        if at >= 0 and moment < self.forwards[at].end:
+            return "forward"
+        rows = self.autograd
+        last = bisect_right(rows.begins, moment) - 1
+        near = range(max(last - 3, 0), last + 1)
+        return "backward" if any(moment < rows.begins[i] + rows.lasts[i] for i in near) else ""
+
+
+def _called(call: Call) -> float:
+    return call.begin if call.called is None else call.called
+
+
+def _spans(rows: Iterable[Row]) -> list[tuple[float, float]]:
+    return [(row.begin, row.end) for row in rows]
+
+
+def _within(rows: Sequence[Row], begin: float, end: float) -> Sequence[Row]:
+    """Of sorted rows those that begin between two moments."""
+    return rows[bisect_left(rows, (begin,)) : bisect_left(rows, (end,))]
+
+
+def _total(rows: Iterable[Row]) -> float:
+    return sum(row.end - row.begin for row in rows)
+
+
+def _count(rows: Rows, begin: float, end: float) -> int:
+    return bisect_left(rows.begins, end) - bisect_left(rows.begins, begin)
+
+
+def _sum(rows: Rows, begin: float, end: float) -> float:
+    return sum(rows.lasts[bisect_left(rows.begins, begin) : bisect_left(rows.begins, end)])
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _groups(info: dict[str, Any]) -> dict[str, int]:
+    """The ranks of each group by its name."""
+    listed = info.get("pg_config")
+    if not isinstance(listed, list):
+        return {}
+    groups = {str(each.get("pg_name", "")): each.get("pg_size") for each in listed if isinstance(each, dict)}
+    return {name: size for name, size in groups.items() if isinstance(size, int)}
