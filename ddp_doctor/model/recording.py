@@ -152,6 +152,18 @@ class Options(Frozen):
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
     window: str = "latest"  # --window of trace: latest, all or a number from 1
+    #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
+    expected_busbw: float | None = None
+
+
+class TraceAdvice(Frozen):
+    """A change that a trace advises."""
+
+    code: str  # of the rule of `trace` that tells it
+    at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
+    setting: str = ""  # the argument of DistributedDataParallel that `run --from-trace` can try; else empty
+    value: bool | float | None = None  # … the value to try; None: leave the argument out
+    had: bool | float | None = None  # … what the trace shows that the job had; None: not known, or left out
 
 
 class Job(Frozen):

@@ -90,7 +90,7 @@ class Scontrol(Script):
 
 
 def test_every_name_has_a_text_without_placeholders() -> None:
-    assert tuple(templates.TEMPLATES) == (*SCRIPTS, "prometheus-rules", "grafana-dashboard")
+    assert tuple(templates.TEMPLATES) == (*SCRIPTS, "profile", "prometheus-rules", "grafana-dashboard")
     for name in templates.TEMPLATES:
         assert not re.search("@[A-Z]+@", templates.text(name))
 
@@ -98,7 +98,7 @@ def test_every_name_has_a_text_without_placeholders() -> None:
 def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     folder = Path(templates.__file__).parent
     packaged = {path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()}
-    others = {"slurm-common.sh", "prometheus-rules.yml", "grafana-dashboard.json"}
+    others = {"slurm-common.sh", "profile.txt", "prometheus-rules.yml", "grafana-dashboard.json"}
     assert packaged == others | {f"{name}.sh" for name in SCRIPTS}
 
 
