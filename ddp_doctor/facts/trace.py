@@ -65,6 +65,7 @@ class TraceStep(Frozen):
     copied_back: int = 0  # gradients that were copied back out of buckets
     copied_back_us: float = 0.0  # what that and copying in cost
     searched_us: float | None = None  # looking for unused parameters; None: it did not
+    detached: int = 0  # tensors that the main thread detached outside of forward: state_dict does it with each
     gap: Gap | None = None
     syncs: tuple[SyncPoint, ...] = ()
     pageable_us: float = 0.0  # copies from pageable memory to the GPU
