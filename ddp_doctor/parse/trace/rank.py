@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,8 @@ from ddp_doctor.parse.trace.collect import (
     BACK_FROM_BUCKET,
     FIRST_INPUT,
     INTO_BUCKET,
+    PACKED,
+    UNPACKED,
     UNUSED_SEARCH,
     Collected,
     Row,
@@ -28,6 +30,8 @@ _MOST_STEPS, _MOST_CALLS = 64, 4_000
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
 _MOST_INSIDE = 8
+#: Threads that may have called something that waits when another one does.
+_MOST_THREADS = 8
 #: Frames that are looked at for those that enclose a moment.
 _LOOK_BACK = 20_000
 #: Code that is not the user's.
@@ -67,7 +71,9 @@ class _Rank:
         self.in_optimizer = Times.union(_spans(optimizers))
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
-        self.calls = collectives(found)
+        self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
+        for rows in (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs):
+            rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
         self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
         self.on_device = self._parts_on_gpu() if self.on_gpu else self._parts_on_cpu()
@@ -137,8 +143,8 @@ class _Rank:
         """Until when everything was written: a file that is cut lacks what came later, on a GPU all of it may be."""
         if not self.stream.cut:
             return float("inf")
-        of_threads = [max(rows.begins) for rows in self.found.ops.values() if len(rows)]
-        on_gpu = max(self.found.kernels.begins, default=0.0)
+        of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
+        on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
         if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
             return float("-inf")
         return min(max(of_threads), on_gpu or float("inf"))
@@ -170,7 +176,7 @@ class _Rank:
         flying = Times.union((call.begin, call.end) for call in self.calls)
         calling = Times.union(_spans(row for row in self.found.calls if row.thread == self.main))
         taken = self.in_optimizer | self.in_loader
-        computing = Times.union((begin, end) for begin, end, _ in self.ops) - taken - calling
+        computing = Times.union((begin, end) for begin, end in self.ops) - taken - calling
         exposed = (flying | calling) - computing - taken
         return {
             "compute": computing,
@@ -193,14 +199,14 @@ class _Rank:
         exposed = sorted(parts["exposed"], key=lambda span: span[0] - span[1])[:_MOST_EXPOSED]
         ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
         updates = _within(self.optimizers, begin, end)
-        reducer = [row for row in found.reducer if begin <= row.begin < end]
+        reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
         back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
         into = [row for row in reducer if row.name in INTO_BUCKET]
         searched = [row for row in reducer if row.name == UNUSED_SEARCH]
-        pageable = [row for row in found.copies if begin <= row.begin < end and "Pageable -> Device" in row.name]
+        pageable = [row for row in copies if "Pageable -> Device" in row.name]
         backward = self._backward(forwards, begin, end)
         syncs = self._syncs(begin, end)
-        pinned = sum(begin <= row.begin < end and "Pinned -> Device" in row.name for row in found.copies)
+        pinned = sum("Pinned -> Device" in row.name for row in copies)
         return TraceStep(
             number=step.number,
             begin_us=begin - origin,
@@ -217,21 +223,29 @@ class _Rank:
             passes=len(forwards),
             updates=len(updates),
             ops=len(ops),
-            op_us=sum(end - begin for begin, end, _ in ops),
+            op_us=sum(end - begin for begin, end in ops),
             kernels=_count(self.kernels, begin, end),
             optimizer_kernels=self._optimizer_kernels(begin, end, updates),
             launch_us=_sum(self.launches, begin, end),
             batch=self._batch(forwards[0].begin if forwards else begin, end),
             reduced=len(into),
             copied_back=len(back),
-            copied_back_us=_total(back) + _total(into),
+            copied_back_us=_total(back),
+            averaged=self._averaged(backward),
+            buffers_us=sum(self._buffers(row, ops) for row in forwards),
             searched_us=_total(searched) if searched else None,
+            detached=self._detached(ops, forwards),
             gap=self._gap(idle, origin),
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
             pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in ("aten::to", "aten::copy_"))),
         )
+
+    def _detached(self, ops: Sequence[tuple[float, float, int]], forwards: Sequence[Row]) -> int:
+        name = self.found.numbers.get("aten::detach")
+        begins = (begin for begin, _, number in ops if number == name)
+        return sum(not any(row.begin <= begin < row.end for row in forwards) for begin in begins)
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
         """From the first to the last autograd node after each forward."""
@@ -249,6 +263,23 @@ class _Rank:
         begin, end = backward[-1]
         called = (_called(call) for call in self.calls if call.kind == "all_reduce")
         return next((at - origin for at in called if begin <= at <= end + 1e3), None)
+
+    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
+        """In how many backward passes gradients were averaged."""
+        called = [_called(call) for call in self.calls if call.kind == "all_reduce"]
+        return sum(any(begin <= at <= end + 1e3 for at in called) for begin, end in backward)
+
+    def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
+        """From the first buffer that is packed for the broadcast to the last one that is copied back."""
+        inside = [
+            (begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end
+        ]
+        packed = [begin for begin, _, name in inside if name == PACKED]
+        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
+        if not packed or not unpacked:
+            return 0.0
+        copies = takewhile(lambda op: op[2] in ("aten::copy_", "c10d::broadcast_"), inside[unpacked[-1] + 1 :])
+        return max((end for _, end, _ in copies), default=inside[unpacked[-1]][1]) - packed[0]
 
     def _optimizer_kernels(self, begin: float, end: float, updates: Sequence[Row]) -> int:
         if self.on_gpu:
@@ -281,20 +312,20 @@ class _Rank:
         last = bisect_right(rows.begins, moment)
         for at in range(last - 1, max(last - _LOOK_BACK, 0) - 1, -1):
             if rows.begins[at] + rows.lasts[at] > moment:
-                found.append(self.names[rows.names[at]])
+                found.append(self.names[int(rows.names[at])])
         return found[::-1]
 
     def _syncs(self, begin: float, end: float) -> list[SyncPoint]:
         """By the outermost operator that waits; on a CPU trace the operators alone, which cost next to nothing."""
-        waiting = sorted(row for row in self.found.waiting if begin <= row.begin < end)
         outer: list[Row] = []
-        for row in waiting:
+        for row in _within(self.found.waiting, begin, end):
             if not outer or row.begin >= outer[-1].end or row.thread != outer[-1].thread:
                 outer.append(row)
-        calls = [row for row in self.found.syncs if begin <= row.begin < end]
+        calls = _within(self.found.syncs, begin, end)
         counted: dict[tuple[str, str], tuple[int, float]] = {}
         for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
-            around = [op for op in outer if op.begin <= row.begin < op.end and op.thread == row.thread]
+            near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
+            around = [op for op in near if row.begin < op.end and op.thread == row.thread]
             key = around[0].name if around else row.name, self._users_line(row.begin)
             count, wait_us = counted.get(key, (0, 0.0))
             counted[key] = count + 1, wait_us + row.end - row.begin
@@ -355,8 +386,9 @@ def _spans(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [(row.begin, row.end) for row in rows]
 
 
-def _within(rows: Iterable[Row], begin: float, end: float) -> list[Row]:
-    return sorted(row for row in rows if begin <= row.begin < end)
+def _within(rows: Sequence[Row], begin: float, end: float) -> Sequence[Row]:
+    """Of sorted rows those that begin between two moments."""
+    return rows[bisect_left(rows, (begin,)) : bisect_left(rows, (end,))]
 
 
 def _total(rows: Iterable[Row]) -> float:
