@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.parse.trace.events import Event
-from ddp_doctor.parse.trace.intervals import Interval
 
 #: More names than any trace has; the rest are one.
 _MOST_NAMES = 500_000
@@ -70,18 +69,19 @@ class Rows:
         )
         return self
 
-    def outermost(self) -> Iterator[Interval]:
-        """Begin and end of those that no other one contains."""
+    def outermost(self) -> Iterator[tuple[float, float, int]]:
+        """Begin, end and name of those that no other one contains."""
         begin = until = float("-inf")
-        for at, last in zip(self.begins, self.lasts, strict=True):
+        name = 0.0
+        for at, last, called in zip(self.begins, self.lasts, self.names, strict=True):
             if at < until:
                 until = max(until, at + last)
                 continue
             if until > begin:
-                yield begin, until
-            begin, until = at, at + last
+                yield begin, until, int(name)
+            begin, until, name = at, at + last, called
         if until > begin:
-            yield begin, until
+            yield begin, until, int(name)
 
 
 class Collected:

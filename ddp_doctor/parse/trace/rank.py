@@ -176,7 +176,7 @@ class _Rank:
         flying = Times.union((call.begin, call.end) for call in self.calls)
         calling = Times.union(_spans(row for row in self.found.calls if row.thread == self.main))
         taken = self.in_optimizer | self.in_loader
-        computing = Times.union((begin, end) for begin, end in self.ops) - taken - calling
+        computing = Times.union((begin, end) for begin, end, _ in self.ops) - taken - calling
         exposed = (flying | calling) - computing - taken
         return {
             "compute": computing,
@@ -223,7 +223,7 @@ class _Rank:
             passes=len(forwards),
             updates=len(updates),
             ops=len(ops),
-            op_us=sum(end - begin for begin, end in ops),
+            op_us=sum(end - begin for begin, end, _ in ops),
             kernels=_count(self.kernels, begin, end),
             optimizer_kernels=self._optimizer_kernels(begin, end, updates),
             launch_us=_sum(self.launches, begin, end),
@@ -271,9 +271,7 @@ class _Rank:
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        inside = [
-            (begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end
-        ]
+        inside = [(begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end]
         packed = [begin for begin, _, name in inside if name == PACKED]
         unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
         if not packed or not unpacked:
