@@ -5,7 +5,6 @@ causes that were right, ranks that were blamed without fault, warnings that noth
 beside what removing a plant gained.
 """
 
-import gzip
 import json
 import re
 import sys
@@ -15,12 +14,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.parse.trace.rank import NotATrace, read_trace
+from ddp_doctor.app import UsageError
+from ddp_doctor.app.traces import trace
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.recording import Options
 from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.windows import problem, windows
 from tests.traces.situations import CASES, GPU, GPU_PAIRS, Case
@@ -93,49 +90,24 @@ def _matches(truth: str, found: Iterable[str]) -> bool:
     )
 
 
-def read(folder: Path, files: Iterable[str] = ()) -> list[TraceFact]:
-    """The facts of all traces in a folder that are some."""
-    facts = []
-    for path in sorted(folder / name for name in files) or sorted(folder.glob("*.json.gz")):
-        try:
-            facts.append(read_trace(path.name, _chunks(path)))
-        except (NotATrace, EOFError) as why:
-            print(f"{folder.name}/{path.name}: {why}")
-    return facts
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":
-        yield raw
-        return
-    with gzip.open(path) as file:
-        try:
-            while piece := file.read(1 << 20):
-                yield piece
-        except EOFError:
-            return
-
-
-def recording_of(facts: Iterable[TraceFact]) -> Recording:
-    readings = [Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in facts]
-    return Recording(options=Options(command="trace"), readings=tuple(readings))
-
-
-def judge(judged: Judged, facts: list[TraceFact]) -> Judged:
-    recording = recording_of(facts)
-    judged.why = problem(recording)
-    diagnosis = diagnose(recording)
-    for code, failure in diagnosis.failures:
+def judge(judged: Judged, paths: Iterable[Path]) -> Judged:
+    """As the command does it."""
+    try:
+        outcome = trace([str(path) for path in paths], Options(command="trace"))
+    except UsageError as why:
+        judged.why = str(why)
+        return judged
+    judged.why = problem(outcome.recording)
+    for code, failure in outcome.rule_failures:
         print(f"{judged.name}: {code} failed: {failure}")
     names = {}
-    for finding in diagnosis.findings:
+    for finding in outcome.report.findings:
         names[finding.code] = finding.name
         ranks = [f"@{culprit.rank}" for culprit in finding.culprits if culprit.rank is not None] or [""]
         said = judged.told if finding.severity is Severity.INFO else judged.found
         said += [finding.name + rank for rank in ranks]
-    for window in windows(recording):
-        for each in advice(recording, window):
+    for window in windows(outcome.recording):
+        for each in advice(outcome.recording, window):
             name = names.get(each.code, each.code)
             judged.bounds[name] = max(judged.bounds.get(name, 0.0), each.at_most)
     return judged
@@ -143,7 +115,7 @@ def judge(judged: Judged, facts: list[TraceFact]) -> Judged:
 
 def _of_index(folder: Path) -> Iterator[Judged]:
     for row in json.loads((folder / "index.json").read_text()):
-        if not row.get("files") or "spoilt_not" in row["case"] or not (folder / row["case"]).is_dir():
+        if not row.get("files") or not (folder / row["case"]).is_dir():
             continue
         names = []
         for truth in row.get("truth") or []:
@@ -152,7 +124,7 @@ def _of_index(folder: Path) -> Iterator[Judged]:
             elif truth["kind"] in OF_STEPS:
                 names.append(OF_STEPS[truth["kind"]])
         case = Case(truth=tuple(names), may=() if row["case"].startswith("own") else ("*",))
-        yield judge(Judged(row["case"], case), read(folder / row["case"], row["files"]))
+        yield judge(Judged(row["case"], case), [folder / row["case"] / name for name in row["files"]])
 
 
 def _of_cases(folder: Path, cases: dict[str, Case]) -> Iterator[Judged]:
@@ -171,7 +143,7 @@ def _of_cases(folder: Path, cases: dict[str, Case]) -> Iterator[Judged]:
         if cases is GPU and path.name in GPU_PAIRS:
             judged.gain = 1 - _mean(folder / GPU_PAIRS[path.name]) / _mean(path)
             judged.noise = NOISE_ON_GPU
-        yield judge(judged, read(path))
+        yield judge(judged, sorted(path.glob("*.json.gz")))
 
 
 def _mean(folder: Path) -> float:

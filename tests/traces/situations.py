@@ -96,7 +96,7 @@ STEP = {
     "one_mlp": Case({"ddp": {"bucket_cap_mb": 1000}}, {"width": 768}, ("no-overlap",)),
     "one_text": Case({"ddp": {"bucket_cap_mb": 1000}}, {**TEXT, "width": 256, "depth": 4, "batch": 8}, ("no-overlap",)),
     "one_four": Case({"ddp": {"bucket_cap_mb": 1000}}, {**FOUR, "width": 512}, ("no-overlap",)),
-    "unused_mlp": Case({"ddp": {"find_unused_parameters": True}}, {"batch": 128}, ("find-unused-parameters-needless",)),
+    "unused_mlp": Case({"ddp": {"find_unused_parameters": True}}, {"depth": 12}, ("find-unused-parameters-needless",)),
     "unused_text": Case({"ddp": {"find_unused_parameters": True}}, TEXT, ("find-unused-parameters-needless",)),
     "unused_four": Case({"ddp": {"find_unused_parameters": True}}, FOUR, ("find-unused-parameters-needless",)),
     "accumulate_mlp": Case({"no_sync": False}, {"accumulate": 4, "batch": 16, "no_sync": True}, ("no-sync-missing",)),
