@@ -17,21 +17,16 @@ def repeat(source: Path, megabytes: int, target: Path, rank: int | None = None) 
     if rank is not None:
         head = re.sub(rb'"rank": \d+', b'"rank": %d' % rank, head)
     parts = _NUMBERS.split(events)
-    times = [float(number) for kind, number in zip(parts[1::3], parts[2::3], strict=True) if kind.startswith(b'"ts')]
-    lasts, steps = max(times) - min(times) + 1000, len(set(re.findall(rb"ProfilerStep#\d+", events)))
-    written = 0
+    times = {at + 2: float(parts[at + 2]) for at in range(0, len(parts) - 2, 3) if parts[at + 1].startswith(b'"ts')}
+    numbers = {at + 2: int(parts[at + 2]) for at in range(0, len(parts) - 2, 3) if at + 2 not in times}
+    lasts, steps = max(times.values()) - min(times.values()) + 1000, len(set(numbers.values()))
     with target.open("wb") as file:
         file.write(head)
         for turn in range(max(megabytes * 1_000_000 // len(events), 1)):
-            for at in range(2, len(parts), 3):
-                if parts[at - 1].startswith(b'"ts'):
-                    parts[at] = b"%.3f" % (times[at // 3] + lasts * turn) if turn else parts[at]
-            piece = b"".join(parts)
-            if turn:
-                piece = re.sub(
-                    rb"ProfilerStep#(\d+)",
-                    lambda found, on=turn * steps: b"ProfilerStep#%d" % (int(found[1]) + on),
-                    piece,
-                )
-            written += file.write((b",\n" if turn else b"\n") + piece)
+            for at, begin in times.items():
+                parts[at] = b"%.3f" % (begin + lasts * turn)
+            for at, number in numbers.items():
+                parts[at] = b"%d" % (number + steps * turn)
+            file.write(b",\n" if turn else b"\n")
+            file.write(b"".join(parts))
         file.write(b"\n  " + tail)
