@@ -123,7 +123,10 @@ def _of_index(folder: Path) -> Iterator[Judged]:
                 names.append(f"{OF_STRAGGLERS[truth['cause']]}@{truth['rank']}")
             elif truth["kind"] in OF_STEPS:
                 names.append(OF_STEPS[truth["kind"]])
-        case = Case(truth=tuple(names), may=() if row["case"].startswith("own") else ("*",))
+        may = () if row["case"].startswith("own") else ("*",)
+        if row.get("source", "").endswith("of slow_compute") and not names:
+            may = ("slow-compute@1",)  # a spoilt copy: whoever can still tell is right
+        case = Case(truth=tuple(names), may=may)
         yield judge(Judged(row["case"], case), [folder / row["case"] / name for name in row["files"]])
 
 
@@ -175,7 +178,7 @@ def bounds(all_: list[Judged]) -> None:
     kept, tight, count = 0, 0, 0
     for one in all_:
         name = of_plant(one)
-        if one.gain is None or not name:
+        if one.gain is None or not name or "slow-data-loading" in one.found:  # which advises nothing
             continue
         bound = one.bounds.get(name, 0.0)
         fits, is_tight = one.gain <= bound + one.noise, bound <= 2 * max(one.gain, 0) + 0.05
