@@ -248,13 +248,13 @@ def _has_more_work(suspect: Suspect) -> Cause | None:
 
 def _slower(suspect: Suspect) -> Cause:
     """Why a rank with the same work as the others is late."""
-    samples = suspect.samples().others
+    sizes_are_known = min(suspect.samples()) > 0
     busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
     if busy and busy.times >= (SLOWER_GPU_TIMES if suspect.on_gpu else SLOWER_TIMES):
         what = "kernels" if suspect.on_gpu else "operators"
         said = f"the same {what} take {busy.times:.2g} times as long"
-        if suspect.on_gpu or not samples:
-            unsure = Confidence.LIKELY if samples else Confidence.POSSIBLE
+        if suspect.on_gpu or not sizes_are_known:
+            unsure = Confidence.LIKELY if sizes_are_known else Confidence.POSSIBLE
             return Cause("DDT101", said, busy.evidence(f"its {what}"), unsure)
         return Cause("DDT105", said, busy.evidence(f"its {what}"))
     idle = suspect.explains(lambda step: step.host_us)
@@ -264,7 +264,7 @@ def _slower(suspect: Suspect) -> Cause:
     return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
 
 
-def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Severity | None = None) -> Iterator[Draft]:
+def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Draft]:
     several = len(windows(recording)) > 1
     for found in blamed(recording):
         if found.cause.code != code:
@@ -288,7 +288,7 @@ def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Seve
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
-            severity=Severity.ERROR if severity is None and late.share >= 1 - 1 / ERROR_TIMES else severity,
+            severity=Severity.ERROR if cause.blames and late.share >= 1 - 1 / ERROR_TIMES else None,
         )
 
 
@@ -427,4 +427,4 @@ def late_rank(recording: Recording) -> Iterator[Draft]:
     Remedy: A trace of more steps, with stacks.
     See: docs/explanation/traces.md
     """
-    return _findings(recording, "DDT107", _MORE_STEPS, severity=Severity.INFO)
+    return _findings(recording, "DDT107", _MORE_STEPS)
