@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp.trace import late_rank
+from ddp_doctor.checks.ddp.trace import late_rank, network
 from ddp_doctor.facts.trace import Gap, TraceFact, TraceStep
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Finding
@@ -199,3 +199,24 @@ def test_each_window_is_judged_alone():
 def test_a_healthy_job_is_healthy():
     assert found(load("trace/healthy")) == found(load("trace/healthy-on-gpus")) == []
     assert found(job([SLOW])) == []
+
+
+def against(ranks: tuple[TraceFact, ...], busbw: float | None) -> list[str]:
+    made = recording(ranks)
+    made = made.model_copy(update={"options": made.options.model_copy(update={"expected_busbw": busbw})})
+    return [finding.title for finding in network.slow_transfer.apply(made)]
+
+
+def test_transfer_is_slow_only_where_a_preflight_measured_more_than_it_reaches_by_itself():
+    ranks = job([[5_000.0] * 3, [9_000.0] * 3])
+    large = tuple(
+        fact.model_copy(
+            update={"calls": tuple(call.model_copy(update={"size_bytes": 32 << 20}) for call in fact.calls)}
+        )
+        for fact in ranks
+    )
+
+    # 32 MiB in the 2 ms after the last one came; the rank that waits sees 6 ms.
+    [title] = against(large, 200e9)
+    assert title.startswith("Transfer itself is slow: all-reduces reach 16.8 GB/s of the 200 that were measured")
+    assert against(large, 100e9) == against(large, None) == against(ranks, 200e9) == against(large[:1], 200e9) == []
