@@ -328,7 +328,7 @@ def _why_unsure(
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)
     if not measured and recording.command in (Command.ENV, Command.TRACE) and results:
-        return f"{results[0].reason}."
+        return f"{shorten(results[0].reason or '', _REASON, placeholder=' ...')}."
     if measured and diagnosis.failures:
         return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
     names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)

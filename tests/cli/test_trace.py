@@ -259,10 +259,11 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
             tar.add(traces / f"rank{rank}.json", f"rank{rank}.json")
     command = [*DOCTOR, "trace", "-", "--json", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as doctor:
-        assert doctor.stdin is not None
-        doctor.stdin.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
-        doctor.stdin.flush()
-        assert until(lambda: unread_in(doctor.stdin) == 0)
+        pipe = doctor.stdin
+        assert pipe is not None
+        pipe.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
+        pipe.flush()
+        assert until(lambda: unread_in(pipe) == 0)
         doctor.send_signal(signal.SIGINT)
         told, _ = doctor.communicate(timeout=PATIENCE_S)
 
