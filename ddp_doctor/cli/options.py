@@ -117,6 +117,9 @@ _RedactOption = Annotated[
     ),
 ]
 RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
+FromTraceOption = Annotated[
+    str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
+]
 BaselineOption = Annotated[
     str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")
 ]

@@ -70,6 +70,7 @@ def _measurements(report: Report, recording: Recording) -> str:
         used_table(recording),
         "\n".join(tables.lines(tables.bucket_table(report.measurements))),
         "\n".join(tables.lines(tables.step_table(report.measurements))),
+        "\n".join(tables.lines(tables.advice_table(report.measurements))),
     ]
     return "\n\n".join(part for part in parts if part)
 

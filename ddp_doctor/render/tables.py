@@ -216,6 +216,30 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
     return Captioned(caption, table, tuple(notes))
 
 
+def advice_table(measurements: Sequence[Measurement]) -> Captioned | None:
+    """What a trace advised, tried with and without in turns; None where nothing was."""
+    without, changed = (
+        [each for each in measurements if each.name == name] for name in ("step_as_the_job", "step_changed")
+    )
+    rows = [
+        (
+            str(before.labels["change"]),
+            _spread(before),
+            _spread(after),
+            f"{1 - after.value / before.value:.0%}",
+            f"{before.labels['at_most']:.0%}",
+        )
+        for before, after in zip(without, changed, strict=True)
+    ]
+    titles = ("changed", "step as the job", "step with the change", "gain", "at most")
+    return Captioned("What the trace advises, tried in turns:", Table(titles, rows, range(1, 5))) if rows else None
+
+
+def _spread(measured: Measurement) -> str:
+    least, most = (_three_digits(float(measured.labels[bound])) for bound in ("least", "most"))
+    return f"{_three_digits(measured.value)} ({least} to {most})"
+
+
 def _three_digits(seconds: float) -> str:
     """Three of them: more is noise."""
     return amount(float(f"{seconds:.3g}"), "s")

@@ -43,7 +43,7 @@ def show(
             _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
         _show_heat_maps(report, out, each=each)
-        for table in (tables.gpu_table, tables.bucket_table, tables.step_table):
+        for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
             _show_table(tables.lines(table(report.measurements), width), out)
         if recording.of_check("baseline"):
             from ddp_doctor.render.fleet import beside_lines

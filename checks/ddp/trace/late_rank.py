@@ -1,1 +1,430 @@
-"""DDT101 to DDT109: which rank the others wait for, and why."""
+"""DDT101 to DDT107: which rank the others wait for, and why."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from math import inf, prod
+from statistics import mean, median
+from typing import NamedTuple
+
+from ddp_doctor.facts.trace import TraceFact, TraceStep
+from ddp_doctor.knowledge.trace import (
+    ERROR_TIMES,
+    EXPLAINED_SHARE,
+    LATE_SHARE,
+    MORE_WORK,
+    PAUSE_OF_IDLE,
+    PAUSE_US,
+    SAVING_SHARE,
+    SLOWER_GPU_TIMES,
+    SLOWER_SHARE,
+    SLOWER_STEPS,
+    SLOWER_TIMES,
+    SLOWER_TIMES_THE_NEXT,
+    STATE_DICT_TENSORS,
+)
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.views.trace.arrivals import Late
+from ddp_doctor.views.trace.windows import Window, windows
+from ddp_doctor.wording.findings import NOBODY, finding
+from ddp_doctor.wording.ranks import capital
+from ddp_doctor.wording.traces import culprit_of, ms, rank_of
+
+#: Functions and annotations that save a checkpoint.
+_SAVES = re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)
+
+
+class Compared(NamedTuple):
+    """What a rank had in the steps in which it was late, and the median of the others; of one step."""
+
+    own: float
+    others: float
+
+    @property
+    def more(self) -> float:
+        """By how much."""
+        return self.own - self.others
+
+    @property
+    def times(self) -> float:
+        """How many times as much."""
+        return self.own / self.others if self.others > 0 else inf if self.own > 0 else 1.0
+
+    def evidence(self, what: str) -> Evidence:
+        """Both, if they are microseconds."""
+        return Evidence(
+            text=f"{what}: {ms(self.own)}, the others {ms(self.others)}",
+            value=self.own / 1e6,
+            unit="s",
+            expected=self.others / 1e6,
+            expected_from="the median of the other ranks in the same steps",
+        )
+
+    def counted(self, what: str) -> Evidence:
+        """Both, if they are counts."""
+        return Evidence(
+            text=f"{what}: {self.own:.0f}, the others {self.others:.0f}", value=self.own, expected=self.others
+        )
+
+
+class Cause(NamedTuple):
+    """Why a rank is late."""
+
+    code: str
+    said: str  # it loads data for 62 ms, the others for 1 ms
+    evidence: Evidence | None = None
+    confidence: Confidence = Confidence.LIKELY
+    blames: bool = True  # whether the rank is to blame for it
+
+
+class Blamed(NamedTuple):
+    """A rank that is waited for."""
+
+    window: Window
+    late: Late
+    cause: Cause
+
+    @property
+    def fact(self) -> TraceFact:
+        """Its trace."""
+        return self.window.ranks[self.late.place]
+
+
+class Suspect:
+    """A rank by which the others lose, beside them, in the steps in which they do."""
+
+    def __init__(self, window: Window, late: Late) -> None:
+        self.fact = window.ranks[late.place]
+        self.others = [fact for fact in window.ranks if fact is not self.fact]
+        first = min(late.lost_us)
+        late_in = [step for step in late.steps if step > first] or late.steps
+        #: What delays the first collective of a step may lie behind the last one of the step before.
+        self.steps = {*late_in, *(step - 1 for step in late_in)} & {step.number for step in self.fact.steps}
+        self.lost_us = sum(late.lost_us[step] for step in late_in) / len(self.steps)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the parts of its steps are the GPU's."""
+        return self.fact.device == "gpu"
+
+    def compare(self, of: Callable[[TraceStep], float]) -> Compared:
+        """A value of these steps, each rank's mean."""
+        each = (
+            mean([of(step) for step in fact.steps if step.number in self.steps] or [0.0])
+            for fact in (self.fact, *self.others)
+        )
+        own, *others = each
+        return Compared(own, median(others))
+
+    def explains(self, of: Callable[[TraceStep], float], share: float = EXPLAINED_SHARE) -> Compared | None:
+        """The comparison, if it explains so much of what the others lose."""
+        compared = self.compare(of)
+        return compared if compared.more >= share * self.lost_us else None
+
+    def works(self) -> Compared | None:
+        """What is longer where there is more to do: on a GPU its launches as well."""
+        return self.explains(lambda step: step.compute_us + step.host_us if self.on_gpu else step.op_us)
+
+    def samples(self) -> Compared:
+        """The size of a batch; none where sizes are not recorded."""
+        return self.compare(lambda step: prod(step.batch) if step.batch else 0.0)
+
+
+def _gap(step: TraceStep) -> float:
+    return step.gap.end_us - step.gap.begin_us if step.gap else 0.0
+
+
+@once_a_recording
+def blamed(recording: Recording) -> tuple[Blamed, ...]:
+    """The ranks that are waited for, of each window those by which most is lost first."""
+    return tuple(found for window in windows(recording) for found in _in_window(window))
+
+
+def _in_window(window: Window) -> Iterator[Blamed]:
+    """Those with a cause of their own, and one that merely is slower if it stands out."""
+    unnamed = list(window.late)
+    for late in window.late:
+        if late.share >= LATE_SHARE and _is_last(late, window.late) and (cause := _cause(Suspect(window, late))):
+            unnamed.remove(late)
+            yield Blamed(window, late, cause)
+    if unnamed and _stands_out(unnamed[0], unnamed[1:]):
+        yield Blamed(window, unnamed[0], _slower(Suspect(window, unnamed[0])))
+
+
+def _often(late: Late) -> bool:
+    return len(late.steps) >= len(late.lost_us) / 2
+
+
+def _is_last(late: Late, ranks: Sequence[Late]) -> bool:
+    """Whether it is late in most steps, or the last one to come in those in which it is."""
+    return _often(late) or all(late.lost_us[step] >= max(one.lost_us[step] for one in ranks) for step in late.steps)
+
+
+def _stands_out(late: Late, others: Sequence[Late]) -> bool:
+    """Whether it is more than what ranks that do the same differ by."""
+    usual = max((other.share for other in others), default=0.0)
+    often = len(late.steps) >= len(late.lost_us) / 2
+    return (
+        len(late.lost_us) >= SLOWER_STEPS and often and late.share >= max(SLOWER_SHARE, SLOWER_TIMES_THE_NEXT * usual)
+    )
+
+
+def _cause(suspect: Suspect) -> Cause | None:
+    """What this rank alone did, if it explains most of what the others lose."""
+    causes = (cause(suspect) for cause in (_loads, _saves, _pauses, _has_more_samples, _has_more_work))
+    return next((cause for cause in causes if cause is not None), None)
+
+
+def _loads(suspect: Suspect) -> Cause | None:
+    loads, works = suspect.explains(lambda step: step.loader_us), suspect.works()
+    if loads is None or (suspect.samples().times >= MORE_WORK and works is not None and works.more >= loads.more):
+        return None
+    said = f"it loads data for {ms(loads.own)}, the others for {ms(loads.others)}"
+    evidence = loads.evidence("the main thread in its loader")
+    if suspect.fact.loader != "workers" or all(fact.loader != "workers" for fact in suspect.others):
+        return Cause("DDT102", said, evidence)
+    said += ", whose workers have time while they wait and may be as slow"
+    return Cause("DDT102", said, evidence, Confidence.POSSIBLE, blames=False)
+
+
+def _saves(suspect: Suspect) -> Cause | None:
+    idle, usual = suspect.explains(_idle, SAVING_SHARE), suspect.compare(lambda step: step.detached).others
+    saves = [
+        step
+        for step in suspect.fact.steps
+        if step.detached - usual >= max(STATE_DICT_TENSORS, step.reduced / max(step.passes, 1))
+        or (_gap(step) >= PAUSE_US and step.gap and any(map(_SAVES.search, step.gap.inside)))
+    ]
+    if idle is None or not saves:
+        return None
+    said = f"it saves its state in {len(saves)} of {len(suspect.fact.steps)} steps"
+    return Cause("DDT104", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
+
+
+def _pauses(suspect: Suspect) -> Cause | None:
+    idle = suspect.explains(_idle)
+    at_once = sum(_gap(step) >= PAUSE_US for step in suspect.fact.steps)
+    if idle is None or not at_once or suspect.compare(_gap).more < PAUSE_OF_IDLE * idle.more:
+        return None
+    longest = ms(max(map(_gap, suspect.fact.steps)))
+    said = f"it pauses for up to {longest} in {at_once} of {len(suspect.fact.steps)} steps"
+    return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
+
+
+def _idle(step: TraceStep) -> float:
+    return step.host_us + step.other_us
+
+
+def _longest(fact: TraceFact) -> str:
+    """How long nothing ran at most, and in what, where that is told."""
+    step = max(fact.steps, key=_gap)
+    inside = step.gap.inside[-3:] if step.gap else ()
+    return f", at most {ms(_gap(step))} at once" + (f" in {' > '.join(inside)}" if inside else "")
+
+
+def _has_more_samples(suspect: Suspect) -> Cause | None:
+    samples = suspect.samples()
+    if (
+        samples.times < MORE_WORK
+        or not samples.others
+        or not (suspect.works() or suspect.explains(lambda s: s.loader_us))
+    ):
+        return None
+    shapes = (next(step.batch for step in fact.steps if step.batch) for fact in (suspect.fact, suspect.others[0]))
+    own, others = (" x ".join(map(str, shape)) for shape in shapes)
+    return Cause("DDT103", f"its batch is {own}, that of others {others}", samples.counted("numbers in a batch"))
+
+
+def _has_more_work(suspect: Suspect) -> Cause | None:
+    what = "kernels" if suspect.on_gpu else "operators"
+    counts = suspect.compare(lambda step: step.kernels if suspect.on_gpu else step.ops)
+    if counts.times < MORE_WORK or suspect.works() is None:
+        return None
+    return Cause("DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.counted(f"{what} of a step"))
+
+
+def _slower(suspect: Suspect) -> Cause:
+    """Why a rank with the same work as the others is late."""
+    samples = suspect.samples().others
+    busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
+    if busy and busy.times >= (SLOWER_GPU_TIMES if suspect.on_gpu else SLOWER_TIMES):
+        what = "kernels" if suspect.on_gpu else "operators"
+        said = f"the same {what} take {busy.times:.2g} times as long"
+        if suspect.on_gpu or not samples:
+            unsure = Confidence.LIKELY if samples else Confidence.POSSIBLE
+            return Cause("DDT101", said, busy.evidence(f"its {what}"), unsure)
+        return Cause("DDT105", said, busy.evidence(f"its {what}"))
+    idle = suspect.explains(lambda step: step.host_us)
+    python = suspect.compare(lambda step: step.forward_us + step.optimizer_host_us) if suspect.on_gpu else idle
+    if idle and python and python.times >= SLOWER_TIMES and python.more >= idle.more / 4:
+        return Cause("DDT105", f"its host leaves it idle for {ms(idle.more)} longer", idle.evidence("nothing runs"))
+    return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
+
+
+def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Severity | None = None) -> Iterator[Draft]:
+    several = len(windows(recording)) > 1
+    for found in blamed(recording):
+        if found.cause.code != code:
+            continue
+        window, late, cause = found.window, found.late, found.cause
+        lost = sum(late.lost_us.values()) / len(late.lost_us)
+        given = "" if window.is_whole else "of those given, "
+        where = f" in window {window.number}" if several else ""
+        waited = Evidence(
+            text=f"the others wait for it with nothing else to do in {len(late.steps)} of {len(late.lost_us)} steps;"
+            f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
+            value=lost / 1e6,
+            unit="s",
+        )
+        yield finding(
+            (culprit_of(found.fact),) if cause.blames else NOBODY,
+            capital(
+                f"{given}{rank_of(found.fact)} is waited for{where}: {ms(lost)} of a step of {ms(lost / late.share)}"
+                f" ({late.share:.0%}): {cause.said}"
+            ),
+            [waited, *([cause.evidence] if cause.evidence else [])],
+            *remedies,
+            confidence=cause.confidence,
+            severity=Severity.ERROR if severity is None and late.share >= 1 - 1 / ERROR_TIMES else severity,
+        )
+
+
+_SEE_GPU = remedy(
+    "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and"
+    " measure that node beside the others",
+    "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
+    "ddp-doctor run",
+    undo=NOTHING_TO_UNDO,
+    untried="a trace is read, nothing is run",
+)
+_SEE_HOST = remedy(
+    "Look at what else runs on its processors, and bind each rank to cores of its own",
+    "top -H -b -n 1 | head -30",
+    "numactl --cpunodebind=NODE --membind=NODE python train.py",
+    cost="a rank that is bound cannot use the cores of others",
+    undo="start it without numactl",
+    untried="a trace is read, nothing is run",
+)
+_SAME_WORK = in_code(
+    "Give all ranks the same work: look for what this rank alone does in forward and backward (validation, logging,"
+    " another branch), and for samples of uneven length"
+)
+_LOADER = in_code(
+    "DataLoader(num_workers=4, persistent_workers=True, pin_memory=True): more workers where there are some; on one"
+    " rank alone, look at that node's storage and processors as well"
+)
+_EVEN_BATCHES = in_code(
+    "DistributedSampler(drop_last=True) and DataLoader(batch_size=..., drop_last=True), the same on all ranks; group"
+    " samples of uneven length by length"
+)
+_SAVE_BESIDE = in_code(
+    "torch.distributed.checkpoint.async_save, or copy the state to the CPU and write it in a thread; or save less often"
+)
+_NO_PAUSES = in_code(
+    "gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps on all ranks; log and evaluate"
+    " in a thread, or on all ranks at once"
+)
+_MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, with_stack=True)")
+_LESS_HOST = in_code("Less Python between operators: torch.compile, or CUDA graphs, on all ranks")
+
+
+@rule("DDT101", "slow-compute", Severity.WARNING, TraceFact)
+def slow_compute(recording: Recording) -> Iterator[Draft]:
+    """A rank that computes longer than the others, which wait for it.
+
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and it runs more operators or kernels
+        than they. Or its GPU needs at least a quarter longer for the same kernels; then it takes a fifth of the step,
+        half of the steps, and three times what they lose by any other rank. An error from two thirds of the step on.
+    Why: In DDP every rank waits for the slowest in every step, and the ranks that wait are those with the long
+        collectives.
+    Remedy: The same work on all ranks; where it is the same, the clocks of its GPU.
+    See: docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT101", _SAME_WORK, _SEE_GPU)
+
+
+@rule("DDT102", "slow-data-loading", Severity.WARNING, TraceFact)
+def slow_data_loading(recording: Recording) -> Iterator[Draft]:
+    """A rank whose loader takes longer than that of the others, which wait for it.
+
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that it spends longer than
+        they in the __next__ of its DataLoader.
+    Why: In DDP every rank waits for the slowest in every step.
+    Remedy: Workers and pinned memory; the storage of that node.
+    See: https://pytorch.org/docs/stable/data.html
+        docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT102", _LOADER)
+
+
+@rule("DDT103", "larger-batch", Severity.WARNING, TraceFact)
+def larger_batch(recording: Recording) -> Iterator[Draft]:
+    """A rank that gets a larger batch than the others, which wait for it.
+
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and the first input of its model is at
+        least a tenth larger than theirs. It needs record_shapes=True.
+    Why: In DDP every rank waits for the one with the most samples, and each rank's gradients count as much.
+    Remedy: Batches of one size, samples grouped by length.
+    See: https://pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler
+        docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT103", _EVEN_BATCHES)
+
+
+@rule("DDT104", "checkpoint-in-step", Severity.WARNING, TraceFact)
+def checkpoint_in_step(recording: Recording) -> Iterator[Draft]:
+    """A rank that saves a checkpoint while the others wait for it.
+
+    Finds: The others lose at least a tenth of the step by waiting for this rank, which meanwhile takes its state:
+        tensors are detached one after another as state_dict does, or functions and annotations that save are there.
+    Why: All GPUs stand still while one rank writes a file.
+    Remedy: Save asynchronously, or less often.
+    See: https://pytorch.org/docs/stable/distributed.checkpoint.html
+        docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT104", _SAVE_BESIDE)
+
+
+@rule("DDT105", "host-bound-rank", Severity.WARNING, TraceFact)
+def host_bound_rank(recording: Recording) -> Iterator[Draft]:
+    """A rank whose host is slower than that of the others, which wait for it.
+
+    Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
+        what they lose by any other. It does the same work, but on a CPU its operators take 1.75 times as long or more,
+        or it is idle while its Python runs.
+    Why: A busy or slow processor on one node holds up all GPUs.
+    Remedy: What else runs there, binding, less Python in the step.
+    See: docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT105", _SEE_HOST, _LESS_HOST)
+
+
+@rule("DDT106", "pauses", Severity.WARNING, TraceFact)
+def pauses(recording: Recording) -> Iterator[Draft]:
+    """A rank that stands still now and then while the others wait for it.
+
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that is a gap of 20 ms or
+        more in which it neither computes nor loads nor communicates. Stacks or annotations, where they are there, say
+        in what; without them nobody can.
+    Why: A pause of one rank is a pause of all. Garbage collection, logging and evaluation are the usual ones.
+    Remedy: At the same time on all ranks, or beside the step.
+    See: https://docs.python.org/3/library/gc.html
+        docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT106", _NO_PAUSES)
+
+
+@rule("DDT107", "late-rank", Severity.INFO, TraceFact)
+def late_rank(recording: Recording) -> Iterator[Draft]:
+    """A rank that the others wait for, of which the trace does not tell why.
+
+    Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
+        what they lose by any other; but in nothing that a trace shows is it longer than they.
+    Why: It may be something that a trace has no row for, or chance: a trace has few steps.
+    Remedy: A trace of more steps, with stacks.
+    See: docs/explanation/traces.md
+    """
+    return _findings(recording, "DDT107", _MORE_STEPS, severity=Severity.INFO)

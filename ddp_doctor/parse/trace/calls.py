@@ -4,7 +4,7 @@ Fields: pytorch/pytorch torch/csrc/distributed/c10d/ParamCommsUtils.hpp; kernels
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -67,11 +67,11 @@ def kind_of(name: str) -> str:
     return _KINDS.get(words, "collective")
 
 
-def collectives(found: Collected) -> list[Call]:
-    """In the order in which the host called them, where that is known, else by begin."""
+def collectives(found: Collected, *, lossy: bool) -> list[Call]:
+    """In the order in which the host called them, where that is known, else by begin. ``lossy``: events are missing."""
     rows = sorted(found.collectives)
     if rows and rows[0].name.startswith("gloo:"):
-        return _of_gloo(rows, sorted(found.calls))
+        return _of_gloo(rows, sorted(found.calls), lossy=lossy)
     records = {}
     for record in found.records:
         fields = arguments(record.args)
@@ -79,18 +79,22 @@ def collectives(found: Collected) -> list[Call]:
     return [_of_kernel(row, records) for row in rows]
 
 
-def _of_gloo(rows: list[Row], calls: list[Row]) -> list[Call]:
-    """The j-th start of a kind on gloo's threads is its j-th call."""
-    by_kind = defaultdict[str, list[Row]](list)
+def _of_gloo(rows: list[Row], calls: list[Row], *, lossy: bool) -> list[Call]:
+    """The j-th start of a kind on gloo's threads is its j-th call; where starts are missing, a later call's."""
+    by_kind = defaultdict[str, deque[Row]](deque)
     for call in calls:
         by_kind[kind_of(call.name)].append(call)
-    taken = defaultdict[str, int](int)
+    left = Counter(kind_of(row.name) for row in rows)
     made = []
     for row in rows:
         kind = kind_of(row.name)
-        waiting = by_kind[kind][taken[kind] : taken[kind] + 1]
-        called = waiting[0].begin if waiting and waiting[0].begin <= row.begin else None  # else before the profiler
-        taken[kind] += called is not None
+        waiting = by_kind[kind]
+        while lossy and len(waiting) > max(left[kind], 1) and waiting[1].begin <= row.begin:
+            waiting.popleft()
+        left[kind] -= 1
+        called = (
+            waiting.popleft().begin if waiting and waiting[0].begin <= row.begin else None
+        )  # else before the profiler
         size, dtype = _input(arguments(row.args))
         made.append(Call(row.begin, row.end, kind, called, size_bytes=size, dtype=dtype))
     return sorted(made, key=lambda call: call.begin if call.called is None else call.called)

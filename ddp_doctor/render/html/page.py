@@ -103,6 +103,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         used_transports(recording),
         tables.gpu_table(report.measurements),
         tables.step_table(report.measurements),
+        tables.advice_table(report.measurements),
         Captioned("DDP's buckets of gradients", buckets) if buckets else None,
     )
     return {

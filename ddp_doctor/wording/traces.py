@@ -1,0 +1,20 @@
+"""How findings on traces speak of ranks and of times."""
+
+from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.model.finding import Culprit
+
+
+def ms(microseconds: float) -> str:
+    """``143 ms``, ``43 ms``, ``4.3 ms``, ``0.43 ms``."""
+    value = microseconds / 1e3
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def rank_of(fact: TraceFact) -> str:
+    """``rank 1 (rank1.json.gz)``, and its host where that is told."""
+    return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file)))})"
+
+
+def culprit_of(fact: TraceFact) -> Culprit:
+    """The rank of a trace."""
+    return Culprit(kind="rank", rank=fact.rank, node=fact.host or None)
