@@ -259,7 +259,7 @@ def exit_codes_page() -> str:
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
-        "`ddp-doctor trace` says of a profiler's traces: 0 nothing costs over 10 % of the step, 1 a finding at or above"
+        "`ddp-doctor trace` says of a profiler's traces: 0 no rank and no setting costs over 10 % of the step, 1 a finding at or above"
         " `--fail-on`, here by default a warning, 2 no file holds a trace, 3 too little can be told from them.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"

@@ -296,8 +296,9 @@ def summary(
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.command is Command.TRACE:
-        bound = "makes a step three times slower" if warnings else "costs over 10 % of the step"
-        judged = f"nothing {bound} ({scope})"
+        from ddp_doctor.engine.trace_report import healthy  # no other command has to wait for it
+
+        judged = healthy(recording, warned=warnings > 0)
     elif subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
     else:
