@@ -143,7 +143,7 @@ def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]], pat
             fact = read_trace(file.name, chunks())
         except NotATrace as error:
             if not read.interrupted:
-                is_named = file.name in paths or file.name.endswith(".gz") or b"traceEvents" in file.head
+                is_named = file.name in paths or file.name.endswith(".gz") or b'"traceEvents"' in file.head
                 read.unread.append(Unread(file.name, str(error), is_other=True, is_beside=not is_named))
             return
         read.facts.append(_with_rank_of_name(fact))
