@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.trace import LAUNCH_US
+from ddp_doctor.knowledge.trace import INPUT_SHARE, LAUNCH_US
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -18,8 +18,8 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
     """Steps in which every rank waits for its loader.
 
     Finds: On each rank the main thread is in the __next__ of its DataLoader, and nothing computes or communicates, for
-        a tenth of the step or more. At most: that time. An error where it makes the step three times as long. One rank
-        alone that loads slowly is slow-data-loading.
+        a tenth of the step or more. At most: that time. Below a fifth it is information, for a profiler makes it
+        longer; an error where it makes the step three times as long. One rank alone that loads slowly is slow-data-loading.
     Why: The processors that load are cheaper than those that wait for them.
     Remedy: Workers where there are none, more of them where there are some (the trace tells which, not how many), and
         less work for each sample.
@@ -39,6 +39,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
                 code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
                 code("Less work for each sample: decode and resize once, and store what comes out", cost="storage"),
             ),
+            severity=Severity.INFO if found.advice.at_most < 2 * INPUT_SHARE else None,
         )
 
 
@@ -66,8 +67,14 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
             ),
             found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
             remedies=(
-                code(f"torch.optim.{name}(..., fused=True)", cost="the last digits of the result differ"),
-                code(f"torch.optim.{name}(..., foreach=True), on a GPU", cost="memory as large as the parameters"),
+                code(
+                    f"Update in one kernel: torch.optim.{name}(..., fused=True)",
+                    cost="the last digits of the result differ",
+                ),
+                code(
+                    f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)",
+                    cost="memory as large as the parameters",
+                ),
             ),
         )
 
@@ -153,9 +160,9 @@ def launches_late(recording: Recording) -> Iterator[Draft]:
             found.time("the host launches kernels", lambda step, _: step.launch_us),
             Evidence(text="kernels of a step", value=usual.count(lambda step, _: step.kernels)),
             remedies=(
-                code("torch.compile(model), or CUDA graphs: fewer launches", cost="time to compile, static shapes"),
+                code("Launch less: torch.compile(model), or CUDA graphs", cost="time to compile, static shapes"),
                 code("Take logging, metrics and Python loops out of the step; a trace with_stack=True names them"),
                 code("A larger batch: as many launches for more work", cost="memory, and another training"),
             ),
-            severity=None if python else Severity.INFO,
+            severity=Severity.WARNING if python else Severity.INFO,
         )

@@ -33,12 +33,14 @@ def advice(_recording: Recording, window: Window) -> tuple[Advice, ...]:
     if not usual.step_us:
         return ()
     found = [each for source in (_settings, _host, _collectives) for each in source(usual)]
-    worth = [each for each in found if each.at_most >= numbers.WORTH_A_LINE]
+    worth = [each for each in found if each.at_most >= numbers.WORTH_A_LINE or each.code in _NEEDLESS]
     if not {each.code for each in worth} & _OF_COMMUNICATION:
         worth += _exposed(usual)
     return tuple(sorted(worth, key=lambda each: -each.at_most))
 
 
+#: These do nothing, so they are told whatever they cost.
+_NEEDLESS = ("DDT123", "DDT129")
 #: Where one of these is told, it is not said besides that communication shows.
 _OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
 
@@ -196,7 +198,8 @@ def _collectives(usual: Usual) -> Iterator[Advice]:
     if usual.count(small_calls) >= numbers.FEWEST_SMALL and not by_hand(usual):
         yield Advice("DDT126", usual.at_most(_of_job(in_small_calls)))
     yield Advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)
-    yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
+    if usual.count(barriers) >= 1:
+        yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
 
 
 def is_small(call: TraceCall, calls: Calls) -> bool:
@@ -226,9 +229,14 @@ def _in_buffers(step: TraceStep, calls: Calls) -> float:
     return min(step.buffers_us, idle(step) + sent(step, calls)) if step.kernels else step.buffers_us
 
 
+def barriers(_: TraceStep, calls: Calls) -> float:
+    """How many barriers a step has."""
+    return sum(call.kind == "barrier" for call in calls)
+
+
 def _in_barriers(step: TraceStep, calls: Calls) -> float:
-    exposed = exposed_in(lambda call: call.kind == "barrier")(step, calls)
-    return exposed + min(waited_in(step, *RUNTIME), idle(step)) if exposed else 0.0
+    exposed = exposed_in(lambda call: call.kind == "barrier")
+    return exposed(step, calls) + min(waited_in(step, *RUNTIME), idle(step))
 
 
 def _exposed(usual: Usual) -> Iterator[Advice]:
