@@ -19,7 +19,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
 
     Finds: On each rank the main thread is in the __next__ of its DataLoader, and nothing computes or communicates, for
         a tenth of the step or more. At most: that time. Below a fifth it is information, for a profiler makes it
-        longer; an error where it makes the step three times as long. One rank alone that loads slowly is slow-data-loading.
+        longer; an error where it makes the step three times as long. Of one rank alone slow-data-loading tells it.
     Why: The processors that load are cheaper than those that wait for them.
     Remedy: Workers where there are none, more of them where there are some (the trace tells which, not how many), and
         less work for each sample.
