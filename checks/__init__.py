@@ -17,7 +17,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
 
-__all__ = ["CHECKS", "checks_of", "read_pasted"]
+__all__ = ["CHECKS", "checks_of", "every_check", "read_pasted"]
 
 CHECKS: tuple[Check, ...]  # all of them; __getattr__ makes it
 
@@ -115,6 +115,11 @@ def checks_of(command: Command) -> tuple[Check, ...]:
 
         return (allreduce.CHECK,)
     return (*_before_ranks(), *_after_ranks()) if command.is_of_one_node else _all_checks()
+
+
+def every_check() -> tuple[Check, ...]:
+    """Those of a run, and those that a command has for itself."""
+    return (*_all_checks(), *checks_of(Command.TRACE))
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

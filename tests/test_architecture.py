@@ -18,7 +18,7 @@ import grimp
 import pytest
 
 import ddp_doctor.checks
-from ddp_doctor.checks import CHECKS, checks_of
+from ddp_doctor.checks import CHECKS, checks_of, every_check
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
@@ -56,7 +56,7 @@ def _nodes(path: Path) -> list[ast.AST]:
 
 
 def test_every_check_is_described_by_its_module_docstring():
-    for check in CHECKS:
+    for check in every_check():
         assert sys.modules[check.probe.__module__].__doc__, check.id
         assert check.title, check.id
 
@@ -68,7 +68,7 @@ def test_the_checks_that_the_engine_knows_by_name_are_there():
 
 
 def test_fact_kinds_are_unique_and_versioned():
-    kinds = [fact.KIND for check in CHECKS for fact in check.facts]
+    kinds = [fact.KIND for check in every_check() for fact in check.facts]
 
     assert len(kinds) == len(set(kinds))
     assert all(re.fullmatch(r"[a-z][a-z0-9_-]*/[1-9]\d*", kind) for kind in kinds), kinds
@@ -107,7 +107,11 @@ def test_no_rule_has_the_code_or_the_name_of_one_that_has_gone_and_what_finds_it
 
 
 def test_codes_and_names_are_well_formed():
-    patterns = [(rule, r"DDJ[123]\d\d" if rule in JOB_RULES else r"DD[1-9]\d\d") for rule in RULES]
+    of_traces = [rule for check in checks_of(Command.TRACE) for rule in check.rules]
+    patterns = [
+        (rule, r"DDJ[123]\d\d" if rule in JOB_RULES else r"DDT1\d\d" if rule in of_traces else r"DD[1-9]\d\d")
+        for rule in RULES
+    ]
     of_lint = [(rule, r"DDL1\d\d") for rule in LINT_RULES]
 
     assert [rule.code for rule, pattern in (*patterns, *of_lint) if not re.fullmatch(pattern, rule.code)] == []
@@ -312,10 +316,10 @@ AGAIN = {"kernel_after": "kernel.afterwards", "rdma_after": "rdma.afterwards"}
 def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
     folders = [ROOT / "checks" / group for group in GROUPS]
     modules = {module.name for folder in folders for module in pkgutil.iter_modules([str(folder)])}
-    names = {check.id: AGAIN.get(check.id, check.id) for check in CHECKS}
+    names = {check.id: AGAIN.get(check.id, check.id) for check in every_check()}
 
     assert {module.name for module in pkgutil.iter_modules(ddp_doctor.checks.__path__)} == set(GROUPS)
     assert modules == {name for name in names.values() if "." not in name}
-    for check in CHECKS:
+    for check in every_check():
         assert check.probe.__module__.split(".", 3)[3] == names[check.id]
         assert {rule.check for rule in check.rules} <= {names[check.id].partition(".")[0]}

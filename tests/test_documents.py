@@ -18,7 +18,9 @@ from tools import picture
 
 ALL = tuple(blocks())
 #: Whose answer needs nothing but files.
-SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs "))]
+SHOWN_AT_ONCE = [
+    block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs ", "ddp-doctor trace "))
+]
 
 
 def test_every_block_is_run_or_says_why_not():
@@ -43,7 +45,7 @@ def test_what_the_documents_do_not_run_is_this():
         "how-to/many-nodes.md": 5,
         "how-to/measure-collectives.md": 1,
         "how-to/slurm.md": 7,
-        "how-to/test-your-own-model.md": 1,
+        "how-to/test-your-own-model.md": 2,
         "how-to/watch-a-fleet.md": 4,
         "how-to/watch-a-job.md": 2,
     }

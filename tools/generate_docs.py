@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import CHECKS, every_check
 from ddp_doctor.engine.causes.findings import JOB_RULES
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.engine.hang.rules import TRIAL_RULES
@@ -23,7 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report
+from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report, TraceReport
 from ddp_doctor.model.rule import HEADINGS, Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
@@ -85,12 +85,13 @@ def pages() -> dict[str, str]:
         "env-report.schema.json": schema(EnvReport),
         "logs-report.schema.json": schema(LogsReport),
         "attach-report.schema.json": schema(AttachReport),
+        "trace-report.schema.json": schema(TraceReport),
         "fleet-report.schema.json": schema(FleetReport),
         "baseline.schema.json": schema(Baseline),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }
-    return made | {f"checks/{check.id}.md": check_page(check) for check in CHECKS}
+    return made | {f"checks/{check.id}.md": check_page(check) for check in every_check()}
 
 
 def stale() -> list[str]:
@@ -143,16 +144,23 @@ def checks_page() -> str:
     for check in CHECKS:
         codes = ", ".join(f"[{rule.code}]({_PAGES[rule.code]})" for rule in check.rules)
         rows.append(f"| [{check.id}](checks/{check.id}.md) | {check.title} | {codes} |")
+    rows += [
+        "",
+        "Profilers' traces of jobs are judged by [a check](checks/trace.md) of their own, in `ddp-doctor trace`.",
+    ]
     return f"{head}\n" + "\n".join(rows) + "\n"
 
 
 def check_page(check: Check) -> str:
     """One check and its rules."""
-    runs = (
-        f"Runs {_PLACES[check.where]}, from level {check.level.value} on{_with_model(check)}"
-        + (f", with {check.min_ranks} ranks or more" if check.min_ranks > 1 else "")
-        + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n"
-    )
+    if check.where is Where.FILES:
+        runs = f"`ddp-doctor {check.id}` judges the files that it is given; in no run.\n"
+    else:
+        runs = (
+            f"Runs {_PLACES[check.where]}, from level {check.level.value} on{_with_model(check)}"
+            + (f", with {check.min_ranks} ranks or more" if check.min_ranks > 1 else "")
+            + f". Expected to take {check.cost_s:g} s; judged or given up after {check.deadline_s:g} s.\n"
+        )
     documentation = (sys.modules[check.probe.__module__].__doc__ or "").strip()
     head = f"{_NOTE}\n# {check.id}: {check.title}\n\n{runs}\n```text\n{documentation}\n```\n"
     return "\n".join([head, *(_rule(rule, "../..") for rule in check.rules)])
@@ -202,6 +210,7 @@ def rules_page() -> str:
     blocks += "\n* DDJ1: jobs that failed, read by `ddp-doctor logs`"
     blocks += "\n* DDJ2: what NCCL fell back to in a job, read by `ddp-doctor logs`"
     blocks += "\n* DDJ3: jobs that run and do not get on, seen by `ddp-doctor attach`"
+    blocks += "\n* DDT1: profilers' traces of jobs, read by `ddp-doctor trace`"
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
     rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
     for rule in (*all_rules(), *LINT_RULES):
@@ -250,6 +259,8 @@ def exit_codes_page() -> str:
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
+        "`ddp-doctor trace` says of a profiler's traces: 0 nothing costs over 10 % of the step, 1 a finding at or above"
+        " `--fail-on`, here by default a warning, 2 no file holds a trace, 3 too little can be told from them.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
         "`ddp-doctor fleet` says of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"

@@ -12,7 +12,7 @@ from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
 from ddp_doctor.knowledge.launchers import job_of
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status, UsageError
+from ddp_doctor.model.choices import Command, Status, UsageError
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording, World
 from ddp_doctor.model.report import Report
@@ -41,6 +41,10 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
         from ddp_doctor.engine.causes.report import with_causes  # no other command has to wait for it
 
         report = with_causes(report, recording, diagnosis.causes)
+    elif recording.command is Command.TRACE:
+        from ddp_doctor.engine.trace_report import with_steps
+
+        report = with_steps(report, recording)
     return Outcome(recording, report, diagnosis.failures)
 
 

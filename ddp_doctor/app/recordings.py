@@ -64,10 +64,10 @@ def recording_in(path: Path, content: bytes) -> Recording:
 
 def _require_facts(recording: Recording) -> None:
     """Read all its facts, also those of recordings within it. Raises ValidationError."""
-    from ddp_doctor.checks import CHECKS  # made when it is asked for
+    from ddp_doctor.checks import every_check  # they are made when they are asked for
 
     kinds: list[type[Fact]] = [JobLogFact, FlightDumpFact, LiveJobFact, LiveRankFact]
-    for kind in kinds + [kind for check in CHECKS for kind in check.facts]:
+    for kind in kinds + [kind for check in every_check() for kind in check.facts]:
         recording.facts(kind)
     for within in recording.facts(RecordingFact):
         _require_facts(within.fact.recording)

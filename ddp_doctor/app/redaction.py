@@ -16,6 +16,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.model.base import Frozen, Json
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.hostlist import expand
 
@@ -115,11 +116,21 @@ class _Prefixes:
 def redacted(recording: Recording) -> Recording:
     """The recording with other names. Raises UsageError where it would no longer be one."""
     data = recording.model_dump(mode="json")
+    for reading in data["readings"] if recording.command is Command.TRACE else ():
+        reading["part"] = _as_path(reading["part"])
+        if reading["fact"] is not None:
+            reading["fact"]["file"] = _as_path(reading["fact"]["file"])
     redaction = _Redaction(data)
     try:
         return Recording.model_validate(redaction.value(data))
     except ValueError as error:
         raise UsageError("the recording cannot be redacted: with other names it is no recording any more") from error
+
+
+def _as_path(file: str) -> str:
+    """The name of a trace's file as a path, of which nothing is public: folders are called after models."""
+    parts = re.sub(r"[^\w.+@%=~/-]", "_", file.replace(":", "/")).lstrip("/")
+    return f"/{parts}" if parts else ""
 
 
 class _Redaction:

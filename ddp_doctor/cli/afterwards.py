@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ddp_doctor.cli.help import ENDED, TOLD, WHAT
-from ddp_doctor.cli.options import IgnoreOption, command, option
+from ddp_doctor.cli.help import ENDED, TOLD, TRACED, VERDICT, WHAT
+from ddp_doctor.cli.options import FailOnOption, IgnoreOption, command, option
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.model.choices import FailOn
 
 
 @command(
@@ -38,6 +39,40 @@ def logs(
     from ddp_doctor.cli.given import ignored
 
     return commands.logs(paths or (), outputs, ignored(ignore), job=job)
+
+
+@command(
+    "ddp-doctor trace traces/",
+    "ddp-doctor trace rank*.json.gz --html trace.html",
+    "ddp-doctor trace traces/ --window all --against preflight.json",
+    exits=TRACED,
+)
+def trace(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH|-...",
+            help="Traces of torch.profiler or Kineto, one file for each rank, also packed; folders and archives of"
+            " them, or stdin.",
+        ),
+    ],
+    window: Annotated[
+        str,
+        option(WHAT, "latest|all|N", "Which steps, where a rank recorded several times; each time is judged alone."),
+    ] = "latest",
+    against: Annotated[
+        str | None,
+        option(VERDICT, "REPORT", "Hold transfers against the bandwidth that a run on these nodes has measured."),
+    ] = None,
+    fail_on: FailOnOption = FailOn.WARNING,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Say where a step's time goes, by the profiler's traces: which rank is late and why, and what would be faster."""
+    from ddp_doctor.cli import commands
+
+    return commands.trace(paths, outputs, window=window, against=against, fail_on=fail_on, ignore=ignore or ())
 
 
 @command("ddp-doctor replay recording.json", "ddp-doctor replay --last --settings env:nccl.env")

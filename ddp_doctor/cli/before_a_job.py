@@ -10,6 +10,7 @@ from ddp_doctor.cli.options import (
     CollectiveOption,
     EndpointOption,
     FailOnOption,
+    FromTraceOption,
     HostfileOption,
     HostsOption,
     IgnoreOption,
@@ -37,6 +38,7 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
     "ddp-doctor run",
     "ddp-doctor run --only p2p,allreduce --backend nccl",
     "ddp-doctor run --hosts node1,node2 --json report.json",
+    "ddp-doctor run --model train.models:make --from-trace trace.json",
     "srun --ntasks-per-node=1 ddp-doctor run",
     token_normalize_func=lambda name: name.replace("_", "-"),  # torchrun takes both spellings
 )
@@ -64,6 +66,7 @@ def run(
         bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
     ] = True,
     model: ModelOption = "",
+    from_trace: FromTraceOption = "",
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -73,7 +76,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored, sweep
+    from ddp_doctor.cli.given import ignored, of_model, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
@@ -91,7 +94,7 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
-        model=model,
+        **of_model(model, from_trace),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None

@@ -34,6 +34,7 @@ _PLACES = {
     Where.LAUNCHER: "torchrun ranks",
     Where.RANK: "ranks",
     Where.AFTERWARDS: "node, after the ranks",
+    Where.FILES: "files",
 }
 
 
@@ -112,6 +113,28 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
+
+
+def trace(
+    paths: Sequence[str],
+    outputs: Outputs,
+    *,
+    window: str,
+    against: str | None,
+    fail_on: FailOn,
+    ignore: Sequence[str] = (),
+) -> int:
+    """``ddp-doctor trace``: where a step's time goes; the recording is kept. Raises UsageError."""
+    from ddp_doctor.app.traces import trace
+    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.render.progress import bytes_read
+
+    if window not in ("latest", "all") and not (window.isdecimal() and 0 < int(window) < 10**9):
+        raise UsageError(f"--window takes latest, all or a number from 1, not {window!r}")
+    options = Options(command=Command.TRACE, window=window, fail_on=fail_on, ignore=ignored(list(ignore)))
+    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
+        outcome = trace(paths, options, tell, against)
+    return save_and_report(outcome, outputs, os.environ)
 
 
 #: Of attach; its agents on other hosts hold a connection for so long.
@@ -195,18 +218,18 @@ def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
 
 def list_checks(names: Sequence[str] = ()) -> str:
     """The checks in order, each with its rules; or all about those that are named. Raises UsageError."""
-    from ddp_doctor.checks import CHECKS
+    from ddp_doctor.checks import every_check
 
     if names:
-        by_id = {check.id: check for check in CHECKS}
+        by_id = {check.id: check for check in every_check()}
         if unknown := [name for name in names if name not in by_id]:
-            raise UsageError(no_such_check(unknown[0], CHECKS))
+            raise UsageError(no_such_check(unknown[0], every_check()))
         return "\n".join(_page_of_check(by_id[name]) for name in dict.fromkeys(names))
     from ddp_doctor.engine.hang.rules import TRIAL_RULES
     from ddp_doctor.lint.rules import RULES as LINT_RULES
 
     lines = []
-    for check in CHECKS:
+    for check in every_check():
         lines += [_check_line(check), *map(_rule_line, check.rules)]
     lines.append("any rank check  What happens to ranks while they run any of these")
     lines += map(_rule_line, TRIAL_RULES)
@@ -223,12 +246,15 @@ def _page_of_check(check: Check) -> str:
         *(["several nodes"] if check.where is Where.NODES else []),
     ]
     doc = (inspect.getdoc(inspect.getmodule(check.probe)) or "").replace("``", "`")
-    takes = f"About {check.cost_s:g} s{f'; needs {name_list(needs)}' if needs else ''}"
-    return "\n".join([_check_line(check), "", doc, "", f"{takes}.", *map(_rule_line, check.rules), ""])
+    takes = f"About {check.cost_s:g} s{f'; needs {name_list(needs)}' if needs else ''}."
+    if check.where is Where.FILES:
+        takes = f"`ddp-doctor {check.id}` reads them."
+    return "\n".join([_check_line(check), "", doc, "", takes, *map(_rule_line, check.rules), ""])
 
 
 def _check_line(check: Check) -> str:
-    return f"{check.id:<15} {check.title} ({_PLACES[check.where]}, from level {check.level.value})"
+    level = "" if check.where is Where.FILES else f", from level {check.level.value}"
+    return f"{check.id:<15} {check.title} ({_PLACES[check.where]}{level})"
 
 
 def _rule_line(rule: Described) -> str:

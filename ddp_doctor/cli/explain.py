@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import chain
 
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import every_check
 from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
@@ -16,7 +16,7 @@ from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.knowledge.job_causes.kinds import JobCause, Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
-from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.choices import UsageError, Where
 from ddp_doctor.model.rule import Described
 from ddp_doctor.render.text import fold
 from ddp_doctor.settings import names
@@ -97,14 +97,15 @@ def _about_xid(number: int) -> list[str]:
 def _word(text: str) -> str:
     """A word of the field or of this project, and the check of that name. A variable is written in capitals."""
     key = _plain(text)
-    check = next((check for check in CHECKS if _plain(check.id) == key), None)
+    check = next((check for check in every_check() if _plain(check.id) == key), None)
     word = next((word for word in GLOSSARY if key in {_plain(part) for part in word.split(",")}), None)
     if (check is None and word is None) or (text.isupper() and text in variables()):
         return ""
     lines = [f"{word}: {GLOSSARY[word]}", ""] if word else []
     if check is not None:
         lines += [f"The check {check.id}: {check.title}"]
-        lines += [*_listed(check.rules), f"`ddp-doctor run --only {check.id}` runs it alone."]
+        how = f"{check.id} FILES` reads them" if check.where is Where.FILES else f"run --only {check.id}` runs it alone"
+        lines += [*_listed(check.rules), f"`ddp-doctor {how}."]
     elif word is not None:
         wanted = {*re.findall(r"\w+", word.partition(",")[0].lower())}
         lines += _listed([rule for rule in _rules() if wanted <= {*re.findall(r"\w+", rule.doc.lower())}])

@@ -42,6 +42,14 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     return found
 
 
+def of_model(model: str, from_trace: str) -> dict[str, Any]:
+    """The fields of Options for --model and --from-trace. Raises UsageError."""
+    from ddp_doctor.app.advice import load_advice  # few runs need it
+
+    advice = load_advice(from_trace, model) if from_trace else ()
+    return {"model": model, "from_trace": from_trace, "advice": advice}
+
+
 def sweep(
     collectives: Sequence[str] | None,
     sizes: str,

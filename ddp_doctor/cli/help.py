@@ -22,7 +22,7 @@ _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 _MOMENTS = {
     "Before a job": ("run", "prolog", "topology", "env", "lint"),
     "While it runs": ("attach", "watch"),
-    "After it": ("logs", "replay", "runs"),
+    "After it": ("logs", "trace", "replay", "runs"),
     "For clusters": ("fleet", "compare"),
     "Reference": ("checks", "explain", "template", "completion"),
 }
@@ -32,6 +32,10 @@ JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted.
 ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
     " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
+)
+TRACED = (
+    "Exit codes: 0 nothing costs over 10 % of the step, 1 a finding at or above --fail-on, 2 wrong use or no trace,"
+    " 3 unsure, 130 interrupted."
 )
 LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
 TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."

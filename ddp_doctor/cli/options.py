@@ -117,6 +117,9 @@ _RedactOption = Annotated[
     ),
 ]
 RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
+FromTraceOption = Annotated[
+    str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
+]
 BaselineOption = Annotated[
     str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")
 ]
@@ -187,7 +190,7 @@ def names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for text in given or () for name in text.split(","))
 
 
-_JUDGE = ("run", "prolog", "replay", "topology", "env", "logs", "attach", "fleet", "compare")
+_JUDGE = ("run", "prolog", "replay", "topology", "env", "logs", "trace", "attach", "fleet", "compare")
 
 
 def command(

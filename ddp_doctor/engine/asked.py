@@ -2,6 +2,7 @@
 
     --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
     --model net:make      a forward and backward of that model, alone and in DDP
+    --from-trace FILE     steps with each change that can be tried
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
@@ -19,7 +20,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, USER_MODEL
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, STEP_TIME, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
@@ -60,6 +61,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
             if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
         ),
         *_model(recording, by_id),
+        *_from_trace(recording, by_id),
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
@@ -92,6 +94,19 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+
+
+def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    if not recording.options.advice:
+        return
+    from ddp_doctor.facts.ddp.step_time import StepTimeFact
+
+    ranks = recording.facts(StepTimeFact)
+    trials = [trial for rank in ranks for trial in rank.fact.arguments]
+    untried = [f"{trial.advice.setting}: {trial.not_tried}" for trial in trials if trial.not_tried]
+    why = "; ".join(dict.fromkeys(untried)) if trials else _why(by_id.get(STEP_TIME))
+    if untried or not trials:
+        yield NotAsAsked(f"--from-trace {recording.options.from_trace}", STEP_TIME, why)
 
 
 def _collectives(recording: Recording) -> Iterator[NotAsAsked]:

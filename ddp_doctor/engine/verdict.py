@@ -295,10 +295,14 @@ def summary(
         return f"Unsure: {why}{_ignored(diagnosis)}."
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
-    if subject := recording.command.subject:
-        judged = f"the {subject}, and nothing else, was judged"
-        return f"Healthy{noted}: {judged}{_reached(recording)}{_differ(diagnosis)}{_ignored(diagnosis)}."
-    return f"Healthy{noted}: {scope} passed{_untested(recording)}{_left_out(recording)}{_ignored(diagnosis)}."
+    if recording.command is Command.TRACE:
+        bound = "makes a step three times slower" if warnings else "costs over 10 % of the step"
+        judged = f"nothing {bound} ({scope})"
+    elif subject := recording.command.subject:
+        judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
+    else:
+        judged = f"{scope} passed{_untested(recording)}{_left_out(recording)}"
+    return f"Healthy{noted}: {judged}{_ignored(diagnosis)}."
 
 
 def _reached(recording: Recording) -> str:
@@ -323,7 +327,7 @@ def _why_unsure(
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)
-    if not measured and recording.command is Command.ENV and results:
+    if not measured and recording.command in (Command.ENV, Command.TRACE) and results:
         return f"{results[0].reason}."
     if measured and diagnosis.failures:
         return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
@@ -358,6 +362,10 @@ def _bad_readings(recording: Recording, check_id: str) -> list[Reading]:
 
 
 def _scope(recording: Recording) -> str:
+    if recording.command is Command.TRACE:
+        from ddp_doctor.engine.trace_report import scope  # no other command has to wait for it
+
+        return scope(recording)
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
     if world is None or not any(reading.rank is not None for reading in recording.readings):
@@ -379,7 +387,8 @@ def _untested(recording: Recording) -> str:
     nodes = recording.world.foreign_nodes
     between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
     only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
-    return only + between
+    alone = "; it has no peer, so nothing between ranks was tested" if recording.world.world_size == 1 else ""
+    return only + alone + between
 
 
 def _left_out(recording: Recording) -> str:

@@ -138,6 +138,7 @@ class Where(str, Enum):
     LAUNCHER = "launcher"  # on ranks that the job's own launcher, torchrun, started
     RANK = "rank"  # on ranks that the agent started
     AFTERWARDS = "afterwards"  # once per node, in the agent, when the ranks have ended
+    FILES = "files"  # nowhere: it judges files that are given
 
 
 class Status(str, Enum):

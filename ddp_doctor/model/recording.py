@@ -119,6 +119,16 @@ class Floor(Frozen):
         return f"{self.collective}:{self.size_bytes}={self.bytes_per_s / 1e9:.12g}GB/s"
 
 
+class TraceAdvice(Frozen):
+    """A change that a trace advises."""
+
+    code: str  # of the rule of ``trace`` that tells it
+    at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
+    setting: str = ""  # the argument of DistributedDataParallel that ``run --from-trace`` can try; else empty
+    value: bool | float | None = None  # … the value to try; null: leave the argument out
+    had: bool | float | None = None  # … what the trace shows that the job had; null: not known, or left out
+
+
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
@@ -133,6 +143,8 @@ class Options(Frozen):
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
+    from_trace: str = ""  # the file of --from-trace
+    advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor
@@ -140,6 +152,18 @@ class Options(Frozen):
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
     window: str = "latest"  # --window of trace: latest, all or a number from 1
+    #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
+    expected_busbw: float | None = None
+
+
+class TraceAdvice(Frozen):
+    """A change that a trace advises."""
+
+    code: str  # of the rule of `trace` that tells it
+    at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
+    setting: str = ""  # the argument of DistributedDataParallel that `run --from-trace` can try; else empty
+    value: bool | float | None = None  # … the value to try; None: leave the argument out
+    had: bool | float | None = None  # … what the trace shows that the job had; None: not known, or left out
 
 
 class Job(Frozen):

@@ -121,7 +121,7 @@ def remedy_lines(remedy: Remedy) -> Iterator[Line]:
     if remedy.undo and remedy.undo != NOTHING_TO_UNDO:
         is_command = remedy.undo.startswith(("export ", "unset ", "sudo "))
         yield Line(f"Undo: {remedy.undo}", indent=4, hang=2, to_paste=is_command)
-    if remedy.settings and remedy.proof != FOLLOWS:
+    if remedy.proof.after is not None or (remedy.settings and remedy.proof != FOLLOWS):
         yield Line(_proof(remedy), indent=4, hang=2)
 
 
@@ -131,7 +131,8 @@ def _proof(remedy: Remedy) -> str:
     if proof.after is not None:
         words = _TRIED[proof.status]
         beside = f"; {beside_tried(reason)}" if reason else ""
-        return one_line(f"{words}: {in_force(remedy.settings)}: {proof.before} -> {proof.after}{beside}")
+        what = f": {in_force(remedy.settings)}" if remedy.settings else ""
+        return one_line(f"{words}{what}: {proof.before} -> {proof.after}{beside}")
     return one_line(f"Not tried{f': {reason}' if reason else ''}")
 
 

@@ -14,9 +14,9 @@ from itertools import groupby
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import LogsReport, Report
+from ddp_doctor.model.report import LogsReport, Report, TraceReport
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import about, findings, job_story, tables
+from ddp_doctor.render import about, findings, job_story, tables, trace_table
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -34,10 +34,12 @@ def render(report: Report, recording: Recording) -> str:
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
+    if isinstance(report, TraceReport):
+        blocks += [_fence("\n".join(table.lines(None))) for table in trace_table.tables(report, each=True)]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
-    if selected and not isinstance(report, LogsReport):
+    if selected and not isinstance(report, LogsReport | TraceReport):
         rows = [(check.id, check.status.value, check.reason or "") for check in selected]
         counts = Counter(check.status for check in selected)
         words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status])
@@ -68,6 +70,7 @@ def _measurements(report: Report, recording: Recording) -> str:
         used_table(recording),
         "\n".join(tables.lines(tables.bucket_table(report.measurements))),
         "\n".join(tables.lines(tables.step_table(report.measurements))),
+        "\n".join(tables.lines(tables.advice_table(report.measurements))),
     ]
     return "\n\n".join(part for part in parts if part)
 

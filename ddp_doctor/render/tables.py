@@ -47,6 +47,8 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
     """What is measured, the titles, and the smallest and the largest sizes; nothing where none was measured."""
     most = _SHOWN if all_rows else _SHOWN_ON_SCREEN
     known = rows(measurements)
+    if known and not any(busbw for _, _, _, busbw, _ in known):
+        return [" all_reduce: one rank sends nothing, so there is no bandwidth."]
     shown = known if len(known) <= most else known[:1] + known[1 - most :]
     cells = [
         (f"{size}", f"{time_us:.1f}", f"{algbw:.2f}", f"{busbw:.2f}", f"{wrong}")
@@ -212,6 +214,30 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
             notes.append(f"buckets of {cap:g} MiB: {both}")
     table = Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)))
     return Captioned(caption, table, tuple(notes))
+
+
+def advice_table(measurements: Sequence[Measurement]) -> Captioned | None:
+    """What a trace advised, tried with and without in turns; None where nothing was."""
+    without, changed = (
+        [each for each in measurements if each.name == name] for name in ("step_as_the_job", "step_changed")
+    )
+    rows = [
+        (
+            str(before.labels["change"]),
+            _spread(before),
+            _spread(after),
+            f"{1 - after.value / before.value:.0%}",
+            f"{before.labels['at_most']:.0%}",
+        )
+        for before, after in zip(without, changed, strict=True)
+    ]
+    titles = ("changed", "step as the job", "step with the change", "gain", "at most")
+    return Captioned("What the trace advises, tried in turns:", Table(titles, rows, range(1, 5))) if rows else None
+
+
+def _spread(measured: Measurement) -> str:
+    least, most = (_three_digits(float(measured.labels[bound])) for bound in ("least", "most"))
+    return f"{_three_digits(measured.value)} ({least} to {most})"
 
 
 def _three_digits(seconds: float) -> str:

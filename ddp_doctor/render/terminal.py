@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report
+from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report, TraceReport
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
@@ -43,7 +43,7 @@ def show(
             _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
         _show_heat_maps(report, out, each=each)
-        for table in (tables.gpu_table, tables.bucket_table, tables.step_table):
+        for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
             _show_table(tables.lines(table(report.measurements), width), out)
         if recording.of_check("baseline"):
             from ddp_doctor.render.fleet import beside_lines
@@ -85,6 +85,13 @@ def _show_story(report: Report, recording: Recording, out: "Console", *, each: b
             _show_lines(live_story.lines(job, report, width, each=each), out)
         for host, why in unreached(recording).items():
             out.print(folded(f"{host} could not be read: {one_line(why)}", width, hang=2))
+    elif isinstance(report, TraceReport):
+        from ddp_doctor.render import trace_table
+
+        for number, table in enumerate(trace_table.tables(report, each=each)):
+            if number:
+                out.print()
+            _show_lines(table.lines(width), out)
     elif isinstance(report, LogsReport):
         from ddp_doctor.render import job_story
 

@@ -1,4 +1,4 @@
-"""Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator wants them.
+"""Files that ``ddp-doctor template NAME`` prints, ready to be put where an operator or an engineer wants them.
 
 ``@PYTHON@`` in a file stands for the interpreter to call and ``@DOCTOR@`` for what it is to run, both quoted for the
 shell; ``@GPUS@`` for the GPUs that each node must have; a line ``@COMMON@`` for what the SLURM prolog and the SLURM
@@ -16,11 +16,12 @@ TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains a sick node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains a sick node",
     "slurm-gate": "in a batch script: ends the job where its nodes are sick",
+    "profile": "in a training script: each rank writes a trace, for `trace`",
     "prometheus-rules": "for Prometheus: alerts where a node is sick or stale",
     "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }
 #: How the packaged files end that are no scripts.
-_SUFFIXES = {"prometheus-rules": "yml", "grafana-dashboard": "json"}
+_SUFFIXES = {"profile": "txt", "prometheus-rules": "yml", "grafana-dashboard": "json"}
 #: Those that root runs.
 OF_ROOT = ("slurm-prolog", "slurm-healthcheck")
 _COMMON = "slurm-common.sh"

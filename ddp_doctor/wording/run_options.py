@@ -20,6 +20,7 @@ def typed(
         ("--budget", f"{options.budget_s:g}", f"{usual.budget_s:g}"),
         ("--fail-on", options.fail_on.value, usual.fail_on.value),
         ("--model", options.model, usual.model),
+        ("--from-trace", options.from_trace, usual.from_trace),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]

@@ -1,6 +1,8 @@
 """step_time on real ranks with a model of the user's: it is measured and named, or left alone with the reason."""
 
+from collections.abc import Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import pytest
@@ -8,9 +10,12 @@ import pytest
 from ddp_doctor.checks.ddp.step_time import CHECK, probe
 from ddp_doctor.checks.ddp.step_time.measure import measure
 from ddp_doctor.checks.ddp.step_time.work import Plan, yours
-from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import TraceAdvice
 from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.recorded import load
 
 pytestmark = pytest.mark.ranks
 
@@ -93,6 +98,78 @@ def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):
 
     assert all(one.error is None for one in results), results[0].error
     assert len({one.steps for one in results}) == 1
+
+
+def tiny_buckets(**changes: Any) -> TraceAdvice:
+    """What ``trace`` says of a job with a bucket for each gradient."""
+    advice = TraceAdvice(code="DDT120", at_most=0.9, setting="bucket_cap_mb", value=None, had=0.001)
+    return advice.model_copy(update=changes)
+
+
+def advised(ctx: Any, name: str, *advice: TraceAdvice) -> StepTimeFact:
+    ctx.options = ctx.options.model_copy(update={"advice": advice})
+    return short(ctx, name)
+
+
+def test_what_a_trace_advises_is_tried_against_the_arguments_of_the_job(ranks):
+    view = tiny_buckets(setting="gradient_as_bucket_view", value=True, had=False)
+    facts = ranks.facts(advised, "healthy:many_layers", tiny_buckets(), view, on=(0, 1))
+    first = [fact.arguments[0] for fact in facts]
+    without, changed = (max(median(took[arm]) for took in map(vars, first)) for arm in ("without_s", "with_s"))
+
+    assert [trial.advice.setting for trial in facts[0].arguments] == ["bucket_cap_mb", "gradient_as_bucket_view"]
+    assert all(len(trial.without_s) == len(trial.with_s) >= 5 for fact in facts for trial in fact.arguments)
+    assert changed < 0.8 * without  # 96 all-reduces, and one
+    assert any(one.code == "DD821" for one in judge(recording(facts, (0, 1))))
+    assert "tried instead" in facts[0].not_measured["bucket sizes"]
+
+
+def test_an_argument_that_would_make_ddp_wait_for_a_gradient_is_not_tried(ranks):
+    search = tiny_buckets(setting="find_unused_parameters", value=False, had=True)
+    (fact, _) = ranks.facts(advised, "planted:unused_head", search, on=(0, 1))
+
+    assert [trial.not_tried for trial in fact.arguments] == [
+        "some parameters get no gradient, which DDP would wait for"
+    ]
+    assert not any(one.code == "DD821" for one in judge(recording([fact] * 4)))
+
+
+def tried(without: Sequence[float], changed: Sequence[float], **changes: Any) -> Finding:
+    """The finding of a change whose rounds took so long on the slower of two ranks."""
+    fast = ArgumentTrial(advice=tiny_buckets(**changes), without_s=(0.1,) * 5, with_s=(0.1,) * 5)
+    slow = fast.model_copy(update={"without_s": tuple(without), "with_s": tuple(changed)})
+    fact = load("step_time/own-model-scales").facts(StepTimeFact)[0].fact
+    facts = [fact.model_copy(update={"ranks": 2, "arguments": (each,)}) for each in (fast, slow)]
+    return next(one for one in judge(recording(facts)) if one.code == "DD821")
+
+
+@pytest.mark.parametrize(
+    ("without", "changed", "status", "title"),
+    [
+        ([1.0] * 5, [0.8, 0.7, 0.8, 0.9, 0.8], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
+        ([1.0] * 9, [0.8] * 8 + [1.1], "proved", "Without bucket_cap_mb a step of train:model is 20% shorter"),
+        ([1.0] * 5, [0.8, 0.7, 0.8, 1.1, 0.8], "not_tried", "Whether a step of train:model is shorter without"),
+        ([1.0] * 5, [0.99] * 5, "disproved", "Nothing that the trace advises makes a step of train:model shorter"),
+        ([1.0] * 5, [1.3] * 5, "disproved", "Nothing that the trace advises makes a step of train:model shorter"),
+    ],
+)
+def test_a_change_is_proved_where_every_round_is_shorter_and_refuted_where_none_is(without, changed, status, title):
+    finding = tried(without, changed)
+    (remedy,) = finding.remedies
+
+    assert finding.title.startswith(title)
+    assert remedy.proof.status == status
+    assert remedy.proof.before
+    assert remedy.proof.after
+    assert remedy.undo == "bucket_cap_mb=0.001"
+
+
+def test_a_change_to_a_value_says_how_to_write_it_and_what_it_costs():
+    (remedy,) = tried([1.0] * 5, [0.5] * 5, value=12.5, had=None).remedies
+
+    assert remedy.summary == "DistributedDataParallel(..., bucket_cap_mb=12.5)"
+    assert remedy.undo == "leave bucket_cap_mb out"
+    assert remedy.cost
 
 
 def slow_third(facts: list[StepTimeFact], **changes: Any) -> list[StepTimeFact]:

@@ -70,6 +70,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
         (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
         (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
+        (["run", "--from-trace", "trace.json"], "is tried with a model of yours: give --model MODULE:FACTORY, too"),
         (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
@@ -471,7 +472,7 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--baseline", "--budget", "--collective", "--fail-on", "--hostfile", "--hosts"),
+        *("--backend", "--baseline", "--budget", "--collective", "--fail-on", "--from-trace", "--hostfile", "--hosts"),
         *(
             "--html",
             "--ignore",

@@ -9,12 +9,14 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
+from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
 from ddp_doctor.facts.node.host import Host
+from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Backend, Status, UsageError, Verdict
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
+from ddp_doctor.model.recording import Node, NotRun, Options, Recording, TraceAdvice, World
 from ddp_doctor.model.report import Report
 
 HOST = Host(cpus=8)
@@ -51,6 +53,18 @@ def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1,
     return app.judge(Recording.model_validate_json(recording.model_dump_json())).report
 
 
+TINY = TraceAdvice(code="DDT120", at_most=0.5, setting="bucket_cap_mb")
+FROM_TRACE = {"from_trace": "trace.json", "advice": (TINY,)}
+UNTRIED = StepTimeFact(
+    ranks=2,
+    device="cpu",
+    parameters=1,
+    gradient_bytes=4,
+    iterations=1,
+    rounds=(),
+    curve=Curve(points=((4, 1e-4),)),
+    arguments=(ArgumentTrial(advice=TINY, not_tried="time was short"),),
+)
 NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
 BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
 PREFIX = "Unsure: what was asked for was not run: "
@@ -82,6 +96,10 @@ PREFIX = "Unsure: what was asked for was not run: "
          "--backend nccl (no rank ran over NCCL; select a check of ranks, such as allreduce)"),
         ({"baseline": "b.json"}, [read("baseline", "nothing that was measured here is in it")], [],
          "--baseline b.json (nothing that was measured here is in it)"),
+        (FROM_TRACE, [read("step_time", UNTRIED, 0), read("step_time", UNTRIED, 1)], [],
+         "--from-trace trace.json (bucket_cap_mb: time was short)"),
+        (FROM_TRACE, [], [NotRun(check="step_time", reason="needs --level standard")],
+         "--from-trace trace.json (needs --level standard)"),
         ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
     ],
 )  # fmt: skip

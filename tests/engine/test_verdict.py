@@ -156,6 +156,13 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
     assert report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
 
 
+def test_a_healthy_verdict_of_one_rank_says_that_nothing_between_ranks_was_tested():
+    assert _report(1, _reading(Status.COLLECTED, 0, 0), nproc=1).summary == (
+        "Healthy: 1 rank over nccl on 1 node passed; it has no peer, so nothing between ranks was tested."
+    )
+    assert "no peer" not in _report(1, _reading(Status.COLLECTED, 0, 0)).summary
+
+
 def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
     pair = PairResult(peer=1, wrong_bytes=0, latency_us=20.0, bandwidth_gb_per_s=25.0, size_bytes=1 << 20)
     report = _of_pairs(P2pFact(pairs=(pair,), not_measured=2275))

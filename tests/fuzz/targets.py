@@ -55,6 +55,7 @@ from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import pieces, search_for
 from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.text import as_utf8, plain_lines
+from ddp_doctor.parse.trace import rank
 from ddp_doctor.probing import host_limits, kernel, nccl_interface, setting_origins
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.settings.text import launch_words, setting_text, shell_settings, shell_words
@@ -64,6 +65,7 @@ from tests.fuzz.target import Target, direct, reader
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
 from tests.lint.documents import OF_RULES
 from tests.recorded import path_of
+from tests.traces.written import steps, written
 
 TESTS = Path(__file__).parent.parent
 
@@ -139,6 +141,12 @@ def _in_pieces(text: str) -> object:
     return list(pieces(data, 0, len(data), _SEARCH(data)))
 
 
+def _halves(text: str) -> tuple[bytes, bytes]:
+    data = text.encode("utf-8", "surrogatepass")
+    return data[: len(data) // 2], data[len(data) // 2 :]
+
+
+_TRACES = written(steps(2)), json.dumps(steps(2))
 _TOPOLOGIES = _samples("topology")
 _NCCL_FILES = tuple(text for text in _TOPOLOGIES if "<system" in text)
 _LEGEND = "NIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: MA ID\n"
@@ -267,6 +275,7 @@ _FLIGHT_DUMPS = (
 )
 
 TARGETS: tuple[Target, ...] = (
+    Target(rank.read_trace, lambda text: rank.read_trace("rank0.json", _halves(text)), _TRACES, (rank.NotATrace,)),
     Target(
         plain_pickle.plain_data,
         lambda text: plain_pickle.plain_data(_of_bytes(text)),

@@ -138,6 +138,12 @@ def deep_net():
     return net, lambda step: torch.randn(3072, 256)
 
 
+def many_layers():
+    """Ninety-six small gradients: in a bucket each, they wait for as many all-reduces."""
+    net = nn.Sequential(*(part for _ in range(48) for part in (nn.Linear(32, 32), nn.ReLU())))
+    return net, lambda step: torch.randn(8, 32)
+
+
 class Experts(nn.Module):
     """Each sample goes to one of four experts: some get none on some ranks, in other batches others."""
 

@@ -176,6 +176,19 @@ def test_an_expectation_is_told_once_for_all_lines_that_share_it():
     ]
 
 
+def test_one_rank_has_no_bandwidth_of_all_reduces():
+    """A GPU alone once showed 5,970 GB/s."""
+    shares = {"allreduce_time": 45e-6, "allreduce_algbw": 5970e9, "allreduce_busbw": 0.0, "allreduce_wrong": 0.0}
+    measured = tuple(
+        Measurement(name=name, value=value, unit="", labels={"bytes": 268435456}) for name, value in shares.items()
+    )
+
+    shown = _shown(measurements=measured)
+
+    assert " all_reduce: one rank sends nothing, so there is no bandwidth." in shown
+    assert not any("5970" in line for line in shown)
+
+
 def test_evidence_that_every_check_repeats_is_counted():
     same = [Evidence(check=f"check{number}", text="no module named numpy") for number in range(5)]
 

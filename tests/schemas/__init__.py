@@ -12,7 +12,10 @@ import xmlschema
 _PUBLISHED = Path(__file__).parents[2] / "docs" / "reference"
 _FILES = {
     "sarif": Path(__file__).parent / "sarif-2.1.0.json",
-    **{name: _PUBLISHED / f"{name}.schema.json" for name in ("report", "lint-report", "env-report", "recording")},
+    **{
+        name: _PUBLISHED / f"{name}.schema.json"
+        for name in ("report", "lint-report", "env-report", "trace-report", "recording")
+    },
 }
 # With a Z at its end, as SARIF asks for in section 3.9.
 _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")

@@ -14,7 +14,7 @@ hidden, and every rank waits for the slowest one. Both look the same from outsid
 from collections.abc import Iterator
 from statistics import median
 
-from ddp_doctor.checks.ddp.step_time import rules
+from ddp_doctor.checks.ddp.step_time import advised, rules
 from ddp_doctor.checks.ddp.step_time.measure import YOURS, measure
 from ddp_doctor.checks.ddp.step_time.rounds import crowded, summary
 from ddp_doctor.checks.ddp.step_time.work import own, yours
@@ -71,6 +71,15 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         of_size: dict[str, str | int | float] = {"bucket_cap_mib": size.cap_mib}
         yield Measurement(name="step_predicted", value=size.predicted_s, unit="s", labels=of_size)
         yield Measurement(name="step_measured", value=median(size.step_s), unit="s", labels=of_size)
+    for each in advised.all_tried(recording):
+        for name, took in (("step_as_the_job", each.without), ("step_changed", each.changed)):
+            labels = {
+                "change": advised.words(each.advice),
+                "least": min(took),
+                "most": max(took),
+                "at_most": each.advice.at_most,
+            }
+            yield Measurement(name=name, value=median(took), unit="s", labels=labels)
 
 
 CHECK = Check(
@@ -79,7 +88,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(StepTimeFact,),
-    rules=rules_in(rules),
+    rules=rules_in(rules, advised),
     level=Level.THOROUGH,
     level_with_model=Level.STANDARD,
     cost_s=5.0,

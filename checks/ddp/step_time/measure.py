@@ -12,16 +12,17 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import median
 from typing import Any
 
+from ddp_doctor.checks.ddp.step_time.arguments import tried
 from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN, LARGEST_ALONE
 from ddp_doctor.checks.ddp.step_time.work import (
     Plan,
     ProcessorTime,
     Work,
     built,
+    in_turns,
     one_pass,
     quickest,
     samples_for,
@@ -209,6 +210,7 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         iterations=iterations,
         rounds=measured,
         curve=measured_curve,
+        arguments=tried(ctx, work, ddp, plan),
         buckets=bucket_sizes(ctx, work, ddp, measured_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
         not_measured=missing,
@@ -315,6 +317,9 @@ def bucket_sizes(
     if ctx.world_size == 1:
         missing["bucket sizes"] = "one rank has nobody to communicate with"
         return None
+    if ctx.options.advice:
+        missing["bucket sizes"] = "what the trace advises is tried instead"
+        return None
     if "bucket_cap_mb" in work.options:
         missing["bucket sizes"] = "the factory chooses bucket_cap_mb itself"
         return None
@@ -404,22 +409,11 @@ def _between(start: Any, end: Any) -> float:
 def _measured(
     ctx: RankContext, work: Work, ddp: Any, promised: tuple[float, dict[float, float]], rounds: int
 ) -> tuple[BucketTrial, ...]:
-    """Steps with the default and the best size in turns, each going first every other time."""
+    """Steps with the default and the best size in turns."""
     best, predicted = promised
-    caps = (buckets.DEFAULT_CAP_MIB, best)
     models = {buckets.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
-    took: dict[float, list[float]] = {cap: [] for cap in caps}
-
-    def step(cap: float, detail: str) -> float:
-        return timed(ctx, "step", f"{cap:g} MiB, {detail}", partial(one_pass, work, models[cap]), 1)
-
-    for _ in range(2):  # DDP builds its buckets anew after the first step
-        for cap in caps:
-            step(cap, "warm-up")
-    for number in range(rounds):
-        for cap in caps if number % 2 == 0 else reversed(caps):
-            took[cap].append(step(cap, f"round {number + 1} of {rounds}"))
+    took = in_turns(ctx, work, {f"{cap:g} MiB": model for cap, model in models.items()}, rounds)
     return tuple(
-        BucketTrial(cap_mib=cap, predicted_s=predicted[cap], buckets_bytes=built(models[cap]), step_s=tuple(took[cap]))
-        for cap in caps
+        BucketTrial(cap_mib=cap, predicted_s=predicted[cap], buckets_bytes=built(model), step_s=took[f"{cap:g} MiB"])
+        for cap, model in models.items()
     )

@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from ddp_doctor.knowledge.ddp.arguments import as_the_job_has_them, copes_with_unused
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing.all_reduces import agreed, meet
@@ -49,6 +51,7 @@ class Work:
     make: Callable[[int], Any] | None = None  # a batch of so many samples; None where no such batch can be made
     most: int = _LARGEST_BATCH  # samples for which there is memory
     options: Mapping[str, Any] = field(default_factory=dict)  # for DDP
+    unused: bool = False  # some parameter gets no gradient on some rank
     copies: int = 2  # of the module in DDP, for which there is memory
     alike: bool = True  # every rank computes the same
 
@@ -119,6 +122,21 @@ def timed(ctx: RankContext, name: str, detail: str, once: Callable[[], object], 
 def quickest(ctx: RankContext, work: Work, times: int) -> float:
     """Seconds of the quickest of several passes without synchronisation."""
     return min(timed(ctx, "compute", "to fit the batch", lambda: one_pass(work, work.module), 1) for _ in range(times))
+
+
+def in_turns(
+    ctx: RankContext, work: Work, models: dict[str, Any], rounds: int, times: int = 1
+) -> dict[str, tuple[float, ...]]:
+    """Seconds of a step of each in every round, each of them going first in its turn."""
+    took: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(2):  # DDP builds its buckets anew after the first step
+        for name, model in models.items():
+            timed(ctx, "step", f"{name}, warm-up", partial(one_pass, work, model), 1)
+    for number in range(rounds):
+        for name in models if number % 2 == 0 else reversed(models):
+            detail = f"{name}, round {number + 1} of {rounds}"
+            took[name].append(timed(ctx, "step", detail, partial(one_pass, work, models[name]), times))
+    return {name: tuple(seconds) for name, seconds in took.items()}
 
 
 class ProcessorTime:
@@ -192,8 +210,8 @@ def yours(ctx: RankContext) -> Work:
         raise Skip(f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model") from None
     if not ready.batches:
         raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
-    copes = ready.options.get("find_unused_parameters") or ready.options.get("static_graph")
-    if ready.unused and not copes:
+    options = as_the_job_has_them(ready.options, ctx.options.advice)
+    if ready.unused and not copes_with_unused(options):
         raise Skip(f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)")
     batch = ready.batches[0]
     common = batches.common(ctx, batch)
@@ -202,7 +220,8 @@ def yours(ctx: RankContext) -> Work:
         batch=common or batch,
         loss=_loss,
         name=ctx.model,
-        options=ready.options,
+        options=options,
+        unused=ready.unused,
         copies=_copies(ctx, ready.model),
         alike=common is not None,
     )

@@ -28,7 +28,7 @@ def probe(_ctx: Context) -> Fact:
 CHECK = Check(
     id="trace",
     title="A step computes, and nobody is waited for",
-    where=Where.NODE,
+    where=Where.FILES,
     probe=probe,
     facts=(TraceFact,),
     rules=rules_in(late_rank, step, buckets, meetings),

@@ -7,6 +7,7 @@ from pydantic import Field
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import TraceAdvice
 
 
 class Round(Frozen):
@@ -47,6 +48,15 @@ class Profile(Frozen):
     operations: dict[str, float] = Field(default_factory=dict)  # the dearest, by their own seconds
 
 
+class ArgumentTrial(Frozen):
+    """Steps with one argument of DDP changed as a trace advises, and with all of them as the job has them, in turns."""
+
+    advice: TraceAdvice
+    without_s: tuple[float, ...] = ()  # as the job has them, one per round, of this rank
+    with_s: tuple[float, ...] = ()  # … changed
+    not_tried: str = ""  # why not
+
+
 class StepTimeFact(Fact):
     """One rank's steps."""
 
@@ -67,5 +77,6 @@ class StepTimeFact(Fact):
     rounds: tuple[Round, ...]
     curve: Curve
     buckets: Buckets | None = None
+    arguments: tuple[ArgumentTrial, ...] = ()  # with --from-trace
     profile: Profile | None = None
     not_measured: dict[str, str] = Field(default_factory=dict)  # what, and why

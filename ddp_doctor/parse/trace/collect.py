@@ -6,7 +6,7 @@ Names and categories: pytorch/kineto libkineto/include/ActivityType.h; torch/csr
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.parse.trace.events import Event
@@ -51,43 +51,37 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Events without arguments, in arrays: there are millions."""
+    """Events without arguments, in an array: there are millions. Sorted before anything is asked of them."""
 
     def __init__(self) -> None:
-        self.begins, self.lasts, self.names = array("d"), array("d"), array("l")
+        self.flat = array("d")  # begin, how long it took, and the number of its name, one event after the other
+        self.begins, self.lasts, self.names = array("d"), array("d"), array("d")
 
     def __len__(self) -> int:
-        return len(self.begins)
-
-    def add(self, begin: float, last: float, name: int = 0) -> None:
-        """One more; ``last`` is how long it took."""
-        self.begins.append(begin)
-        self.lasts.append(last)
-        self.names.append(name)
+        return len(self.flat) // 3
 
     def sorted(self) -> "Rows":
-        """By begin, and of those that begin together the longest first."""
-        begins, lasts, names = self.begins, self.lasts, self.names
+        """The same, by begin."""
+        begins = self.flat[0::3]
         order = sorted(range(len(begins)), key=begins.__getitem__)
-        made = Rows()
-        made.begins = array("d", map(begins.__getitem__, order))
-        made.lasts = array("d", map(lasts.__getitem__, order))
-        made.names = array("l", map(names.__getitem__, order))
-        return made
+        self.begins, self.lasts, self.names = (
+            array("d", map(self.flat[column::3].__getitem__, order)) for column in range(3)
+        )
+        return self
 
     def outermost(self) -> Iterator[tuple[float, float, int]]:
-        """Begin, end and name of those that no other one contains; of sorted rows."""
-        until = float("-inf")
-        begin, name = until, 0
+        """Begin, end and name of those that no other one contains."""
+        begin = until = float("-inf")
+        name = 0.0
         for at, last, called in zip(self.begins, self.lasts, self.names, strict=True):
             if at < until:
                 until = max(until, at + last)
                 continue
             if until > begin:
-                yield begin, until, name
+                yield begin, until, int(name)
             begin, until, name = at, at + last, called
         if until > begin:
-            yield begin, until, name
+            yield begin, until, int(name)
 
 
 class Collected:
@@ -123,18 +117,13 @@ class Collected:
             "python_function": self._frame,
         }
 
-    def take(self, events: Iterable[Event]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
         """Keep what matters of these."""
         takers = self._takers
         for event in events:
-            self.events += 1
-            taker = takers.get(event.cat or "")
-            if taker is not None and event.ph == "X":
-                try:
-                    begin = float(event.ts)
-                except ValueError:
-                    continue
-                taker(event, begin, event.name or "")
+            if event.ph == "X" and (taker := takers.get(event.cat or "")) is not None:
+                taker(event, event.ts, event.name or "")
+        self.events += len(events)
 
     def number(self, name: str) -> int:
         """A small number that stands for a name."""
@@ -155,15 +144,14 @@ class Collected:
             rows = self._rows_of(name)
             if len(self._besides) < _MOST_NAMES:
                 self._besides[name] = rows
+        if rows is None or not (rows is self.calls or rows is self.records or rows is self.annotations):
+            number = self.numbers.get(name) or self.number(name)
+            self.ops[event.tid or 0].flat.extend((begin, event.dur, number))
+            if name.startswith(BACKWARD):
+                self.backward.flat.extend((begin, event.dur, number))
         if rows is self.annotations:
             self._annotation(event, begin, name)
-            return
-        if rows is not self.calls and rows is not self.records:
-            number = self.numbers.get(name) or self.number(name)
-            self.ops[event.tid or 0].add(begin, event.dur, number)
-            if name.startswith(BACKWARD):
-                self.backward.add(begin, event.dur, number)
-        if rows is not None:
+        elif rows is not None:
             self._keep(rows, event, begin, name, args=rows is self.inputs or rows is self.records)
 
     def _rows_of(self, name: str) -> "list[Row] | None":
@@ -192,16 +180,17 @@ class Collected:
         if _COLLECTIVE_KERNEL.match(name):
             self._keep(self.collectives, event, begin, name, args=True)
         else:
-            self.kernels.add(begin, max(event.dur, 0.0))
+            self.kernels.flat.extend((begin, max(event.dur, 0.0), 0))
 
     def _copy(self, event: Event, begin: float, name: str) -> None:
         self._keep(self.copies, event, begin, name)
 
     def _runtime(self, event: Event, begin: float, name: str) -> None:
         if "Launch" in name:
-            self.launches.add(begin, event.dur)
+            self.launches.flat.extend((begin, event.dur, 0))
         elif name.endswith(_SYNCHRONISES) or ("Memcpy" in name and event.dur > _COPY_THAT_WAITED_US):
             self._keep(self.syncs, event, begin, name)
 
     def _frame(self, event: Event, begin: float, name: str) -> None:
-        self.frames[event.tid or 0].add(begin, event.dur, self.numbers.get(name) or self.number(name))
+        number = self.numbers.get(name) or self.number(name)
+        self.frames[event.tid or 0].flat.extend((begin, event.dur, number))

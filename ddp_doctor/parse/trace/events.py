@@ -21,6 +21,8 @@ _BETWEEN = b"\n  },\n  {"
 _BETWEEN_ANY = re.compile(rb'\}\s*(,)[\s,]*\{\s*"(?:ph|name|cat|pid|ts|tid|args|dur)"')
 _FILLING = re.compile(rb"[\s,]*")
 _END = re.compile(rb"\}[\s,]*(\])")
+#: … where the last event itself is damaged.
+_END_OF_ALL = re.compile(rb'\}[\s,]*(\])\s*(?:,\s*"\w+"\s*:|\}\s*$)')
 #: An event whose end is sought; brackets within its arguments come before it.
 _MOST_ENDS = 64
 _NO_NUMBER = re.compile(rb"(?<=[:\s,\[])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
@@ -33,7 +35,7 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = ""
     name: str | None = ""
-    ts: float | str = 0.0
+    ts: float = 0.0
     dur: float = 0.0
     pid: int | str | None = 0
     tid: int | str | None = 0
@@ -44,8 +46,9 @@ class NotATrace(ValueError):
     """The file holds no events; the message says what is wrong with it."""
 
 
-_PIECE = msgspec.json.Decoder(list[Event])
-_ONE = msgspec.json.Decoder(Event)
+# Not strict: Ascend writes times as strings.
+_PIECE = msgspec.json.Decoder(list[Event], strict=False)
+_ONE = msgspec.json.Decoder(Event, strict=False)
 _ANY = msgspec.json.Decoder()
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -133,8 +136,8 @@ class EventStream:
                     self._around[1] = after + text[at:]
             if event is not None:
                 found.append(event)
-            elif self.cut:
-                self.damaged += 1
+            else:
+                self.damaged += not candidate.startswith(b"]")
         return found
 
     def _last(self, text: bytes) -> tuple[Event | None, bytes | None]:
@@ -144,7 +147,8 @@ class EventStream:
         for _, end in zip(range(_MOST_ENDS), _END.finditer(text), strict=False):
             if event := _decoded(text[: end.start() + 1]):
                 return event, text[end.end() :]
-        return None, None
+        end_of_all = _END_OF_ALL.search(text)
+        return None, text[end_of_all.end(1) :] if end_of_all else None
 
 
 def _past(text: bytes, at: int) -> int:

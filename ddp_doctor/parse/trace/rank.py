@@ -30,6 +30,8 @@ _MOST_STEPS, _MOST_CALLS = 64, 4_000
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
 _MOST_INSIDE = 8
+#: Threads that may have called something that waits when another one does.
+_MOST_THREADS = 8
 #: Frames that are looked at for those that enclose a moment.
 _LOOK_BACK = 20_000
 #: Code that is not the user's.
@@ -70,6 +72,8 @@ class _Rank:
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
+        for rows in (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs):
+            rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
         self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
         self.on_device = self._parts_on_gpu() if self.on_gpu else self._parts_on_cpu()
@@ -139,8 +143,8 @@ class _Rank:
         """Until when everything was written: a file that is cut lacks what came later, on a GPU all of it may be."""
         if not self.stream.cut:
             return float("inf")
-        of_threads = [max(rows.begins) for rows in self.found.ops.values() if len(rows)]
-        on_gpu = max(self.found.kernels.begins, default=0.0)
+        of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
+        on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
         if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
             return float("-inf")
         return min(max(of_threads), on_gpu or float("inf"))
@@ -195,14 +199,14 @@ class _Rank:
         exposed = sorted(parts["exposed"], key=lambda span: span[0] - span[1])[:_MOST_EXPOSED]
         ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
         updates = _within(self.optimizers, begin, end)
-        reducer = [row for row in found.reducer if begin <= row.begin < end]
+        reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
         back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
         into = [row for row in reducer if row.name in INTO_BUCKET]
         searched = [row for row in reducer if row.name == UNUSED_SEARCH]
-        pageable = [row for row in found.copies if begin <= row.begin < end and "Pageable -> Device" in row.name]
+        pageable = [row for row in copies if "Pageable -> Device" in row.name]
         backward = self._backward(forwards, begin, end)
         syncs = self._syncs(begin, end)
-        pinned = sum(begin <= row.begin < end and "Pinned -> Device" in row.name for row in found.copies)
+        pinned = sum("Pinned -> Device" in row.name for row in copies)
         return TraceStep(
             number=step.number,
             begin_us=begin - origin,
@@ -267,9 +271,7 @@ class _Rank:
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        inside = [
-            (begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end
-        ]
+        inside = [(begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end]
         packed = [begin for begin, _, name in inside if name == PACKED]
         unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
         if not packed or not unpacked:
@@ -308,20 +310,20 @@ class _Rank:
         last = bisect_right(rows.begins, moment)
         for at in range(last - 1, max(last - _LOOK_BACK, 0) - 1, -1):
             if rows.begins[at] + rows.lasts[at] > moment:
-                found.append(self.names[rows.names[at]])
+                found.append(self.names[int(rows.names[at])])
         return found[::-1]
 
     def _syncs(self, begin: float, end: float) -> list[SyncPoint]:
         """By the outermost operator that waits; on a CPU trace the operators alone, which cost next to nothing."""
-        waiting = sorted(row for row in self.found.waiting if begin <= row.begin < end)
         outer: list[Row] = []
-        for row in waiting:
+        for row in _within(self.found.waiting, begin, end):
             if not outer or row.begin >= outer[-1].end or row.thread != outer[-1].thread:
                 outer.append(row)
-        calls = [row for row in self.found.syncs if begin <= row.begin < end]
+        calls = _within(self.found.syncs, begin, end)
         counted: dict[tuple[str, str], tuple[int, float]] = {}
         for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
-            around = [op for op in outer if op.begin <= row.begin < op.end and op.thread == row.thread]
+            near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
+            around = [op for op in near if row.begin < op.end and op.thread == row.thread]
             key = around[0].name if around else row.name, self._users_line(row.begin)
             count, wait_us = counted.get(key, (0, 0.0))
             counted[key] = count + 1, wait_us + row.end - row.begin
@@ -382,8 +384,9 @@ def _spans(rows: Iterable[Row]) -> list[tuple[float, float]]:
     return [(row.begin, row.end) for row in rows]
 
 
-def _within(rows: Iterable[Row], begin: float, end: float) -> list[Row]:
-    return sorted(row for row in rows if begin <= row.begin < end)
+def _within(rows: Sequence[Row], begin: float, end: float) -> Sequence[Row]:
+    """Of sorted rows those that begin between two moments."""
+    return rows[bisect_left(rows, (begin,)) : bisect_left(rows, (end,))]
 
 
 def _total(rows: Iterable[Row]) -> float:

@@ -17,12 +17,23 @@ from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import AttachReport, CheckResult, LogsReport, NodeVerdict, Report
+from ddp_doctor.model.report import AttachReport, CheckResult, LogsReport, NodeVerdict, Report, TraceReport
 from ddp_doctor.parse.redact import masked
-from ddp_doctor.render import about, checks, findings, fleet, heat_map, job_story, live_story, settings_table, tables
+from ddp_doctor.render import (
+    about,
+    checks,
+    findings,
+    fleet,
+    heat_map,
+    job_story,
+    live_story,
+    settings_table,
+    tables,
+    trace_table,
+)
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import timeline
+from ddp_doctor.render.html import steps, timeline
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -84,7 +95,7 @@ def _shown(value: object) -> object:
 
 
 def _parts(report: Report, recording: Recording) -> dict[str, object]:
-    has_checks = not isinstance(report, LogsReport)  # whose one check is the reading itself
+    has_checks = not isinstance(report, LogsReport | TraceReport)  # whose one check is the reading itself
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
@@ -92,6 +103,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         used_transports(recording),
         tables.gpu_table(report.measurements),
         tables.step_table(report.measurements),
+        tables.advice_table(report.measurements),
         Captioned("DDP's buckets of gradients", buckets) if buckets else None,
     )
     return {
@@ -101,6 +113,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "nodes": _nodes(report),
         "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
+        "steps": list(steps.steps(report, recording)) if isinstance(report, TraceReport) else [],
         "bandwidth": _bandwidth(report, recording),
         # Its own renderer escapes what it draws.
         "heat_maps": [(heat.title, Markup(heat_map.svg(heat))) for heat in heat_map.heat_maps(report)],  # noqa: S704
@@ -198,6 +211,8 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
             yield Captioned(first, live_story.table(job, report), tuple(further))
         for host, why in unreached(recording).items():
             yield Captioned(f"{host} could not be read: {why}", Table((), []))
+    elif isinstance(report, TraceReport):
+        yield from trace_table.tables(report, each=True)
     elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):
         yield Captioned(words[0], job_story.table(report, recording) or Table((), []), tuple(words[1:]))
 

@@ -1,0 +1,137 @@
+"""DD821: what a trace advised, tried with the user's model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_doctor.checks.ddp.step_time import rounds
+from ddp_doctor.checks.ddp.step_time.rounds import Seconds
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.knowledge.ddp.arguments import COST
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.recording import Recording, TraceAdvice
+from ddp_doctor.model.rule import rule
+from ddp_doctor.wording import proofs
+from ddp_doctor.wording.findings import NOBODY, finding
+
+#: A change that brings less is no gain, even where every round is won (judgement).
+LEAST_GAIN = 0.02
+#: All rounds are won but one in so many: by chance eight of nine are in 1 of 50, and five of five in 1 of 32.
+_ONE_LOST_IN = 9
+_DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One change: the slowest rank's step in each round, without it and with it."""
+
+    advice: TraceAdvice
+    without: Seconds
+    changed: Seconds
+
+    @property
+    def gain(self) -> float:
+        """The part of a step that it saves; below zero it costs."""
+        return 1 - median(self.changed) / median(self.without)
+
+    @property
+    def proof(self) -> Proof:
+        """Proved: faster in nearly every round. Disproved: no faster, or slower. Else the rounds do not tell."""
+        before, after = rounds.spread(self.without), rounds.spread(self.changed)
+        pairs = list(zip(self.without, self.changed, strict=True))
+        most_lost = len(pairs) // _ONE_LOST_IN
+        if self.gain < LEAST_GAIN:
+            is_slower = self.gain <= -LEAST_GAIN and sum(changed < without for without, changed in pairs) <= most_lost
+            reason = proofs.SLOWER if is_slower else proofs.NO_GAIN
+            return Proof(status="disproved", before=before, after=after, reason=reason)
+        if sum(changed >= without for without, changed in pairs) <= most_lost:
+            return Proof(status="proved", before=before, after=after)
+        return Proof(before=before, after=after, reason=proofs.UNCLEAR)
+
+
+def all_tried(recording: Recording) -> list[Tried]:
+    """The changes that were tried on all ranks."""
+    ranks = [rank.fact for rank in recording.facts(StepTimeFact)]
+    if not ranks or len(ranks) != ranks[0].ranks:
+        return []
+    return [
+        Tried(
+            of_ranks[0].advice,
+            _slowest([each.without_s for each in of_ranks]),
+            _slowest([each.with_s for each in of_ranks]),
+        )
+        for of_ranks in zip(*(rank.arguments for rank in ranks), strict=False)
+        if all(each.without_s and each.with_s for each in of_ranks)
+    ]
+
+
+def _slowest(ranks: Sequence[Seconds]) -> Seconds:
+    return tuple(map(max, zip(*ranks, strict=False)))
+
+
+def words(advice: TraceAdvice) -> str:
+    """``with bucket_cap_mb=12``, ``without bucket_cap_mb``."""
+    return f"without {advice.setting}" if advice.value is None else f"with {_argument(advice.setting, advice.value)}"
+
+
+def _argument(name: str, value: bool | float) -> str:
+    return f"{name}={value if isinstance(value, bool) else format(value, 'g')}"
+
+
+@rule("DD821", "advice-of-a-trace-tried", Severity.INFO, StepTimeFact)
+def advice_tried(recording: Recording) -> Iterator[Draft]:
+    """An argument of DistributedDataParallel that a trace advised, tried with your model.
+
+    Finds: With ``--from-trace`` steps of your model in DDP with the arguments that the job has, and with one of them
+        changed, in turns. It helps where steps are shorter in every round (of nine in eight), and their median by 2 %;
+        it does not where the median is not; else the rounds do not tell.
+    Why: A trace gives an upper bound. What of it is there to be had, only a trial tells.
+    Remedy: The argument, where it helped; its price is told with it.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
+        docs/how-to/test-your-own-model.md
+    """
+    found = sorted(all_tried(recording), key=lambda each: (_ORDER[each.proof.status], -each.gain))
+    if not found:
+        return
+    best, model = found[0], recording.facts(StepTimeFact)[0].fact.model
+    status, change = best.proof.status, words(best.advice)
+    title = f"Nothing that the trace advises makes a step{rounds.of(model)} shorter"
+    if status == "proved":
+        title = f"{change[0].upper()}{change[1:]} a step{rounds.of(model)} is {_shorter(best.gain)}"
+    elif status == "not_tried":
+        title = f"Whether a step{rounds.of(model)} is shorter {change} the rounds do not tell"
+    yield finding(
+        NOBODY,
+        title,
+        (
+            Evidence(
+                text=f"{words(each.advice)} a step is {_shorter(each.gain)},"
+                f" by the trace ({each.advice.code}) at most {each.advice.at_most:.0%} of the job's"
+            )
+            for each in found
+        ),
+        *(_remedy(each.advice, each.proof) for each in found),
+        confidence=Confidence.POSSIBLE if status == "not_tried" else Confidence.PROVED,
+        detail="Each change was tried alone. A step here is forward and backward, without loading and the optimizer.",
+    )
+
+
+def _shorter(gain: float) -> str:
+    return f"{abs(gain):.0%} {'longer' if gain < 0 else 'shorter'}"
+
+
+_ORDER = {"proved": 0, "not_tried": 1, "disproved": 2}
+
+
+def _remedy(advice: TraceAdvice, proof: Proof) -> Remedy:
+    name, had = advice.setting, advice.had
+    take = "" if advice.value is None else _argument(name, advice.value)
+    return Remedy(
+        summary=f"DistributedDataParallel(..., {take})" if take else f"Leave {name} out of DDP's arguments",
+        scope="code",
+        cost=COST[name],
+        undo=f"leave {name} out" if had is None else _argument(name, had),
+        proof=proof,
+        references=(_DDP,),
+    )

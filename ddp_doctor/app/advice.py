@@ -1,0 +1,37 @@
+"""What a report of ``trace`` advises, as far as a run can try it."""
+
+from pydantic import ValidationError
+
+from ddp_doctor.app.outcome import UsageError
+from ddp_doctor.app.recordings import read_json, what_is_wrong
+from ddp_doctor.knowledge.ddp.arguments import COST
+from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.recording import TraceAdvice
+from ddp_doctor.parse.file_kinds import REPORT
+
+
+class _OfTrace(Frozen):
+    """What is read of the report."""
+
+    advice: tuple[TraceAdvice, ...]
+
+
+def load_advice(path: str, model: str) -> tuple[TraceAdvice, ...]:
+    """The changes of DDP's arguments in a report, the largest bound of each first. Raises UsageError."""
+    if not model:
+        raise UsageError(f"--from-trace {path} is tried with a model of yours: give --model MODULE:FACTORY, too")
+    file = read_json(path)
+    if file.kind != REPORT or "advice" not in file.data:
+        what = "a report of ddp-doctor, but not of `trace`" if file.kind == REPORT else file.kind or "no report"
+        raise UsageError(f"{path} is {what}; `ddp-doctor trace PATH --json FILE` writes what --from-trace reads")
+    try:
+        advice = _OfTrace.model_validate_json(file.text).advice
+    except ValidationError as error:
+        raise UsageError(f"{path} cannot be used: {what_is_wrong(error, 'report')}") from error
+    first = dict[str, TraceAdvice]()
+    for each in advice:
+        if each.setting in COST:
+            first.setdefault(each.setting, each)
+    if not first:
+        raise UsageError(f"nothing that {path} advises is an argument of DistributedDataParallel, so no run can try it")
+    return tuple(first.values())

@@ -1,0 +1,37 @@
+"""The arguments of DistributedDataParallel that change how long a step takes, and not what is trained.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from ddp_doctor.model.recording import TraceAdvice
+
+#: What another value of each may cost.
+COST = MappingProxyType(
+    {
+        "bucket_cap_mb": "what is best depends on the model and on the network: try again where either changes",
+        "gradient_as_bucket_view": "gradients are views of the buckets: detach_() raises on them",
+        "static_graph": "each step must use the same parameters in the same way",
+        "find_unused_parameters": "a step that leaves a parameter without a gradient then raises",
+        "broadcast_buffers": "buffers, such as the running statistics of BatchNorm, then differ between ranks",
+    }
+)
+
+
+def as_the_job_has_them(options: Mapping[str, Any], advice: Sequence[TraceAdvice]) -> dict[str, Any]:
+    """The arguments that the user's factory gives, with what the trace shows of them."""
+    return {**options, **{each.setting: each.had for each in advice if each.had is not None}}
+
+
+def changed(options: Mapping[str, Any], advice: TraceAdvice) -> dict[str, Any]:
+    """The same with one of them as it is advised."""
+    others = {name: value for name, value in options.items() if name != advice.setting}
+    return others if advice.value is None else {**others, advice.setting: advice.value}
+
+
+def copes_with_unused(options: Mapping[str, Any]) -> bool:
+    """Whether DDP waits for no gradient of a parameter that gets none."""
+    return bool(options.get("find_unused_parameters") or options.get("static_graph"))

@@ -1,0 +1,138 @@
+"""The parts of each rank's median step as one bar, and time lines of the median and the longest step.
+
+Each rank has a clock of its own: in a time line they stand so that a collective that nobody leaves before all are there
+ends at the same moment on all.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import median_low
+
+from ddp_doctor.facts.trace import TraceFact, TraceStep
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import TracedRank, TraceReport
+from ddp_doctor.render.text import amount, one_line
+from ddp_doctor.render.trace_table import PARTS, blamed, count, is_seen, name_of
+from ddp_doctor.views.trace.windows import windows
+
+#: Ranks with a row, those that a finding names first.
+_MOST_ROWS = 16
+#: In percent of the width: a bar is never thinner, and its name fits in one that is wider.
+_THINNEST, _FITS_A_LETTER = 0.3, 1.5
+#: Collectives of a rank that are drawn, the longest ones.
+_MOST_CALLS = 200
+_ENDS_TOGETHER = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
+
+Part = dict[str, object]
+
+
+def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
+    """For each window its pictures."""
+    to_blame = blamed(report)
+    for traced, window in zip(report.windows, windows(recording), strict=True):
+        ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
+        shown = sorted(ranks[:_MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
+        which = f"Window {traced.number}: the" if len(report.windows) > 1 else "The"
+        yield {
+            "title": f"{which} median of {count(traced)}",
+            "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if is_seen(traced, name)],
+            "bars": [
+                (name_of(rank), to_blame.get(rank.rank, []), _told(rank), list(_parts(rank))) for rank, _ in shown
+            ],
+            "lines": list(_lines([fact for _, fact in shown])),
+            "left": len(ranks) - len(shown),
+        }
+
+
+def _told(rank: TracedRank) -> str:
+    return amount(float(f"{rank.median.step:.3g}"), "s")
+
+
+def _parts(rank: TracedRank) -> Iterator[Part]:
+    """The parts behind each other, in percent of the step."""
+    start = 0.0
+    for name, title in PARTS.items():
+        seconds = getattr(rank.median, name)
+        width = 100 * seconds / (rank.median.step or 1.0)
+        if width > 0:
+            words = f"{title.replace(chr(10), ' ')}: {amount(float(f'{seconds:.3g}'), 's')}, {width:.0f} %"
+            yield _bar(name, start, width, words, title.partition("\n")[0])
+        start += width
+
+
+def _bar(name: str, start: float, width: float, words: str, label: str = "") -> Part:
+    at = min(max(start, 0.0), 100 - _THINNEST)
+    wide = min(max(width, _THINNEST), 100 - at)
+    fits = label if wide > _FITS_A_LETTER * len(label) else ""
+    return {"name": name, "start": round(at, 2), "width": round(wide, 2), "words": words, "label": fits}
+
+
+def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
+    """The time lines of two steps that all of these ranks have, or of one."""
+    of_ranks = [{step.number: step for step in fact.steps} for fact in facts]
+    common = sorted(set(of_ranks[0]).intersection(*of_ranks)) if of_ranks else []
+    if not common:
+        return
+    length = {number: max(of[number].end_us - of[number].begin_us for of in of_ranks) for number in common}
+    middle = median_low(length.values())
+    usual = next(number for number in common if length[number] == middle)
+    longest = max(common, key=lambda number: length[number])
+    for number, what in dict.fromkeys([(usual, "the median one"), (longest, "the longest one")]):
+        rows = [(fact, of[number]) for fact, of in zip(facts, of_ranks, strict=True)]
+        yield _line(f"Step {number}, {what if longest != usual else 'the median and the longest one'}", rows)
+        if longest == usual:
+            return
+
+
+def _line(title: str, rows: Sequence[tuple[TraceFact, TraceStep]]) -> Part:
+    together = [_last_together(fact, step) for fact, step in rows]
+    known = [end for end in together if end is not None]
+    zeros = known if len(known) == len(rows) else [step.begin_us for _, step in rows]
+    begin = min(step.begin_us - zero for (_, step), zero in zip(rows, zeros, strict=True))
+    end = max(step.end_us - zero for (_, step), zero in zip(rows, zeros, strict=True))
+    drawn = []
+    for (fact, step), zero in zip(rows, zeros, strict=True):
+        scale = _Scale(begin + zero, end + zero)
+        name = str(fact.rank) if fact.rank is not None else one_line(fact.file).rpartition("/")[2]
+        drawn.append({"name": name, "work": list(_work(step, scale)), "calls": list(_communication(fact, step, scale))})
+    return {"title": title, "end": _ms(end - begin), "rows": drawn, "is_aligned": zeros is known}
+
+
+class _Scale:
+    """Microseconds to percent of the width."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self.begin, self.us = begin, max(end - begin, 1e-3)
+
+    def bar(self, name: str, begin: float, end: float, words: str, label: str = "") -> Part:
+        """From one moment to another."""
+        return _bar(name, 100 * (begin - self.begin) / self.us, 100 * (end - begin) / self.us, words, label)
+
+
+def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
+    """When the last collective of the step ended that ends on all ranks at once."""
+    at = fact.steps.index(step)
+    return max((call.end_us for call in fact.calls if call.step == at and call.kind in _ENDS_TOGETHER), default=None)
+
+
+def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
+    """The step, and over it when communication alone ran, and its longest gap."""
+    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
+    for begin, end in step.exposed:
+        yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
+    if gap := step.gap:
+        inside = f" in {one_line(' > '.join(gap.inside))}" if gap.inside else ""
+        words = f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}"
+        yield scale.bar("host", gap.begin_us, gap.end_us, words, "gap")
+
+
+def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[Part]:
+    """The longest collectives of which some part is in the step."""
+    inside = (call for call in fact.calls if call.begin_us < step.end_us and call.end_us > step.begin_us)
+    for call in sorted(inside, key=lambda call: call.begin_us - call.end_us)[:_MOST_CALLS]:
+        size = f" of {amount(call.size_bytes, 'B')}" if call.size_bytes else ""
+        words = f"{one_line(call.kind)}{size}: {_ms(call.end_us - call.begin_us)}"
+        yield scale.bar("transfer", max(call.begin_us, step.begin_us), min(call.end_us, step.end_us), words)
+
+
+def _ms(us: float) -> str:
+    return amount(float(f"{us / 1e6:.3g}"), "s")

@@ -1,0 +1,58 @@
+"""What ``run --from-trace`` takes of a report of ``trace``, and what it refuses with a sentence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.app.advice import load_advice
+from ddp_doctor.model.choices import UsageError
+
+TINY = {"code": "DDT120", "at_most": 0.4, "setting": "bucket_cap_mb", "value": None, "had": 1.0}
+SEARCH = {"code": "DDT121", "at_most": 0.1, "setting": "find_unused_parameters", "value": False, "had": True}
+NO_SYNC = {"code": "DDT122", "at_most": 0.5}
+REPORT: dict[str, Any] = {"verdict": "healthy", "exit_code": 0, "findings": []}
+
+
+def written(folder: Path, content: object) -> str:
+    path = folder / "trace.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+def test_the_arguments_of_ddp_are_tried_each_once_and_the_rest_is_left_to_the_reader(tmp_path):
+    again = {**TINY, "value": 50.0, "at_most": 0.2}
+    path = written(tmp_path, {**REPORT, "advice": [NO_SYNC, TINY, again, SEARCH]})
+
+    assert [(each.setting, each.value, each.had) for each in load_advice(path, "net:make")] == [
+        ("bucket_cap_mb", None, 1.0),
+        ("find_unused_parameters", False, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (REPORT, "is a report of ddp-doctor, but not of `trace`; `ddp-doctor trace PATH --json FILE` writes"),
+        ({"readings": [], "run_id": ""}, "is a recording of ddp-doctor; `ddp-doctor trace"),
+        ({"traceEvents": []}, "is no report; `ddp-doctor trace PATH --json FILE` writes"),
+        ([], "is no report; `ddp-doctor trace"),
+        ("", "cannot be used: it is empty"),
+        ({**REPORT, "advice": []}, "is an argument of DistributedDataParallel, so no run can try it"),
+        ({**REPORT, "advice": [NO_SYNC]}, "is an argument of DistributedDataParallel, so no run can try it"),
+        ({**REPORT, "advice": [{**TINY, "setting": "later"}]}, "is an argument of DistributedDataParallel"),
+        ({**REPORT, "advice": [{**TINY, "value": "many"}]}, "cannot be used: it has 'many' under advice.0.value"),
+        ({**REPORT, "advice": 1}, "cannot be used: it has 1 under advice"),
+    ],
+)
+def test_what_holds_nothing_to_try_is_refused(tmp_path, content, says):
+    with pytest.raises(UsageError) as refused:
+        load_advice(written(tmp_path, content), "net:make")
+
+    assert says in str(refused.value)
+
+
+def test_without_a_model_there_is_nothing_to_try_it_with(tmp_path):
+    with pytest.raises(UsageError, match="give --model MODULE:FACTORY, too"):
+        load_advice(written(tmp_path, {**REPORT, "advice": [TINY]}), "")
