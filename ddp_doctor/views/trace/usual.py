@@ -65,10 +65,10 @@ class Usual:
         A rank is spared what it waits for the others besides, if that is what they were late by. So a rank that is
         late bounds it: what the others wait for it is nothing that they could be spared.
         """
-        spared, length = self.of_ranks(measure, average), average([*self.of_ranks(_length, average)])
+        spared, length = self.of_ranks(measure, average), average(self.of_ranks(_length, average))
         exposed = self.of_ranks(_exposed, average)
         waited = [each - min(exposed) for each in exposed]
-        return min(max(spared), *map(sum, zip(spared, waited, strict=True))) / length
+        return min(max(spared), *map(sum, zip(spared, waited, strict=True)), length) / length
 
     @cached_property
     def buckets(self) -> Buckets:
