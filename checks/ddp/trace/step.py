@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.trace import INPUT_SHARE, LAUNCH_US
+from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US, WARNING_SHARE
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -39,7 +39,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
                 code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
                 code("Less work for each sample: decode and resize once, and store what comes out", cost="storage"),
             ),
-            severity=Severity.INFO if found.advice.at_most < 2 * INPUT_SHARE else None,
+            warns_from=HOST_WARNING_SHARE,
         )
 
 
@@ -48,13 +48,15 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
     """An optimizer that updates one parameter after the other, in many small kernels.
 
     Finds: Optimizer.step takes a tenth of the step or more, with four kernels (on a CPU operators) or more for each
-        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which a profiler overstates.
+        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which is information, for the
+        launches may hide behind communication, and a profiler makes them long.
     Why: foreach has some kernels for all parameters together, fused one.
     Remedy: fused=True, or foreach=True.
     See: https://pytorch.org/docs/stable/optim.html
         docs/explanation/traces.md
     """
     for found in told(recording, "DDT125"):
+        computes = found.usual.least(lambda step, _: step.optimizer_us)
         name = next((fact.optimizer for fact in found.window.ranks if fact.optimizer), "") or "Adam"
         yield found.draft(
             f"{name} updates parameters one by one, in {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
@@ -67,15 +69,10 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
             ),
             found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
             remedies=(
-                code(
-                    f"Update in one kernel: torch.optim.{name}(..., fused=True)",
-                    cost="the last digits of the result differ",
-                ),
-                code(
-                    f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)",
-                    cost="memory as large as the parameters",
-                ),
+                code(f"Update in one kernel: torch.optim.{name}(..., fused=True)", cost="other last digits"),
+                code(f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)", cost="memory"),
             ),
+            severity=Severity.INFO if found.usual.on_gpu and computes < WARNING_SHARE else None,
         )
 
 
@@ -84,8 +81,8 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
     """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
 
     Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronisation in each step, after which the GPU has
-        nothing to do. At most: what the host waits in them, and not more than the GPU idles. On a CPU trace .item()
-        costs microseconds, and is never told.
+        nothing to do. At most: what the host waits in them, and not more than the GPU idles, less what of that the
+        profiler makes; a warning from a fifth on. On a CPU trace .item() costs microseconds, and is never told.
     Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.
     Remedy: Read numbers every Nth step, or a step later; masks in place of nonzero. Stacks (with_stack=True) name the
         lines.
@@ -107,6 +104,7 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
                     cost="numbers that are some steps old",
                 ),
             ),
+            warns_from=HOST_WARNING_SHARE,
         )
 
 
@@ -116,7 +114,8 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
 
     Finds: In each step a copy from pageable memory, or from pinned memory without non_blocking, in which the host waits
         until the GPU is done with the step before; then the GPU idles until new work is launched. At most: what the
-        host waits in them and not more than the GPU idles, and what copies from pageable memory take alone.
+        host waits in them and not more than the GPU idles, less what of that the profiler makes, and what copies from
+        pageable memory take alone; a warning from a fifth on.
     Why: From pinned memory, and with non_blocking=True, the host goes on and launches the next step meanwhile.
     Remedy: pin_memory=True and non_blocking=True; one of them alone does nothing.
     See: https://pytorch.org/tutorials/intermediate/pinmem_nonblock.html
@@ -135,6 +134,7 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
                     cost="pinned memory of the host, as large as the batches that are loaded ahead",
                 ),
             ),
+            warns_from=HOST_WARNING_SHARE,
         )
 
 
