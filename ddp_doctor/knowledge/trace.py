@@ -35,8 +35,8 @@ ERROR_TIMES = 3.0
 WORTH_A_LINE = 0.025
 #: From here on a change is a warning: what costs less is no fault.
 WARNING_SHARE = 0.10
-#: … but of what a profiler makes up to twice as long, loading and what keeps a host from being ahead of its GPU: in
-#: healthy jobs they were 1 to 13 % and 6 to 18 % at most (measured).
+#: … but of what a profiler makes up to twice as long, loading and what lets a GPU wait for its host: healthy jobs have
+#: loaded for 1 to 13 % (measured).
 HOST_WARNING_SHARE = 0.20
 #: Loading is told where every rank waits for it so long.
 INPUT_SHARE = 0.10

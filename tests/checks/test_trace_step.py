@@ -275,6 +275,9 @@ def test_the_host_is_spared_no_more_by_copies_that_do_not_wait_than_it_waits_and
 
     assert told(*alike(syncs=(copies,), pageable=2, **fields)) == {"DDT131": round((0.6 * 0.12 + 0.04) / 0.952, 3)}
     assert told(*alike(pageable=2, **{**fields, "pageable_us": 0.0})) == {}
+    assert [found.severity for found in findings(*alike(syncs=(copies,), pageable=2, **fields))] == [Severity.INFO]
+    fields["pageable_us"] = 110.0
+    assert [found.severity for found in findings(*alike(syncs=(copies,), pageable=2, **fields))] == [Severity.WARNING]
 
 
 @pytest.mark.parametrize(("kernels", "severity"), [(100, Severity.INFO), (1000, Severity.INFO), (31, Severity.WARNING)])
