@@ -21,3 +21,12 @@ STATE_DICT_TENSORS = 4
 ENDS_APART = 0.25
 #: An error is what makes a step this many times as long.
 ERROR_TIMES = 3.0
+
+# --- Two jobs beside each other --------------------------------------------------------------------------
+
+#: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
+CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
+#: A step that is longer by so much is a warning.
+LONGER_SHARE = 0.10
+#: Of fewer steps their noise is not known.
+FEWEST_STEPS = 3
