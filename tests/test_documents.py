@@ -18,7 +18,9 @@ from tools import picture
 
 ALL = tuple(blocks())
 #: Whose answer needs nothing but files.
-SHOWN_AT_ONCE = [block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs "))]
+SHOWN_AT_ONCE = [
+    block for block in ALL if block.said.startswith(("ddp-doctor replay ", "ddp-doctor logs ", "ddp-doctor trace "))
+]
 
 
 def test_every_block_is_run_or_says_why_not():

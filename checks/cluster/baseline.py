@@ -14,7 +14,7 @@ from shlex import quote
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TracesFact
 from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
-from ddp_doctor.knowledge.trace import ERROR_TIMES, FEWEST_STEPS, LONGER_SHARE
+from ddp_doctor.knowledge.trace import ERROR_TIMES, FEWEST_STEPS, WARNING_SHARE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
@@ -243,7 +243,7 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
 
 
 def _severity(fact: TracesFact, longer: float) -> Severity:
-    if longer < LONGER_SHARE or not changes(fact)[0].is_seen or _has_few_steps(fact):
+    if longer < WARNING_SHARE or not changes(fact)[0].is_seen or _has_few_steps(fact):
         return Severity.INFO
     return Severity.ERROR if longer >= ERROR_TIMES - 1 else Severity.WARNING
 

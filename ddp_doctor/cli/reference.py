@@ -52,7 +52,12 @@ def explain(
     typer.echo(explain(" ".join(words), width), nl=False)
 
 
-@command("ddp-doctor template slurm-prolog", "ddp-doctor template prometheus-rules", exits=TOLD)
+@command(
+    "ddp-doctor template slurm-prolog",
+    "ddp-doctor template prometheus-rules",
+    "ddp-doctor template profile",
+    exits=TOLD,
+)
 def template(
     name: Annotated[
         str | None,
@@ -62,7 +67,7 @@ def template(
     ] = None,
     require_gpus: NodeGpusOption = None,
 ) -> None:
-    """Print a file for a cluster: scripts of SLURM, alerts of Prometheus, a dashboard of Grafana."""
+    """Print a file: scripts of SLURM, alerts of Prometheus, a dashboard of Grafana, lines that profile a job."""
     from ddp_doctor.cli import commands
 
     typer.echo(commands.template(name, require_gpus), nl=False)

@@ -63,7 +63,9 @@ class TraceStep(Frozen):
     batch: tuple[int, ...] = ()  # size of the first input of the model that has two dimensions or more
     reduced: int = 0  # gradients that were put into buckets
     copied_back: int = 0  # gradients that were copied back out of buckets
-    copied_back_us: float = 0.0  # what that and copying in cost
+    copied_back_us: float = 0.0  # what that cost the host
+    averaged: int = 0  # backward passes in which gradients were averaged
+    buffers_us: float = 0.0  # sending the model's buffers before forward: packing, broadcast, copying back
     searched_us: float | None = None  # looking for unused parameters; None: it did not
     detached: int = 0  # tensors that the main thread detached outside of forward: state_dict does it with each
     gap: Gap | None = None

@@ -1,4 +1,4 @@
-"""Numbers of `ddp-doctor trace`. Those of late ranks: gloo, torch 2.13 and 2.15, two busy cores, and NCCL on one H100."""
+"""Numbers of `ddp-doctor trace`: gloo with torch 2.13 and 2.15 on two busy cores, NCCL with torch 2.11 on one H100."""
 
 #: A rank is late if the others lose so much of the step by it. Healthy ranks have lost 0 to 10 %, each now and then.
 LATE_SHARE = 0.10
@@ -8,25 +8,71 @@ EXPLAINED_SHARE = 0.5
 #: So many times more work (operators, kernels, samples) is more work; healthy ranks have had equal numbers.
 MORE_WORK = 1.1
 #: A rank with the same work that merely is slower, or of which nothing is told: noise looks the same, so it takes more.
-#: Healthy ranks on busy cores have come to 16 % with twice the next, and to 20 % with 1.5 times.
-SLOWER_SHARE, SLOWER_TIMES_THE_NEXT, SLOWER_TIMES = 0.2, 3.0, 1.25
+#: Healthy ranks on busy cores have lost the others 16 % with twice the next, 20 % with 1.5 times.
+SLOWER_SHARE, SLOWER_TIMES_THE_NEXT = 0.2, 3.0
 #: Steps that are needed to tell a slower rank from one that was disturbed once.
 SLOWER_STEPS = 3
+#: The same operators take so many times as long: half a processor makes it 2, measured 1.8 to 1.9; healthy ranks on
+#: busy cores have come to 1.6. Kernels: a clock that is a fifth lower (judgement).
+SLOWER_TIMES, SLOWER_GPU_TIMES = 1.75, 1.25
 #: A gap of less is what a scheduler makes: 15 ms between healthy ranks on two busy cores.
 PAUSE_US = 20_000.0
-#: Tensors detached one after another outside of forward and backward: state_dict does it with each, logs with a few.
+#: A pause is one gap: it has so much of the time in which the rank is idle longer than the others.
+PAUSE_OF_IDLE = 0.7
+#: Tensors detached one after another outside of forward: state_dict does it with each, logs with a few.
 STATE_DICT_TENSORS = 4
+#: Where it saves its state, being idle has to explain so much of what the others lose.
+SAVING_SHARE = 0.25
 #: Ends of one collective, over the length of a step: healthy ranks leave within 0.16 of it of each other, also where
 #: their clocks differ; of two jobs that do the same work at another speed it was 0.2 to 0.98.
 ENDS_APART = 0.25
 #: An error is what makes a step this many times as long.
 ERROR_TIMES = 3.0
 
+# --- What would make a step faster -----------------------------------------------------------------------
+
+#: A change that brings less at most is not worth a line: steps differ by as much from run to run (measured).
+WORTH_A_LINE = 0.03
+#: From here on a change is a warning: what costs less is no fault.
+WARNING_SHARE = 0.10
+#: Loading is the input's fault where every rank waits for it so long; healthy jobs have had 1 to 9 % (measured).
+INPUT_SHARE = 0.10
+#: Buckets are tiny below 1 MiB, the first bucket's own size, where there are three times as many as by default.
+TINY_BYTES = 1 << 20
+TINY_TIMES = 3
+#: The first bucket is too large from half of all gradients on, or from this size, which only a bucket_cap_mb of one's
+#: own or one large parameter makes (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES is 1 MiB).
+LARGE_FIRST_BYTES = 16 << 20
+#: … if so much of backward is over when it is sent: 0.02 to 0.2 by default, 0.95 to 1 with one bucket (measured).
+LATE_START = 0.5
+#: Looking for parameters that are unused indeed is worth a hint from here on.
+SEARCH_SHARE = 0.10
+#: Copying gradients back took 1.2 to 4.4 % of the steps of small models (measured): from here on it is worth a trial.
+COPIED_BACK_SHARE = 0.05
+#: Kernels (operators on a CPU) of the optimizer for each parameter. SGD one after another has 1, foreach 0.02 to 0.15,
+#: Adam one after another 7 on a GPU and 26 on a CPU (measured, torch 2.11 and 2.13).
+MANY_KERNELS = 4
+OPTIMIZER_SHARE = 0.10
+#: The GPU idles for the host. Beside a profiler every operator takes up to twice its time.
+LAUNCH_SHARE = 0.20
+FEWEST_KERNELS = 30
+#: Of the host's part of a step so much is the profiler's: a step of small operators took 1.7 times as long (measured).
+PROFILER_SHARE = 0.4
+#: The host's time for a kernel: 31 to 54 us in traces of small models on a GPU, 450 us with Python between layers
+#: (measured). What takes longer than this is more than launching.
+LAUNCH_US = 100.0
+#: Fewer collectives of some bytes than this are what a job logs.
+FEWEST_SMALL = 4
+#: What is smaller takes as long as one byte: latency is all that it costs (docs/explanation/collectives.md).
+SMALL_BYTES = 64 * 1024
+#: Without its size a collective is small that takes no longer: 16 of its kernels' launches.
+SMALL_US = 100.0
+#: Communication that shows is most of what a step has beside computing (judgement): from here on it is told.
+EXPOSED_SHARE = 0.40
+
 # --- Two jobs beside each other --------------------------------------------------------------------------
 
 #: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
 CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
-#: A step that is longer by so much is a warning.
-LONGER_SHARE = 0.10
 #: Of fewer steps their noise is not known.
 FEWEST_STEPS = 3

@@ -16,7 +16,7 @@ TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains a sick node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains a sick node",
     "slurm-gate": "in a batch script: ends the job where its nodes are sick",
-    "profile": "in a training script: writes a trace of each rank, for `ddp-doctor trace`",
+    "profile": "in a training script: each rank writes a trace, for `trace`",
     "prometheus-rules": "for Prometheus: alerts where a node is sick or stale",
     "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }

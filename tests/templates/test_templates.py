@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import templates
+from ddp_doctor.app.traces import read_traces
 from ddp_doctor.cli import commands
 from tests.lab.processes import PATIENCE_S
 
@@ -469,3 +470,37 @@ def test_grafana_knows_every_field_of_the_dashboard():
     board["panels"][0]["options"]["colorMod"] = board["panels"][0]["options"].pop("colorMode")
     board["panels"][5]["fieldConfig"]["defaults"]["units"] = "s"
     assert _lost_by_grafana(board) == [".panels[0].options.colorMod", ".panels[5].fieldConfig.defaults.units"]
+
+
+#: A script with the names that the template asks for.
+TRAINING = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.randn(20, 8))
+
+
+def train_step(batch):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+"""
+
+
+def test_the_lines_that_profile_a_job_write_a_trace_that_is_read(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING + templates.text("profile"))
+    command = [sys.executable, "train.py"]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}, check=True, timeout=PATIENCE_S)
+
+    [fact] = read_traces([str(tmp_path / "traces")]).facts
+
+    assert Path(fact.file).name == "rank0.json.gz"
+    assert (fact.rank, fact.rank_by, fact.world_size, fact.shapes) == (0, "file", 1, True)
+    assert fact.left_out + len(fact.steps) == 8
+    assert {step.updates for step in fact.steps} == {1}

@@ -5,8 +5,10 @@ then with it (the trace). Every delay is work; nothing sleeps.
 """
 
 import contextlib
+import gc
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -20,8 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.checkpoint import checkpoint
 
 #: Values a rank: ``{"1": 2}`` for one rank, ``{"*": 2}`` for all.
 ByRank = dict[str, Any]
@@ -38,11 +43,11 @@ class Situation:
     depth: int = 6
     batch: int = 64
     timed: int = 0  # steps without the profiler
-    steps: int = 4  # steps in the trace
+    steps: int = 4  # steps in the trace; 0 makes none
     before: int = 3  # steps before either
     ddp: dict[str, Any] = field(default_factory=dict)
     hook: str = ""
-    optimizer: str = "sgd"  # sgd, adamw, loop (one tensor after the other)
+    optimizer: str = "sgd"  # sgd, adamw, fused, loop (one tensor after the other), zero
     accumulate: int = 1
     no_sync: bool = False
     unused: bool = False
@@ -62,14 +67,33 @@ class Situation:
     shapes: bool = True
     scheduled: bool = True
     groups: bool = False
+    # What the cases below plant besides; see situations.py.
+    micro: ByRank = field(default_factory=dict)  # passes a step of one rank, in place of ``accumulate``
+    augment: ByRank = field(default_factory=dict)  # tensor operators on each sample, in the loader
+    workers_of: ByRank = field(default_factory=dict)  # in place of ``workers``
+    lengths: bool = False  # each batch of each rank has sequences of another length
+    validate: ByRank = field(default_factory=dict)  # every Nth step, so many passes without gradients
+    average: ByRank = field(default_factory=dict)  # a moving average of the weights, so often a step
+    recompute: ByRank = field(default_factory=dict)  # forward once more in backward
+    anomaly: ByRank = field(default_factory=dict)  # torch.autograd.set_detect_anomaly
+    frozen: int = 0  # layers that are not trained
+    clip: bool = False  # the norm of the gradients, read with .item()
+    twice: bool = False  # two passes and one backward
+    gather: bool = False  # the loss takes the outputs of all ranks
+    local: int = 0  # ranks synchronise every Nth step only
+    manual: bool = False  # no DDP: one all_reduce of everything after backward
+    rival: bool = False  # a second model with a second optimizer
+    objects: bool = False  # metrics as Python objects from all ranks
+    collect: ByRank = field(default_factory=dict)  # every Nth step, gc.collect() over many objects
+    hog: tuple[int, ...] = ()  # ranks whose core a busy process shares (make.py starts it)
 
 
 class Body(nn.Module):
     """Layers of one kind, with a head; ``again`` goes through them once more."""
 
-    def __init__(self, of: Situation, python_ms: float) -> None:
+    def __init__(self, of: Situation, python_ms: float, recompute: bool) -> None:
         super().__init__()
-        self.kind, self.python_ms, width = of.model, python_ms, of.width
+        self.kind, self.python_ms, self.recompute, width = of.model, python_ms, recompute, of.width
         self.stem: nn.Module = nn.Identity()
         if of.model == "cnn":
             self.stem = nn.Conv2d(3, width, 3, padding=1)
@@ -91,13 +115,15 @@ class Body(nn.Module):
         self.body = nn.ModuleList(layers)
         self.head = nn.Linear(width, 10)
         self.spare = nn.Linear(width, width) if of.unused else None
+        for layer in self.body[: of.frozen]:
+            layer.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, again: int = 0) -> torch.Tensor:
         x = self.stem(x)
         for _ in range(again + 1):
             for layer in self.body:
                 work(self.python_ms / len(self.body))
-                x = layer(x)
+                x = checkpoint(layer, x, use_reentrant=False) if self.recompute and self.training else layer(x)
         if self.kind == "cnn":
             x = x.mean((2, 3))
         elif self.kind == "transformer":
@@ -113,8 +139,8 @@ def work(milliseconds: float) -> None:
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    def __init__(self, of: Situation, milliseconds: float) -> None:
-        self.of, self.milliseconds = of, milliseconds
+    def __init__(self, of: Situation, milliseconds: float, operators: int, rank: int) -> None:
+        self.of, self.milliseconds, self.operators, self.rank = of, milliseconds, operators, rank
 
     def __len__(self) -> int:
         return 1_000_000
@@ -123,8 +149,13 @@ class Samples(torch.utils.data.Dataset[Any]):
         work(self.milliseconds)
         shape = {"cnn": (3, 16, 16)}.get(self.of.model, (self.of.width,))
         if self.of.model == "transformer":
-            return torch.arange(index % 50, index % 50 + 32), index % 10
-        return torch.full(shape, index % 7 / 7), index % 10
+            batch = index // self.of.batch  # all ranks' lengths differ, and each rank's from batch to batch
+            length = random.Random(batch * 31 + self.rank).randrange(8, 57) if self.of.lengths else 32
+            return torch.arange(index % 50, index % 50 + length), index % 10
+        sample = torch.full(shape, index % 7 / 7)
+        for _ in range(self.operators):
+            sample = sample.roll(1, -1).clamp(0, 1)
+        return sample, index % 10
 
 
 def of_rank(values: ByRank, rank: int, otherwise: Any) -> Any:
@@ -138,34 +169,57 @@ class Job:
         self.of, self.rank = of, rank
         self.device = torch.device("cuda:0" if of.device == "cuda" else "cpu")
         torch.manual_seed(1)
-        module = Body(of, of_rank(of.python, rank, 0)).to(self.device)
-        self.model = DistributedDataParallel(module, **of.ddp)
-        if of.hook:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-            self.model.register_comm_hook(None, getattr(default_hooks, of.hook))
-        parameters = list(module.parameters())
-        self.optimizer: torch.optim.Optimizer = {
-            "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3),
-            "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-4),
-            "loop": lambda: torch.optim.Adam(parameters, lr=1e-4, foreach=False),
-        }[of.optimizer]()
+        torch.autograd.set_detect_anomaly(of_rank(of.anomaly, rank, False))
+        self.model, self.optimizer = self.trained(of)
+        self.rival = self.trained(Situation(model=of.model, width=of.width, depth=of.depth)) if of.rival else None
+        self.averages = AveragedModel(self.model.module) if of.average else None
         self.loss = nn.CrossEntropyLoss()
+        self.heap = [{"number": [n]} for n in range(200_000)] if of_rank(of.collect, rank, 0) else []
         self.pair = None
         if of.groups:
             groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
             self.pair = groups[rank // 2]
         size = of_rank(of.samples, rank, of.batch)
-        loader = torch.utils.data.DataLoader(
-            Samples(of, of_rank(of.loading, rank, 0) / size), batch_size=size, num_workers=of.workers, pin_memory=of.pin
-        )
+        samples = Samples(of, of_rank(of.loading, rank, 0) / size, of_rank(of.augment, rank, 0), rank)
+        workers = of_rank(of.workers_of, rank, of.workers)
+        loader = torch.utils.data.DataLoader(samples, batch_size=size, num_workers=workers, pin_memory=of.pin)
         self.batches = iter(loader)
 
-    def pass_once(self) -> torch.Tensor:
+    def trained(self, of: Situation) -> tuple[Any, torch.optim.Optimizer]:
+        """A model, wrapped, and its optimizer."""
+        python_ms, recompute = of_rank(of.python, self.rank, 0), of_rank(of.recompute, self.rank, False)
+        module = Body(of, python_ms, recompute).to(self.device)
+        model: Any = Alone(module) if of.manual else DistributedDataParallel(module, **of.ddp)
+        if of.hook:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            model.register_comm_hook(None, own_hook if of.hook == "own" else getattr(default_hooks, of.hook))
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        optimizer: torch.optim.Optimizer = {
+            "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3),
+            "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-4),
+            "fused": lambda: torch.optim.AdamW(parameters, lr=1e-4, fused=True),
+            "loop": lambda: torch.optim.Adam(parameters, lr=1e-4, foreach=False),
+            "zero": lambda: ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-4),
+        }[of.optimizer]()
+        return model, optimizer
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = next(self.batches)
         x = x.to(self.device, non_blocking=self.of.non_blocking)
-        y = y.to(self.device, non_blocking=self.of.non_blocking)
-        loss: torch.Tensor = self.loss(self.model(x, of_rank(self.of.passes, self.rank, 0)), y)
+        return x, y.to(self.device, non_blocking=self.of.non_blocking)
+
+    def pass_once(self, model: nn.Module) -> torch.Tensor:
+        x, y = self.batch()
+        again = of_rank(self.of.passes, self.rank, 0)
+        outputs = model(x, again)
+        if self.of.twice:
+            outputs = outputs + model(x.flip(0), again)
+        if self.of.gather:
+            everyone = [torch.empty_like(outputs) for _ in range(self.of.ranks)]
+            dist.all_gather(everyone, outputs.detach())
+            outputs = outputs - torch.stack(everyone).mean()
+        loss: torch.Tensor = self.loss(outputs, y)
         for _ in range(self.of.item):
             loss.item()
         loss.backward()
@@ -174,25 +228,62 @@ class Job:
     def step(self, number: int) -> None:
         of = self.of
         self.optimizer.zero_grad()
-        for part in range(of.accumulate):
-            quiet = of.no_sync and part < of.accumulate - 1
+        passes = of_rank(of.micro, self.rank, of.accumulate)
+        for part in range(passes):
+            quiet = (of.no_sync and part < passes - 1) or (of.local and number % of.local)
             with self.model.no_sync() if quiet else contextlib.nullcontext():
-                loss = self.pass_once()
+                loss = self.pass_once(self.model)
+        if of.manual:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            flat = torch.cat([g.flatten() for g in gradients])
+            dist.all_reduce(flat)
+            torch._foreach_copy_(
+                gradients,
+                [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)],
+            )
+        if of.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
         self.optimizer.step()
-        for _ in range(of.reductions):
+        if self.rival:
+            model, optimizer = self.rival
+            optimizer.zero_grad()
+            self.pass_once(model)
+            optimizer.step()
+        self.communicate(loss)
+        self.keep_house(number)
+
+    def communicate(self, loss: torch.Tensor) -> None:
+        """Collectives that are not DDP's."""
+        for _ in range(self.of.reductions):
             value = loss.detach().clone()
             dist.all_reduce(value)
             value.item()
+        if self.of.objects:
+            dist.all_gather_object([None] * self.of.ranks, {"loss": float(loss)})
         if self.pair is not None:
             dist.all_reduce(torch.ones(1000, device=self.device), group=self.pair)
-        if of.barrier:
+        if self.of.barrier:
             dist.barrier()
+
+    def keep_house(self, number: int) -> None:
+        """What comes between two steps."""
+        of = self.of
         every, milliseconds = of_rank(of.pause, self.rank, (0, 0))
         if every and number % every == 0:
             work(milliseconds)
         every = of_rank(of.save, self.rank, 0)
         if every and number % every == 0:
             save_checkpoint(self.model, self.optimizer)
+        every = of_rank(of.collect, self.rank, 0)
+        if every and number % every == 0:
+            gc.collect()
+        for _ in range(of_rank(of.average, self.rank, 0) if self.averages else 0):
+            self.averages.update_parameters(self.model.module)
+        every, passes = of_rank(of.validate, self.rank, (0, 0))
+        if every and number % every == 0:
+            with torch.no_grad():
+                for _ in range(passes):
+                    self.model.module(self.batch()[0])
 
     def timed(self, steps: int) -> list[float]:
         """Seconds of each step, no profiler."""
@@ -204,6 +295,27 @@ class Job:
                 torch.cuda.synchronize()
             seconds.append(time.perf_counter() - began)
         return seconds
+
+
+class Alone(nn.Module):
+    """A model without DDP, wrapped as if with it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
+
+
+def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """As users write one: gradients travel as halves."""
+    half = bucket.buffer().half().div_(dist.get_world_size())
+
+    def back(done: torch.futures.Future[Any]) -> torch.Tensor:
+        return bucket.buffer().copy_(done.value()[0])
+
+    return dist.all_reduce(half, async_op=True).get_future().then(back)
 
 
 def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -244,17 +356,18 @@ def main(folder: Path, of: Situation) -> None:
     if of.device == "cuda":
         torch.cuda.synchronize()
     whole = time.perf_counter() - began
-    with profiled(of, folder / f"rank{rank}.json.gz") as running:
-        for number in range(of.steps + 1):
-            job.step(number)
-            if of.scheduled:
-                running.step()
+    if of.steps:
+        with profiled(of, folder / f"rank{rank}.json.gz") as running:
+            for number in range(of.steps + 1):
+                job.step(number)
+                if of.scheduled:
+                    running.step()
     dist.barrier()
     if of.timed:
         told = {"median": statistics.median(seconds), "mean": whole / of.timed, "all": seconds}
         (folder / f"rank{rank}.seconds").write_text(json.dumps({"torch": torch.__version__, "world": world, **told}))
     dist.destroy_process_group()
-    os._exit(0) if of.workers else None
+    os._exit(0) if of.workers or of.workers_of else None
 
 
 if __name__ == "__main__":

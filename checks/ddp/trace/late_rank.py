@@ -12,7 +12,10 @@ from ddp_doctor.knowledge.trace import (
     EXPLAINED_SHARE,
     LATE_SHARE,
     MORE_WORK,
+    PAUSE_OF_IDLE,
     PAUSE_US,
+    SAVING_SHARE,
+    SLOWER_GPU_TIMES,
     SLOWER_SHARE,
     SLOWER_STEPS,
     SLOWER_TIMES,
@@ -26,7 +29,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code, remedy
 from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
-from ddp_doctor.wording.findings import finding
+from ddp_doctor.wording.findings import NOBODY, finding
 from ddp_doctor.wording.ranks import capital
 from ddp_doctor.wording.traces import culprit_of, ms, rank_of
 
@@ -74,6 +77,7 @@ class Cause(NamedTuple):
     said: str  # it loads data for 62 ms, the others for 1 ms
     evidence: Evidence | None = None
     confidence: Confidence = Confidence.LIKELY
+    blames: bool = True  # whether the rank is to blame for it
 
 
 class Blamed(NamedTuple):
@@ -115,10 +119,10 @@ class Suspect:
         own, *others = each
         return Compared(own, median(others))
 
-    def explains(self, of: Callable[[TraceStep], float]) -> Compared | None:
-        """The comparison, if it explains most of what the others lose."""
+    def explains(self, of: Callable[[TraceStep], float], share: float = EXPLAINED_SHARE) -> Compared | None:
+        """The comparison, if it explains so much of what the others lose."""
         compared = self.compare(of)
-        return compared if compared.more >= EXPLAINED_SHARE * self.lost_us else None
+        return compared if compared.more >= share * self.lost_us else None
 
     def works(self) -> Compared | None:
         """What is longer where there is more to do: on a GPU its launches as well."""
@@ -143,11 +147,20 @@ def _in_window(window: Window) -> Iterator[Blamed]:
     """Those with a cause of their own, and one that merely is slower if it stands out."""
     unnamed = list(window.late)
     for late in window.late:
-        if late.share >= LATE_SHARE and (cause := _cause(Suspect(window, late))) is not None:
+        if late.share >= LATE_SHARE and _is_last(late, window.late) and (cause := _cause(Suspect(window, late))):
             unnamed.remove(late)
             yield Blamed(window, late, cause)
     if unnamed and _stands_out(unnamed[0], unnamed[1:]):
         yield Blamed(window, unnamed[0], _slower(Suspect(window, unnamed[0])))
+
+
+def _often(late: Late) -> bool:
+    return len(late.steps) >= len(late.lost_us) / 2
+
+
+def _is_last(late: Late, ranks: Sequence[Late]) -> bool:
+    """Whether it is late in most steps, or the last one to come in those in which it is."""
+    return _often(late) or all(late.lost_us[step] >= max(one.lost_us[step] for one in ranks) for step in late.steps)
 
 
 def _stands_out(late: Late, others: Sequence[Late]) -> bool:
@@ -161,35 +174,55 @@ def _stands_out(late: Late, others: Sequence[Late]) -> bool:
 
 def _cause(suspect: Suspect) -> Cause | None:
     """What this rank alone did, if it explains most of what the others lose."""
-    causes = (cause(suspect) for cause in (_loads, _pauses, _has_more_samples, _has_more_work))
+    causes = (cause(suspect) for cause in (_loads, _saves, _pauses, _has_more_samples, _has_more_work))
     return next((cause for cause in causes if cause is not None), None)
 
 
 def _loads(suspect: Suspect) -> Cause | None:
-    loads, samples = suspect.explains(lambda step: step.loader_us), suspect.samples()
-    if loads is None or (samples.times >= MORE_WORK and loads.times <= 2 * samples.times):
+    loads, works = suspect.explains(lambda step: step.loader_us), suspect.works()
+    if loads is None or (suspect.samples().times >= MORE_WORK and works is not None and works.more >= loads.more):
         return None
     said = f"it loads data for {ms(loads.own)}, the others for {ms(loads.others)}"
-    return Cause("DDT102", said, loads.evidence("the main thread in its loader"))
+    evidence = loads.evidence("the main thread in its loader")
+    if suspect.fact.loader != "workers" or all(fact.loader != "workers" for fact in suspect.others):
+        return Cause("DDT102", said, evidence)
+    said += ", whose workers have time while they wait and may be as slow"
+    return Cause("DDT102", said, evidence, Confidence.POSSIBLE, blames=False)
+
+
+def _saves(suspect: Suspect) -> Cause | None:
+    idle, usual = suspect.explains(_idle, SAVING_SHARE), suspect.compare(lambda step: step.detached).others
+    saves = [
+        step
+        for step in suspect.fact.steps
+        if step.detached - usual >= max(STATE_DICT_TENSORS, step.reduced / max(step.passes, 1))
+        or (_gap(step) >= PAUSE_US and step.gap and any(map(_SAVES.search, step.gap.inside)))
+    ]
+    if idle is None or not saves:
+        return None
+    said = f"it saves its state in {len(saves)} of {len(suspect.fact.steps)} steps"
+    return Cause("DDT104", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
 
 
 def _pauses(suspect: Suspect) -> Cause | None:
-    idle = suspect.explains(lambda step: step.host_us + step.other_us)
-    if idle is None:
+    idle = suspect.explains(_idle)
+    at_once = sum(_gap(step) >= PAUSE_US for step in suspect.fact.steps)
+    if idle is None or not at_once or suspect.compare(_gap).more < PAUSE_OF_IDLE * idle.more:
         return None
-    steps = suspect.fact.steps
-    gaps = [step.gap for step in steps if step.gap and _gap(step) >= PAUSE_US]
-    inside = dict.fromkeys(name for gap in gaps for name in gap.inside)
-    longest = max(map(_gap, steps))
-    where = f", in {' > '.join(list(inside)[-3:])}" if inside else ""
-    evidence = idle.evidence(f"neither computing nor loading nor communicating, at most {ms(longest)} at once{where}")
-    detached = suspect.compare(lambda step: step.detached)
-    if any(map(_SAVES.search, inside)) or detached.more * len(suspect.steps) >= STATE_DICT_TENSORS:
-        times = sum(step.detached > detached.others for step in steps) or len(gaps)
-        return Cause("DDT104", f"it saves its state in {times} of {len(steps)} steps", evidence)
-    if not gaps or suspect.explains(_gap) is None:
-        return None
-    return Cause("DDT106", f"it pauses for up to {ms(longest)} in {len(gaps)} of {len(steps)} steps", evidence)
+    longest = ms(max(map(_gap, suspect.fact.steps)))
+    said = f"it pauses for up to {longest} in {at_once} of {len(suspect.fact.steps)} steps"
+    return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
+
+
+def _idle(step: TraceStep) -> float:
+    return step.host_us + step.other_us
+
+
+def _longest(fact: TraceFact) -> str:
+    """How long nothing ran at most, and in what, where that is told."""
+    step = max(fact.steps, key=_gap)
+    inside = step.gap.inside[-3:] if step.gap else ()
+    return f", at most {ms(_gap(step))} at once" + (f" in {' > '.join(inside)}" if inside else "")
 
 
 def _has_more_samples(suspect: Suspect) -> Cause | None:
@@ -217,7 +250,7 @@ def _slower(suspect: Suspect) -> Cause:
     """Why a rank with the same work as the others is late."""
     samples = suspect.samples().others
     busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
-    if busy and busy.times >= SLOWER_TIMES:
+    if busy and busy.times >= (SLOWER_GPU_TIMES if suspect.on_gpu else SLOWER_TIMES):
         what = "kernels" if suspect.on_gpu else "operators"
         said = f"the same {what} take {busy.times:.2g} times as long"
         if suspect.on_gpu or not samples:
@@ -228,7 +261,7 @@ def _slower(suspect: Suspect) -> Cause:
     python = suspect.compare(lambda step: step.forward_us + step.optimizer_host_us) if suspect.on_gpu else idle
     if idle and python and python.times >= SLOWER_TIMES and python.more >= idle.more / 4:
         return Cause("DDT105", f"its host leaves it idle for {ms(idle.more)} longer", idle.evidence("nothing runs"))
-    return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE)
+    return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
 
 
 def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Severity | None = None) -> Iterator[Draft]:
@@ -241,14 +274,13 @@ def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Seve
         given = "" if window.is_whole else "of those given, "
         where = f" in window {window.number}" if several else ""
         waited = Evidence(
-            text=f"{'the other ranks wait' if len(window.ranks) > 2 else 'the other rank waits'} for it with nothing else"
-            f" to do, in {len(late.steps)} of {len(late.lost_us)} steps; by the lengths of {len(window.met.meetings)}"
-            " collectives, whatever the clocks are",
+            text=f"the others wait for it with nothing else to do in {len(late.steps)} of {len(late.lost_us)} steps;"
+            f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
             value=lost / 1e6,
             unit="s",
         )
         yield finding(
-            (culprit_of(found.fact),),
+            (culprit_of(found.fact),) if cause.blames else NOBODY,
             capital(
                 f"{given}{rank_of(found.fact)} is waited for{where}: {ms(lost)} of a step of {ms(lost / late.share)}"
                 f" ({late.share:.0%}): {cause.said}"
@@ -261,8 +293,8 @@ def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Seve
 
 
 _SEE_GPU = remedy(
-    "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and measure"
-    " that node beside the others",
+    "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and"
+    " measure that node beside the others",
     "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
     "ddp-doctor run",
     undo=NOTHING_TO_UNDO,
@@ -281,8 +313,8 @@ _SAME_WORK = in_code(
     " another branch), and for samples of uneven length"
 )
 _LOADER = in_code(
-    "DataLoader(num_workers=4, persistent_workers=True, pin_memory=True): more workers where there are some; on one rank"
-    " alone, look at that node's storage and processors as well"
+    "DataLoader(num_workers=4, persistent_workers=True, pin_memory=True): more workers where there are some; on one"
+    " rank alone, look at that node's storage and processors as well"
 )
 _EVEN_BATCHES = in_code(
     "DistributedSampler(drop_last=True) and DataLoader(batch_size=..., drop_last=True), the same on all ranks; group"
@@ -292,8 +324,8 @@ _SAVE_BESIDE = in_code(
     "torch.distributed.checkpoint.async_save, or copy the state to the CPU and write it in a thread; or save less often"
 )
 _NO_PAUSES = in_code(
-    "gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps on all ranks; log and evaluate in"
-    " a thread, or on all ranks at once"
+    "gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps on all ranks; log and evaluate"
+    " in a thread, or on all ranks at once"
 )
 _MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, with_stack=True)")
 _LESS_HOST = in_code("Less Python between operators: torch.compile, or CUDA graphs, on all ranks")
@@ -304,8 +336,8 @@ def slow_compute(recording: Recording) -> Iterator[Draft]:
     """A rank that computes longer than the others, which wait for it.
 
     Finds: The others lose at least a tenth of the step by waiting for this rank, and it runs more operators or kernels
-        than they, or the same ones take at least a quarter longer (then only where it loses them a fifth of the step,
-        in half of the steps, and three times what any other rank loses them). An error from two thirds of the step on.
+        than they. Or its GPU needs at least a quarter longer for the same kernels; then it takes a fifth of the step,
+        half of the steps, and three times what they lose by any other rank. An error from two thirds of the step on.
     Why: In DDP every rank waits for the slowest in every step, and the ranks that wait are those with the long
         collectives.
     Remedy: The same work on all ranks; where it is the same, the clocks of its GPU.
@@ -361,8 +393,8 @@ def host_bound_rank(recording: Recording) -> Iterator[Draft]:
     """A rank whose host is slower than that of the others, which wait for it.
 
     Finds: The others lose at least a fifth of the step by waiting for this rank, in half of the steps, and three times
-        what they lose by any other; it does the same work, and on a CPU its operators take at least a quarter longer, or
-        it is idle longer while its Python runs.
+        what they lose by any other. It does the same work, but on a CPU its operators take 1.75 times as long or more,
+        or it is idle while its Python runs.
     Why: A busy or slow processor on one node holds up all GPUs.
     Remedy: What else runs there, binding, less Python in the step.
     See: docs/explanation/traces.md
@@ -374,7 +406,7 @@ def host_bound_rank(recording: Recording) -> Iterator[Draft]:
 def pauses(recording: Recording) -> Iterator[Draft]:
     """A rank that stands still now and then while the others wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that is one gap of 20 ms or
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that is a gap of 20 ms or
         more in which it neither computes nor loads nor communicates. Stacks or annotations, where they are there, say
         in what; without them nobody can.
     Why: A pause of one rank is a pause of all. Garbage collection, logging and evaluation are the usual ones.

@@ -1,1 +1,161 @@
-"""DDT120 to DDT149: what would make the step faster, with the most that it can bring."""
+"""DDT120, DDT125, DDT127, DDT131, DDT132: what a step has beside computing and communication."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.trace.told import code, told
+from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.knowledge.trace import LAUNCH_US
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.views.trace.advice import COPIES, READS, RUNTIME, optimizer_kernels
+from ddp_doctor.views.trace.usual import waited_in
+
+
+@rule("DDT120", "input-bound", Severity.WARNING, TraceFact)
+def input_bound(recording: Recording) -> Iterator[Draft]:
+    """Steps in which every rank waits for its loader.
+
+    Finds: On each rank the main thread is in the __next__ of its DataLoader, and nothing computes or communicates, for
+        a tenth of the step or more. At most: that time. An error where it makes the step three times as long. One rank
+        alone that loads slowly is slow-data-loading.
+    Why: The processors that load are cheaper than those that wait for them.
+    Remedy: Workers where there are none, more of them where there are some (the trace tells which, not how many), and
+        less work for each sample.
+    See: https://pytorch.org/docs/stable/data.html#multi-process-data-loading
+        docs/explanation/traces.md
+    """
+    cost = "memory and processors on the host"
+    for found in told(recording, "DDT120"):
+        alone = any(fact.loader == "main" for fact in found.window.ranks)
+        who = "the main thread loads, without workers" if alone else "workers load, and are too few or too slow"
+        more = "DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)"
+        yield found.draft(
+            "The step waits for data",
+            found.time(f"waiting for the loader while nothing else runs; {who}", lambda step, _: step.loading_us),
+            found.time("in the loader, whatever else runs", lambda step, _: step.loader_us),
+            remedies=(
+                code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
+                code("Less work for each sample: decode and resize once, and store what comes out", cost="storage"),
+            ),
+        )
+
+
+@rule("DDT125", "optimizer-bound", Severity.WARNING, TraceFact)
+def optimizer_bound(recording: Recording) -> Iterator[Draft]:
+    """An optimizer that updates one parameter after the other, in many small kernels.
+
+    Finds: Optimizer.step takes a tenth of the step or more, with four kernels (on a CPU operators) or more for each
+        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which a profiler overstates.
+    Why: foreach has some kernels for all parameters together, fused one.
+    Remedy: fused=True, or foreach=True.
+    See: https://pytorch.org/docs/stable/optim.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT125"):
+        name = next((fact.optimizer for fact in found.window.ranks if fact.optimizer), "") or "Adam"
+        yield found.draft(
+            f"{name} updates parameters one by one, in {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
+            f" {'kernels' if found.usual.on_gpu else 'operators'}",
+            Evidence(
+                text="of them for each parameter",
+                value=round(optimizer_kernels(found.usual), 1),
+                expected=1.0,
+                expected_from="foreach or fused",
+            ),
+            found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
+            remedies=(
+                code(f"torch.optim.{name}(..., fused=True)", cost="the last digits of the result differ"),
+                code(f"torch.optim.{name}(..., foreach=True), on a GPU", cost="memory as large as the parameters"),
+            ),
+        )
+
+
+@rule("DDT127", "sync-points", Severity.WARNING, TraceFact)
+def sync_points(recording: Recording) -> Iterator[Draft]:
+    """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
+
+    Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronisation in each step, after which the GPU has
+        nothing to do. At most: what the host waits in them, and not more than the GPU idles. On a CPU trace .item()
+        costs microseconds, and is never told.
+    Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.
+    Remedy: Read numbers every Nth step, or a step later; masks in place of nonzero. Stacks (with_stack=True) name the
+        lines.
+    See: https://pytorch.org/tutorials/recipes/recipes/tuning_guide.html#avoid-unnecessary-cpu-gpu-synchronization
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT127"):
+        step = found.window.ranks[0].steps[-1]
+        syncs = [sync for sync in step.syncs if sync.name in (*READS, *RUNTIME)] or list(step.syncs)
+        names = " and ".join(dict.fromkeys(sync.name for sync in syncs))
+        yield found.draft(
+            f"The host waits for the GPU in {sum(sync.count for sync in syncs)} calls of {names} in each step",
+            found.time("waiting in them", lambda step, _: waited_in(step, *READS, *RUNTIME)),
+            found.time("the GPU has nothing to do", lambda step, _: step.host_us + step.loading_us),
+            *(Evidence(text=f"{sync.name} in {sync.where}", value=float(sync.count)) for sync in syncs if sync.where),
+            remedies=(
+                code(
+                    "Keep the number on the GPU (total += loss.detach()), and read it every Nth step",
+                    cost="numbers that are some steps old",
+                ),
+            ),
+        )
+
+
+@rule("DDT131", "copies-hold-up-the-host", Severity.WARNING, TraceFact)
+def copies_wait(recording: Recording) -> Iterator[Draft]:
+    """Batches that are copied to the GPU while the host waits.
+
+    Finds: In each step a copy from pageable memory, or from pinned memory without non_blocking, in which the host waits
+        until the GPU is done with the step before; then the GPU idles until new work is launched. At most: what the
+        host waits in them and not more than the GPU idles, and what copies from pageable memory take alone.
+    Why: From pinned memory, and with non_blocking=True, the host goes on and launches the next step meanwhile.
+    Remedy: pin_memory=True and non_blocking=True; one of them alone does nothing.
+    See: https://pytorch.org/tutorials/intermediate/pinmem_nonblock.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT131"):
+        pageable = found.usual.count(lambda step, _: step.pageable)
+        yield found.draft(
+            f"The host waits for copies to the GPU, from {'pageable' if pageable else 'pinned'} memory",
+            found.time("the host waits in them", lambda step, _: waited_in(step, *COPIES)),
+            found.time("the GPU has nothing to do", lambda step, _: step.host_us + step.loading_us),
+            found.time("copies from pageable memory", lambda step, _: step.pageable_us),
+            remedies=(
+                code(
+                    "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+                    cost="pinned memory of the host, as large as the batches that are loaded ahead",
+                ),
+            ),
+        )
+
+
+@rule("DDT132", "launches-late", Severity.WARNING, TraceFact)
+def launches_late(recording: Recording) -> Iterator[Draft]:
+    """A GPU that idles because the host launches its work late, on every rank.
+
+    Finds: On each rank the GPU has nothing to do for a fifth of the step or more, beyond what the host waits for it. At
+        most: all that time. With less than 0.1 ms of it for each kernel it is information, for then the host does
+        little else than launch, and a profiler makes that up to twice as long.
+    Why: A GPU that waits for Python costs as much as one that computes.
+    Remedy: Fewer and larger kernels; nothing but launches in the step.
+    See: https://pytorch.org/docs/stable/generated/torch.compile.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT132"):
+        usual = found.usual
+        each_us = usual.count(lambda step, _: step.host_us) / usual.count(lambda step, _: step.kernels)
+        python = each_us >= LAUNCH_US
+        yield found.draft(
+            f"The GPU waits for {'Python between launches' if python else 'launches of small kernels'}",
+            found.time("the GPU has nothing to do", lambda step, _: step.host_us),
+            found.time("the host launches kernels", lambda step, _: step.launch_us),
+            Evidence(text="kernels of a step", value=usual.count(lambda step, _: step.kernels)),
+            remedies=(
+                code("torch.compile(model), or CUDA graphs: fewer launches", cost="time to compile, static shapes"),
+                code("Take logging, metrics and Python loops out of the step; a trace with_stack=True names them"),
+                code("A larger batch: as many launches for more work", cost="memory, and another training"),
+            ),
+            severity=None if python else Severity.INFO,
+        )

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.parse.trace.events import Event
-from ddp_doctor.parse.trace.intervals import Interval
 
 #: More names than any trace has; the rest are one.
 _MOST_NAMES = 500_000
@@ -30,10 +29,14 @@ FIRST_INPUT = {
 #: Which torch before 1.12 writes as operators.
 _ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)", "DistributedDataParallel.forward")
 _SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+#: A copy that is handed on returns within 50 us, one from pageable memory waits for the GPU (measured, torch 2.11).
+_COPY_THAT_WAITED_US = 100.0
 BACKWARD = "autograd::engine::evaluate_function"
 INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 BACK_FROM_BUCKET = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 UNUSED_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+#: Around the broadcast of a model's buffers.
+PACKED, UNPACKED = "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors"
 _REDUCER = frozenset((*INTO_BUCKET, BACK_FROM_BUCKET, UNUSED_SEARCH))
 
 
@@ -66,18 +69,19 @@ class Rows:
         )
         return self
 
-    def outermost(self) -> Iterator[Interval]:
-        """Begin and end of those that no other one contains."""
+    def outermost(self) -> Iterator[tuple[float, float, int]]:
+        """Begin, end and name of those that no other one contains."""
         begin = until = float("-inf")
-        for at, last in zip(self.begins, self.lasts, strict=True):
+        name = 0.0
+        for at, last, called in zip(self.begins, self.lasts, self.names, strict=True):
             if at < until:
                 until = max(until, at + last)
                 continue
             if until > begin:
-                yield begin, until
-            begin, until = at, at + last
+                yield begin, until, int(name)
+            begin, until, name = at, at + last, called
         if until > begin:
-            yield begin, until
+            yield begin, until, int(name)
 
 
 class Collected:
@@ -184,7 +188,7 @@ class Collected:
     def _runtime(self, event: Event, begin: float, name: str) -> None:
         if "Launch" in name:
             self.launches.flat.extend((begin, event.dur, 0))
-        elif name.endswith(_SYNCHRONISES):
+        elif name.endswith(_SYNCHRONISES) or ("Memcpy" in name and event.dur > _COPY_THAT_WAITED_US):
             self._keep(self.syncs, event, begin, name)
 
     def _frame(self, event: Event, begin: float, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from operator import sub
 
 Interval = tuple[float, float]
 
@@ -67,4 +68,4 @@ class Times:
     @property
     def total(self) -> float:
         """How long all of it is."""
-        return sum(self.ends) - sum(self.begins)
+        return sum(map(sub, self.ends, self.begins))  # sums of absolute times would lose whole microseconds

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -12,6 +12,8 @@ from ddp_doctor.parse.trace.collect import (
     BACK_FROM_BUCKET,
     FIRST_INPUT,
     INTO_BUCKET,
+    PACKED,
+    UNPACKED,
     UNUSED_SEARCH,
     Collected,
     Row,
@@ -174,7 +176,7 @@ class _Rank:
         flying = Times.union((call.begin, call.end) for call in self.calls)
         calling = Times.union(_spans(row for row in self.found.calls if row.thread == self.main))
         taken = self.in_optimizer | self.in_loader
-        computing = Times.union((begin, end) for begin, end in self.ops) - taken - calling
+        computing = Times.union((begin, end) for begin, end, _ in self.ops) - taken - calling
         exposed = (flying | calling) - computing - taken
         return {
             "compute": computing,
@@ -221,14 +223,16 @@ class _Rank:
             passes=len(forwards),
             updates=len(updates),
             ops=len(ops),
-            op_us=sum(end - begin for begin, end in ops),
+            op_us=sum(end - begin for begin, end, _ in ops),
             kernels=_count(self.kernels, begin, end),
             optimizer_kernels=self._optimizer_kernels(begin, end, updates),
             launch_us=_sum(self.launches, begin, end),
             batch=self._batch(forwards[0].begin if forwards else begin, end),
             reduced=len(into),
             copied_back=len(back),
-            copied_back_us=_total(back) + _total(into),
+            copied_back_us=_total(back),
+            averaged=self._averaged(backward),
+            buffers_us=sum(self._buffers(row, ops) for row in forwards),
             searched_us=_total(searched) if searched else None,
             detached=self._detached(ops, forwards),
             gap=self._gap(idle, origin),
@@ -259,6 +263,21 @@ class _Rank:
         begin, end = backward[-1]
         called = (_called(call) for call in self.calls if call.kind == "all_reduce")
         return next((at - origin for at in called if begin <= at <= end + 1e3), None)
+
+    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
+        """In how many backward passes gradients were averaged."""
+        called = [_called(call) for call in self.calls if call.kind == "all_reduce"]
+        return sum(any(begin <= at <= end + 1e3 for at in called) for begin, end in backward)
+
+    def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
+        """From the first buffer that is packed for the broadcast to the last one that is copied back."""
+        inside = [(begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end]
+        packed = [begin for begin, _, name in inside if name == PACKED]
+        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
+        if not packed or not unpacked:
+            return 0.0
+        copies = takewhile(lambda op: op[2] in ("aten::copy_", "c10d::broadcast_"), inside[unpacked[-1] + 1 :])
+        return max((end for _, end, _ in copies), default=inside[unpacked[-1]][1]) - packed[0]
 
     def _optimizer_kernels(self, begin: float, end: float, updates: Sequence[Row]) -> int:
         if self.on_gpu:

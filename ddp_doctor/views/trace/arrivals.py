@@ -66,11 +66,11 @@ def meet(ranks: Sequence[TraceFact]) -> Met:
     """Match the collectives of these ranks, by their number in the group, or by their order in the step."""
     of_ranks = [_calls(fact) for fact in ranks]
     steps = [{step.number for step in fact.steps} for fact in ranks]
-    members = grouped((key[0], place) for place, calls in enumerate(of_ranks) for key in calls)
+    members = grouped((group, at) for at, calls in enumerate(of_ranks) for group in {key[0] for key in calls})
     met, unlike, steps_met = list[tuple[str, Meeting]](), set[tuple[str, int]](), set[int]()
     for key in dict.fromkeys(key for calls in of_ranks for key in calls):
         group, step, kind, _ = key
-        places = sorted(set(members[group]))
+        places = members[group]
         if len(places) < 2 or not all(step in steps[place] for place in places):
             continue
         steps_met.add(step)
@@ -78,19 +78,14 @@ def meet(ranks: Sequence[TraceFact]) -> Met:
         if len(calls) < len(places) or (kind in _OF_ONE_SIZE and len({call.size_bytes for call in calls.values()}) > 1):
             unlike.add((group, step))
             continue
-        met.append(
-            (group, Meeting(step, kind, {at: (_came(ranks[at], call), call.end_us) for at, call in calls.items()}))
-        )
+        spans = {at: (_came(ranks[at], call), call.end_us) for at, call in calls.items()}
+        met.append((group, Meeting(step, kind, spans)))
     matched = tuple(meeting for group, meeting in met if (group, meeting.step) not in unlike)
     if _ends_apart(ranks, matched):
-        return Met(
-            (), "the ranks do not leave their collectives together: these are not traces of one job's same steps"
-        )
+        return Met((), "collectives do not end together on all ranks: these are not the same steps of one job")
     odd = sorted({step for _, step in unlike})
-    if not odd:
-        return Met(matched)
     which = "any step" if len(odd) == len(steps_met) else f"step {', '.join(map(str, odd[:4]))}"
-    return Met(matched, f"the ranks have not the same collectives in {which}")
+    return Met(matched, f"the ranks have not the same collectives in {which}" if odd else "")
 
 
 def _calls(fact: TraceFact) -> dict[_Key, TraceCall]:
@@ -163,6 +158,13 @@ def _lost(late: int, exposed: Sequence[Times], met: Sequence[Meeting]) -> dict[i
                 waits[meeting.step, place].append((begin, begin + waited))
     others = [place for place in range(len(exposed)) if place != late]
     return {
-        step: median_low([(Times.union(waits[step, place]) & exposed[place]).total for place in others])
+        step: median_low([_covered(waits[step, place], exposed[place]) for place in others])
         for step in sorted({meeting.step for meeting in met})
     }
+
+
+def _covered(waits: Sequence[Interval], exposed: Times) -> float:
+    if not waits:
+        return 0.0
+    within = exposed.within(min(begin for begin, _ in waits), max(end for _, end in waits))
+    return (Times.union(waits) & within).total

@@ -1,0 +1,246 @@
+"""DDT121 - DDT124, DDT130, DDT133, DDT134: how DistributedDataParallel averages gradients."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.trace.told import code, setting, told
+from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.knowledge.ddp.buckets import MIB
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.views.trace.advice import accumulated, by_hand
+from ddp_doctor.views.trace.usual import exposed_in, is_bucket, is_map
+
+_SHOWS = "averaging gradients while nothing else runs, waiting for others included"
+_NO_SYNC = code(
+    "Average once for an update: `with model.no_sync():` around forward and backward of all passes but the last",
+    cost="memory for nothing more; the sum of the gradients is the same",
+)
+_LEAVE_CAP_OUT = setting(
+    "DistributedDataParallel(model) without bucket_cap_mb: a first bucket of 1 MiB, then 25 MiB. Giving 25 is not the"
+    " same: the first bucket has 25 MiB, too, and begins late",
+    cost="none",
+    undo="DistributedDataParallel(model, bucket_cap_mb=...) as it was",
+)
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / MIB:.3g} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:.3g} KiB"
+
+
+@rule("DDT121", "tiny-buckets", Severity.WARNING, TraceFact)
+def tiny_buckets(recording: Recording) -> Iterator[Draft]:
+    """Gradients that travel in many small buckets, each of which pays the latency.
+
+    Finds: A backward pass sends three times as many all-reduces as it would with the default sizes, of less than 1 MiB
+        each. At most: the time in which they alone run (on a CPU trace also what is hidden, because gloo takes the same
+        processors), less as many calls as the default makes. It needs the sizes of collectives: record_shapes=True
+        with gloo, torch 2.2 or newer with NCCL.
+    Why: Below about 1 MiB an all-reduce takes as long as one of a single byte.
+    Remedy: Leave bucket_cap_mb out. `ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json` tries it.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT121"):
+        buckets = found.usual.buckets
+        each = _size(buckets.size_bytes / buckets.count)
+        yield found.draft(
+            f"Gradients travel in {buckets.count:.0f} buckets of about {each}",
+            Evidence(
+                text=f"all-reduces of a backward pass, {_size(buckets.size_bytes)} in all",
+                value=buckets.count,
+                expected=float(buckets.by_default),
+                expected_from="DistributedDataParallel without bucket_cap_mb",
+            ),
+            found.time(_SHOWS, exposed_in(is_bucket)),
+            remedies=(_LEAVE_CAP_OUT,),
+        )
+
+
+_USE_DDP = code(
+    "DistributedDataParallel(model), which averages gradients in buckets while backward goes on; by hand, join the"
+    " gradients (torch._utils._flatten_dense_tensors) and call all_reduce(..., async_op=True) from hooks",
+    cost="memory for the buckets, as much as the gradients",
+)
+
+
+@rule("DDT122", "no-overlap", Severity.WARNING, TraceFact)
+def no_overlap(recording: Recording) -> Iterator[Draft]:
+    """Communication that begins when backward is over, or nearly, so that nothing hides it.
+
+    Finds: The first bucket has half of the gradients or 16 MiB and more, and is sent when half of backward is over or
+        more; or gradients are averaged after backward, without DistributedDataParallel. At most: of the time in which
+        their all-reduces alone run as much as backward is long; what is averaged by hand is counted in full. Where
+        find_unused_parameters is on, that is told instead: its buckets never follow the order of gradients.
+    Why: With buckets that are sent as they fill, all but the last one may be hidden behind backward.
+    Remedy: Leave bucket_cap_mb out (naming its default of 25 makes the first bucket larger), or use
+        DistributedDataParallel.
+    See: https://pytorch.org/docs/stable/notes/ddp.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT122"):
+        usual = found.usual
+        shows = exposed_in(lambda call: call.kind == "all_reduce")
+        if by_hand(usual):
+            calls = usual.count(lambda _, calls: sum(call.kind == "all_reduce" for call in calls))
+            title = f"Gradients are averaged after backward, in {calls:.0f} all-reduces"
+        else:
+            first, every = usual.buckets.first_bytes, usual.buckets.size_bytes
+            size = f"{_size(first)} of {_size(every)} of gradients" if every else "all gradients"
+            title = f"The first bucket has {size}, and nothing is sent before"
+        yield found.draft(
+            title,
+            found.time(_SHOWS, shows),
+            found.time("backward", lambda step, _: step.backward_us),
+            remedies=(_USE_DDP if by_hand(usual) else _LEAVE_CAP_OUT,),
+        )
+
+
+_STATIC = setting(
+    "DistributedDataParallel(model, static_graph=True): it notes in the first step which parameters are unused, if they"
+    " are the same in every step",
+    cost="a graph that changes between steps ends with an error",
+    undo="leave static_graph out",
+)
+
+
+@rule("DDT123", "find-unused-parameters-needless", Severity.WARNING, TraceFact)
+def find_unused_needless(recording: Recording) -> Iterator[Draft]:
+    """find_unused_parameters=True although every parameter gets a gradient in every step.
+
+    Finds: Each step looks for unused parameters, and as many gradients go into buckets as there are parameters, by the
+        map of used ones that is all-reduced, or by what is copied back. At most: the search, the map's all-reduce, and
+        what the gradients' communication could begin earlier.
+    Why: With it DDP walks the graph in every step, sends a map with every backward, and never puts its buckets into the
+        order in which gradients are ready, so they are sent late.
+    Remedy: Leave it out. A step that leaves a parameter out then ends with an error, or static_graph=True helps.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    leave_out = setting(
+        "DistributedDataParallel(model) without find_unused_parameters",
+        cost="a step in which a parameter gets no gradient ends with an error",
+        undo="DistributedDataParallel(model, find_unused_parameters=True)",
+    )
+    for found in told(recording, "DDT123"):
+        gradients = found.usual.count(lambda step, _: step.reduced)
+        yield found.draft(
+            f"find_unused_parameters is on, and all of {gradients:.0f} gradients are used",
+            found.time("looking for unused parameters", lambda step, _: step.searched_us or 0.0),
+            found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
+            found.time(_SHOWS, exposed_in(is_bucket)),
+            remedies=(leave_out, _STATIC),
+        )
+
+
+@rule("DDT134", "unused-parameters-searched", Severity.INFO, TraceFact)
+def unused_searched(recording: Recording) -> Iterator[Draft]:
+    """find_unused_parameters=True that is needed, and costs a tenth of the step or more at most.
+
+    Finds: Each step looks for unused parameters, and some are unused, or the trace does not tell. At most: as in
+        find-unused-parameters-needless.
+    Why: If the same parameters are unused in every step, DDP need not look for them.
+    Remedy: static_graph=True, or take the parameters that are never used out of the model.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT134"):
+        yield found.draft(
+            "Each step looks for unused parameters, of which there are some",
+            found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
+            remedies=(_STATIC,),
+            severity=Severity.INFO,
+        )
+
+
+@rule("DDT124", "no-sync-missing", Severity.WARNING, TraceFact)
+def no_sync_missing(recording: Recording) -> Iterator[Draft]:
+    """Gradients that are accumulated over several passes, and averaged in each of them.
+
+    Finds: For each Optimizer.step there are two forwards and backwards or more, and each backward averages gradients.
+        At most: of the averaging and of copying gradients back the part of all passes but the last.
+    Why: Only the sum matters to the optimizer: all but the last averaging are for nothing.
+    Remedy: model.no_sync() around all passes but the last.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT124"):
+        passes = accumulated(found.usual)
+        yield found.draft(
+            f"Gradients are averaged in each of {passes:.0f} passes for one update",
+            Evidence(
+                text="backward passes that average gradients, for one update",
+                value=passes,
+                expected=1.0,
+                expected_from="no_sync() of DistributedDataParallel",
+            ),
+            found.time(_SHOWS, exposed_in(is_bucket)),
+            remedies=(_NO_SYNC,),
+        )
+
+
+@rule("DDT130", "gradients-copied-back", Severity.INFO, TraceFact)
+def copied_back(recording: Recording) -> Iterator[Draft]:
+    """Gradients that are copied out of the buckets after they were averaged.
+
+    Finds: Copying them back takes a twentieth of the step or more; on a GPU trace only as far as the GPU idles for it.
+        At most: that time.
+    Why: With gradient_as_bucket_view=True gradients are views of the buckets, which saves the copies and as much memory
+        as the gradients take.
+    Remedy: gradient_as_bucket_view=True.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    view = setting(
+        "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+        cost="gradients are views: detach_() on them fails",
+        undo="leave gradient_as_bucket_view out",
+    )
+    for found in told(recording, "DDT130"):
+        number = found.usual.count(lambda step, _: step.copied_back)
+        yield found.draft(
+            f"{number:.0f} gradients are copied back out of buckets",
+            found.time("copying gradients back", lambda step, _: step.copied_back_us),
+            remedies=(view,),
+        )
+
+
+@rule("DDT133", "communication-exposed", Severity.INFO, TraceFact)
+def communication_exposed(recording: Recording) -> Iterator[Draft]:
+    """Communication that takes much of the step although its buckets are as they should be.
+
+    Finds: Averaging gradients runs alone for two fifths of the step or more on every rank, and none of the other rules
+        tells a reason. At most: all of it, which only computing more between two updates comes near to. With one rank's
+        file alone it may be waiting for others.
+    Why: All ranks wait in every step. No setting mends it: there is too much to send for what is computed.
+    Remedy: Accumulate gradients with no_sync, a larger batch on each rank, half the bytes by a compression hook, or
+        fewer ranks. With few large buckets a smaller bucket_cap_mb hides more of it.
+    See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
+        docs/explanation/traces.md
+    """
+    updates = "a larger batch for each update: learning rate and schedule may need another look"
+    for found in told(recording, "DDT133"):
+        smaller = setting(
+            f"DistributedDataParallel(model, bucket_cap_mb={found.advice.value}): communication begins earlier",
+            cost="more all-reduces: where latency is high, it takes longer",
+            undo="leave bucket_cap_mb out",
+        )
+        hook = code(
+            "Half the bytes: model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
+            "bf16_compress_hook)",
+            cost="gradients are averaged with 8 bits of precision",
+        )
+        yield found.draft(
+            "Averaging gradients shows, with buckets as they should be",
+            found.time(_SHOWS, exposed_in(is_bucket)),
+            found.time("computing", lambda step, _: step.compute_us),
+            remedies=(
+                *([smaller] if found.advice.setting else []),
+                code("Accumulate gradients over several passes, all but the last in model.no_sync()", cost=updates),
+                code("A larger batch on each rank: gradients stay as large as they are", cost=f"memory, and {updates}"),
+                *([hook] if not any(fact.hook for fact in found.window.ranks) else []),
+                code("Fewer ranks, first those of one node", cost="fewer samples at a time"),
+            ),
+            severity=Severity.INFO,
+        )

@@ -1,0 +1,129 @@
+"""What a step of a window usually holds: medians over the steps of a rank, compared over its ranks."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from statistics import median
+from typing import NamedTuple
+
+from ddp_doctor.facts.trace import TraceCall, TraceFact, TraceStep
+from ddp_doctor.knowledge.ddp.buckets import DEFAULT_CAP_MIB, FIRST_BUCKET_BYTES, MIB
+from ddp_doctor.knowledge.trace import TINY_BYTES, TINY_TIMES
+from ddp_doctor.views.trace.windows import Window
+
+Calls = Sequence[TraceCall]
+#: A number of one step and its collectives, mostly microseconds.
+Measure = Callable[[TraceStep, Calls], float]
+Average = Callable[[Iterable[float]], float]
+
+
+class Buckets(NamedTuple):
+    """The buckets in which the gradients of one backward pass travel."""
+
+    count: float
+    size_bytes: float  # of all of them; 0 where sizes were not recorded
+    first_bytes: float  # of the first one
+
+    @property
+    def tiny(self) -> bool:
+        """Whether they are many more than the default would make, and small."""
+        many = self.count >= TINY_TIMES * self.by_default
+        return bool(self.size_bytes) and many and self.size_bytes / self.count < TINY_BYTES
+
+    @property
+    def by_default(self) -> int:
+        """How many DistributedDataParallel makes of these bytes with its default sizes."""
+        more = max(self.size_bytes - FIRST_BUCKET_BYTES, 0.0)
+        return 1 + -int(-more // (DEFAULT_CAP_MIB * MIB))
+
+
+class Usual:
+    """The steps of a window."""
+
+    def __init__(self, window: Window) -> None:
+        self.ranks = window.ranks
+        self.on_gpu = all(fact.device == "gpu" for fact in window.ranks)
+        self.is_ddp = any(fact.is_ddp for fact in window.ranks)
+        self._steps = [_steps(fact) for fact in window.ranks]
+        self.step_us = max(self.of_ranks(_length), default=0.0)
+
+    def of_ranks(self, measure: Measure, average: Average = median) -> list[float]:
+        """The measure of a usual step, for each rank."""
+        return [average([measure(step, calls) for step, calls in steps]) for steps in self._steps]
+
+    def least(self, measure: Measure, average: Average = median) -> float:
+        """… of the rank with the least of it, as a share of the step: what all ranks have of it."""
+        return min(self.of_ranks(measure, average)) / self.step_us
+
+    def count(self, measure: Measure) -> float:
+        """The measure itself, of the rank with the least of it."""
+        return min(self.of_ranks(measure))
+
+    def at_most(self, measure: Measure, average: Average = median) -> float:
+        """How much shorter the step becomes at most where each rank is spared this time, as a share of the step.
+
+        A rank is spared what it waits for the others besides, if that is what they were late by. So a rank that is
+        late bounds it: what the others wait for it is nothing that they could be spared.
+        """
+        spared, length = self.of_ranks(measure, average), average([*self.of_ranks(_length, average)])
+        exposed = self.of_ranks(_exposed, average)
+        waited = [each - min(exposed) for each in exposed]
+        return min(max(spared), *map(sum, zip(spared, waited, strict=True))) / length
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        """Those of one backward pass that averages gradients."""
+        passes = max(self.count(lambda step, _: step.averaged), 1.0)
+
+        def first(calls: Calls) -> float:
+            return next((call.size_bytes or 0.0 for call in calls if is_bucket(call)), 0.0)
+
+        return Buckets(
+            self.count(lambda _, calls: sum(map(is_bucket, calls))) / passes,
+            self.count(lambda _, calls: sum(call.size_bytes or 0 for call in calls if is_bucket(call))) / passes,
+            self.count(lambda _, calls: first(calls)),
+        )
+
+
+def is_bucket(call: TraceCall) -> bool:
+    """Whether it averages a bucket of gradients: what is counted is sent as integers."""
+    return call.kind == "all_reduce" and call.during == "backward" and not is_map(call)
+
+
+def is_map(call: TraceCall) -> bool:
+    """Whether it is the map of parameters that were used, which find_unused_parameters sends with each backward."""
+    return call.kind == "all_reduce" and call.during == "backward" and call.dtype.startswith("int")
+
+
+def exposed_in(wanted: Callable[[TraceCall], bool]) -> Measure:
+    """How long communication alone ran, in collectives of a kind."""
+
+    def measure(step: TraceStep, calls: Calls) -> float:
+        return min(sum(call.exposed_us for call in calls if wanted(call)), step.exposed_us)
+
+    return measure
+
+
+def idle(step: TraceStep) -> float:
+    """When the GPU has nothing to do."""
+    return step.host_us + step.loading_us
+
+
+def waited_in(step: TraceStep, *names: str) -> float:
+    """How long the host waits for the GPU in operators of these names."""
+    return sum(sync.wait_us for sync in step.syncs if sync.name in names)
+
+
+def _length(step: TraceStep, _: Calls) -> float:
+    return step.end_us - step.begin_us
+
+
+def _exposed(step: TraceStep, _: Calls) -> float:
+    return step.exposed_us
+
+
+def _steps(fact: TraceFact) -> list[tuple[TraceStep, Calls]]:
+    of_step: list[list[TraceCall]] = [[] for _ in fact.steps]
+    for call in fact.calls:
+        if call.step is not None:
+            of_step[call.step].append(call)
+    return list(zip(fact.steps, of_step, strict=True))
