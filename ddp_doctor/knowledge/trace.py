@@ -77,3 +77,10 @@ SMALL_BYTES = 64 * 1024
 SMALL_US = 100.0
 #: Communication that shows is most of what a step has beside computing (judgement): from here on it is told.
 EXPOSED_SHARE = 0.40
+
+# --- Two jobs beside each other --------------------------------------------------------------------------
+
+#: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
+CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
+#: Of fewer steps their noise is not known.
+FEWEST_STEPS = 3
