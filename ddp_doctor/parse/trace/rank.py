@@ -240,7 +240,7 @@ class _Rank:
             reduced=len(into),
             copied_back=len(back),
             copied_back_us=_total(back),
-            averaged=self._averaged(backward),
+            averaged=self._averaged(backward, end),
             buffers_us=sum(self._buffers(row, ops) for row in forwards),
             searched_us=_total(searched) if searched else None,
             detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
@@ -268,10 +268,12 @@ class _Rank:
         called = (_called(call) for call in self.calls if call.kind == "all_reduce")
         return next((at - origin for at in called if begin <= at <= end + 1e3), None)
 
-    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
-        """In how many backward passes gradients were averaged."""
+    def _averaged(self, backward: Sequence[tuple[float, float]], end: float) -> int:
+        """In how many backward passes gradients were averaged; what is called last may follow the last node."""
         called = [_called(call) for call in self.calls if call.kind == "all_reduce"]
-        return sum(any(begin <= at <= end + 1e3 for at in called) for begin, end in backward)
+        before = [*(begin for begin, _ in backward[1:]), end]
+        spans = [(begin, min(last + 1e3, until)) for (begin, last), until in zip(backward, before, strict=False)]
+        return sum(any(begin <= at < last for at in called) for begin, last in spans)
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
