@@ -26,6 +26,9 @@ SAVING_SHARE = 0.25
 #: Ends of one collective, over the length of a step: healthy ranks leave within 0.16 of it of each other, also where
 #: their clocks differ; of two jobs that do the same work at another speed it was 0.2 to 0.98.
 ENDS_APART = 0.25
+#: All-reduces of this size or more, as DDP's buckets are, reach less than this of a preflight's largest one. Published
+#: curves of NCCL have 0.17 to 0.5 at 16 MiB (network/data/published_bandwidth.ini), and computing beside it costs some.
+TRANSFER_BYTES, SLOW_TRANSFER_SHARE = 16 << 20, 0.1
 #: An error is what makes a step this many times as long.
 ERROR_TIMES = 3.0
 
@@ -74,3 +77,10 @@ SMALL_BYTES = 64 * 1024
 SMALL_US = 100.0
 #: Communication that shows is most of what a step has beside computing (judgement): from here on it is told.
 EXPOSED_SHARE = 0.40
+
+# --- Two jobs beside each other --------------------------------------------------------------------------
+
+#: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
+CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
+#: Of fewer steps their noise is not known.
+FEWEST_STEPS = 3

@@ -24,6 +24,7 @@ class Advice(NamedTuple):
     at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
     setting: str = ""  # an argument of DistributedDataParallel that `run --from-trace` can try; else empty
     value: float | bool | None = None  # … and the value to try; None is to leave it out
+    had: float | bool | None = None  # … that the job had, as far as the trace shows it; a switch had the contrary
 
 
 @once_a_recording
@@ -50,7 +51,7 @@ def _settings(usual: Usual) -> Iterator[Advice]:
     buckets, averaged = usual.buckets, _averaging(usual)
     if buckets.tiny:
         fewer = 1 - buckets.by_default / buckets.count
-        yield Advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", None)
+        yield Advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", None, buckets.cap_mib)
     late = _late_start(usual)
     if searches(usual):
         cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
@@ -59,7 +60,7 @@ def _settings(usual: Usual) -> Iterator[Advice]:
         elif usual.at_most(cost) >= numbers.SEARCH_SHARE:
             yield Advice("DDT134", usual.at_most(cost), "static_graph", value=True)
     elif starts_late(usual):
-        yield Advice("DDT122", usual.at_most(late), "bucket_cap_mb", None)
+        yield Advice("DDT122", usual.at_most(late), "bucket_cap_mb", None, buckets.cap_mib)
     elif by_hand(usual):
         yield Advice("DDT122", usual.at_most(_sent(usual, exposed_in(lambda call: call.kind == "all_reduce"))))
     if (passes := accumulated(usual)) > 1:

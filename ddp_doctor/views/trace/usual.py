@@ -36,6 +36,12 @@ class Buckets:
         more = max(self.size_bytes - FIRST_BUCKET_BYTES, 0.0)
         return 1 + -int(-more // (DEFAULT_CAP_MIB * MIB))
 
+    @property
+    def cap_mib(self) -> float | None:
+        """A bucket_cap_mb that makes about such buckets, each of which the gradient that fills it makes larger."""
+        share = 0.8 if self.count > 1 else 2.0
+        return float(f"{share * self.size_bytes / self.count / MIB:.3g}") or None
+
 
 class Usual:
     """The steps of a window."""
