@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -59,17 +60,16 @@ def forked(folder: Path, options: Options, rank: int, port: int) -> int:
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    signal.alarm(120)
     try:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)  # Kineto's own words
         os.sched_setaffinity(0, {rank % (os.cpu_count() or 1)})  # else one rank is late by where it happens to run
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        job.main(folder, job.Situation(**options))
-        code = 0
+        job.main(folder, job.Situation(**options))  # ends the process
     except BaseException:
         traceback.print_exc()
-    os._exit(code)
+    os._exit(1)
 
 
 def lateness(folder: Path) -> dict[int, float] | None:

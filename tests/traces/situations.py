@@ -38,7 +38,7 @@ HEALTHY = {
     "healthy_text": Case(job={**TEXT, "width": 128, "depth": 3}),
     "healthy_four": Case(job=FOUR),
     "healthy_four_text": Case(job={**TEXT, "ranks": 4, "batch": 8}),
-    "healthy_workers": Case(job={"workers": 2, "loading": {"*": 3}}),
+    "healthy_workers": Case(job={"workers": 2, "loading": {"*": 1}, "width": 1024}),
     "healthy_no_sync": Case(job={"accumulate": 4, "no_sync": True}),
     "healthy_needed": Case(job={"batch": 128, "unused": True, "ddp": {"find_unused_parameters": True}}),
     "healthy_item": Case(job={"item": 5}, note="reading a number costs nothing on a CPU"),
@@ -78,7 +78,13 @@ STEP = {
     "input_mlp": Case({"loading": {"*": 40}}, {}, ("input-bound",)),
     "input_cnn": Case({"loading": {"*": 60}}, CNN, ("input-bound",)),
     "input_four": Case({"loading": {"*": 60}}, FOUR, ("input-bound",)),
-    "input_worker": Case({"loading": {"*": 90}}, {"workers": 1}, ("input-bound",)),
+    "input_worker": Case(
+        {"loading": {"*": 90}},
+        {"workers": 1},
+        ("input-bound|slow-data-loading",),
+        ("slow-data-loading@0", "slow-data-loading@1"),
+        "both workers are too slow; who is a little behind waits for its worker, the other one for that rank",
+    ),
     "tiny_mlp": Case({"ddp": {"bucket_cap_mb": 0.1}}, {"width": 160, "depth": 40, "batch": 32}, ("tiny-buckets",)),
     "tiny_text": Case({"ddp": {"bucket_cap_mb": 0.05}}, {**TEXT, "width": 128, "depth": 6}, ("tiny-buckets",)),
     "tiny_four": Case({"ddp": {"bucket_cap_mb": 0.05}}, {**FOUR, "width": 128, "depth": 24}, ("tiny-buckets",)),
@@ -90,7 +96,7 @@ STEP = {
     "one_mlp": Case({"ddp": {"bucket_cap_mb": 1000}}, {"width": 768}, ("no-overlap",)),
     "one_text": Case({"ddp": {"bucket_cap_mb": 1000}}, {**TEXT, "width": 256, "depth": 4, "batch": 8}, ("no-overlap",)),
     "one_four": Case({"ddp": {"bucket_cap_mb": 1000}}, {**FOUR, "width": 512}, ("no-overlap",)),
-    "unused_mlp": Case({"ddp": {"find_unused_parameters": True}}, {}, ("find-unused-parameters-needless",)),
+    "unused_mlp": Case({"ddp": {"find_unused_parameters": True}}, {"depth": 12}, ("find-unused-parameters-needless",)),
     "unused_text": Case({"ddp": {"find_unused_parameters": True}}, TEXT, ("find-unused-parameters-needless",)),
     "unused_four": Case({"ddp": {"find_unused_parameters": True}}, FOUR, ("find-unused-parameters-needless",)),
     "accumulate_mlp": Case({"no_sync": False}, {"accumulate": 4, "batch": 16, "no_sync": True}, ("no-sync-missing",)),
@@ -184,7 +190,7 @@ NEW = {
     "log_one_number": Case(
         {"reductions": 1}, {"batch": 128}, (), (), "one all_reduce of the learning rate costs little"
     ),
-    "frozen_part": Case({"frozen": 4}, {"batch": 256}, (), (), "layers that are not trained are in no bucket"),
+    "frozen_part": Case({"frozen": 4}, {"width": 768}, (), (), "layers that are not trained are in no bucket"),
     "own_hook": Case({"hook": "own"}, {}, (), (), "gradients travel as halves by a hook of the user's"),
     "workers_on_one": Case(
         {"workers_of": {"0": 2, "1": 0}, "loading": {"*": 30}},
@@ -277,3 +283,61 @@ NEW = {
 }
 
 CASES = {**HEALTHY, **LATE, **STEP, **BOTH, **NEW}
+
+#: Two ranks that share one H100 over NCCL: communication takes most of each step, so much that is planted costs little.
+WIDE = {"device": "cuda", "width": 1024, "depth": 8, "batch": 256}
+DEEP = {"device": "cuda", "width": 256, "depth": 40, "batch": 256}
+WORDS = {"device": "cuda", "model": "transformer", "width": 256, "depth": 4, "batch": 64}
+SLOW_LINK = ("communication-exposed", "no-overlap")
+GPU = {
+    "healthy": Case({}, WIDE, (), SLOW_LINK),
+    "healthy_tf": Case({}, WORDS, (), SLOW_LINK),
+    "no_shapes": Case({"shapes": False, "item": 1}, WIDE, (), ("sync-points", *SLOW_LINK)),
+    "stack": Case({"stack": True, "item": 2, "steps": 3}, WIDE, (), ("sync-points", *SLOW_LINK)),
+    "one_rank": Case({"ranks": 1}, WIDE, (), ("input-bound",), "the loader has a quarter of its step of 4.5 ms"),
+    "item": Case({"item": 4}, WIDE, (), ("sync-points", *SLOW_LINK), "was as fast as without"),
+    "item_none": Case({}, WIDE, (), SLOW_LINK),
+    "tiny": Case({"ddp": {"bucket_cap_mb": 0.1}}, DEEP, ("tiny-buckets",), SLOW_LINK),
+    "tiny_default": Case({}, DEEP, (), SLOW_LINK),
+    "one_bucket": Case({"ddp": {"bucket_cap_mb": 1000}}, WIDE, (), SLOW_LINK, "2 % slower than by default"),
+    "unused": Case({"ddp": {"find_unused_parameters": True}}, WORDS, ("find-unused-parameters-needless",), SLOW_LINK),
+    "unused_base": Case({}, WORDS, (), SLOW_LINK),
+    "accum": Case({"accumulate": 4}, {**WIDE, "batch": 64}, ("no-sync-missing",), SLOW_LINK),
+    "accum_no_sync": Case({"accumulate": 4, "no_sync": True}, {**WIDE, "batch": 64}, (), SLOW_LINK),
+    "adam_loop": Case({"optimizer": "loop"}, DEEP, (), ("optimizer-bound", *SLOW_LINK), "was as fast as with foreach"),
+    "adam": Case({"optimizer": "adamw"}, DEEP, (), SLOW_LINK),
+    "norm": Case({"model": "norm"}, {**DEEP, "width": 512, "depth": 30}, (), ("buffers-broadcast", *SLOW_LINK)),
+    "norm_quiet": Case({"model": "norm", **QUIET}, {**DEEP, "width": 512, "depth": 30}, (), SLOW_LINK),
+    "view": Case({"ddp": {"gradient_as_bucket_view": True}}, WIDE, (), SLOW_LINK),
+    "reductions": Case({"reductions": 8}, WIDE, ("small-collectives",), ("sync-points", *SLOW_LINK)),
+    "barrier": Case({"barrier": True}, WIDE, ("barrier-in-step",), SLOW_LINK),
+    "pageable": Case({"workers": 1, "batch": 2048}, WIDE, (), ("copies-hold-up-the-host", *SLOW_LINK)),
+    "big_pinned_nb": Case({"workers": 1, "batch": 2048, "pin": True, "non_blocking": True}, WIDE, (), SLOW_LINK),
+    "host_bound_all": Case({"python": {"*": 30}}, WIDE, (), ("launches-late", *SLOW_LINK), "no rank is to blame"),
+    "slow_data": Case({"loading": {"1": 40}}, WIDE, ("slow-data-loading@1",), SLOW_LINK),
+    "slow_data_all": Case({"loading": {"*": 40}}, WIDE, ("input-bound",), SLOW_LINK),
+    "slow_data_worker": Case({"loading": {"*": 40}, "workers": 2, "pin": True}, WIDE, (), ("input-bound", *SLOW_LINK)),
+    "slow_compute": Case({"passes": {"1": 2}}, WIDE, (), ("slow-compute@1", *SLOW_LINK), "7 % slower than without"),
+    "slow_compute_tf": Case({"passes": {"0": 2}}, WORDS, ("slow-compute@0",), SLOW_LINK),
+    "slow_rank_and_tiny": Case(
+        {"passes": {"1": 1}, "ddp": {"bucket_cap_mb": 0.1}}, DEEP, ("tiny-buckets",), ("slow-compute@1", *SLOW_LINK)
+    ),
+    "larger_batch": Case({"samples": {"1": 192}}, WORDS, (), ("larger-batch@1", *SLOW_LINK), "no slower than without"),
+    "pause": Case({"pause": {"0": [3, 120]}}, WIDE, ("pauses@0",), SLOW_LINK),
+    "save": Case({"save": {"0": 3}, "steps": 7}, WIDE, ("checkpoint-in-step|pauses@0",), SLOW_LINK),
+}
+#: With and without, each its own case.
+GPU_PAIRS = {
+    "item": "item_none",
+    "tiny": "tiny_default",
+    "adam_loop": "adam",
+    "unused": "unused_base",
+    "norm": "norm_quiet",
+    "accum": "accum_no_sync",
+    "healthy": "view",
+    "slow_data_all": "slow_data_worker",
+    "barrier": "healthy",
+    "reductions": "healthy",
+    "one_bucket": "healthy",
+    "pageable": "big_pinned_nb",
+}
