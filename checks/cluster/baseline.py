@@ -9,19 +9,23 @@ become slower, or where a node runs alone, nobody is left to compare it with. It
 """
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
-from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact
+from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TracesFact
 from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.knowledge.trace import ERROR_TIMES, FEWEST_STEPS, WARNING_SHARE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import by_operator, remedy
+from ddp_doctor.views.trace.compared import changes, efficiency
 from ddp_doctor.wording.findings import NOBODY, Who, likely, possible, proved
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 from ddp_doctor.wording.preflight import reached, share
@@ -186,12 +190,120 @@ def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
     )
 
 
+@rule("DD832", "traced-step-changed", Severity.WARNING, TracesFact)
+def traced_step_changed(recording: Recording) -> Iterator[Draft]:
+    """A step that takes longer, or less long, than in the traces it is held against, and which parts of it do.
+
+    Finds: The median step of two traces of as many ranks that differs by more than 3 %, and than three times what the
+        steps of one trace differ among themselves, and the parts that do so too. Where the batches differ, a step of
+        as many samples. From 10 % longer on it is a warning, from three times as long an error; else it is information,
+        as it is where a trace has fewer than three steps, for then nobody knows what is noise.
+    Why: The part that grew says where to look: the code, the loader, another rank, the network.
+    Remedy: What `ddp-doctor trace` says of the slower one.
+    See: docs/how-to/compare-traces.md
+    """
+    fact = recording.first(TracesFact)
+    if fact is None or fact.before.ranks != fact.now.ranks:
+        return
+    step = changes(fact)[0]
+    longer = step.more / step.before
+    if not step.is_seen:
+        return
+    much = (
+        f"{longer + 1:.2g} times as long as"
+        if longer >= 1
+        else f"{abs(longer):.0%} {'longer' if longer > 0 else 'less'} than"
+    )
+    yield _of_traces(fact, f"A step takes {much} in {fact.before.file}: {_changed(fact)}", _severity(fact, longer))
+
+
+@rule("DD833", "more-ranks-for-their-work", Severity.WARNING, TracesFact)
+def more_ranks(recording: Recording) -> Iterator[Draft]:
+    """What more ranks give, by traces of a job with fewer and with more of them, and what eats the rest.
+
+    Finds: Traces of jobs of different sizes. The scaling efficiency is what a rank of the larger job does in a time, of
+        what a rank of the smaller does: by the samples of a step where they are known, else every rank is taken to have
+        the same batch. Below 90 % it is a warning, below a third an error, else information.
+    Why: Twice the GPUs cost twice as much. What of the step has grown says why they give less than twice.
+    Remedy: What `ddp-doctor trace` says of the larger job.
+    See: docs/how-to/compare-traces.md
+    """
+    fact = recording.first(TracesFact)
+    if fact is None or fact.before.ranks == fact.now.ranks:
+        return
+    few, many = sorted((fact.before.ranks, fact.now.ranks))
+    share = efficiency(fact)
+    yield _of_traces(
+        fact,
+        f"{many} ranks do {share * many / few:.2g} times the work of {few}, a scaling efficiency of {share:.0%}:"
+        f" {_changed(fact, 1 if fact.now.ranks == many else -1)}",
+        _severity(fact, 1 / share - 1),
+        "" if fact.before.samples and fact.now.samples else "Every rank is taken to have the same batch in both.",
+    )
+
+
+def _severity(fact: TracesFact, longer: float) -> Severity:
+    if longer < WARNING_SHARE or not changes(fact)[0].is_seen or _has_few_steps(fact):
+        return Severity.INFO
+    return Severity.ERROR if longer >= ERROR_TIMES - 1 else Severity.WARNING
+
+
+def _has_few_steps(fact: TracesFact) -> bool:
+    return min(fact.before.steps, fact.now.steps) < FEWEST_STEPS
+
+
+def _changed(fact: TracesFact, sign: int = 1) -> str:
+    """``waiting +12.3 ms, compute -1.1 ms``: the parts that changed, the most first; -1 is the way back."""
+    seen = sorted((each for each in changes(fact)[1:] if each.is_seen), key=lambda each: -abs(each.more))
+    return name_list([f"{each.part} {sign * each.more / 1e3:+.3g} ms" for each in seen]) or "no part by more than noise"
+
+
+def _of_traces(fact: TracesFact, title: str, severity: Severity, detail: str = "") -> Draft:
+    again = "Where machines are shared two runs of one job differ as well: trace both again to be sure."
+    few = f"With fewer than {FEWEST_STEPS} steps what is noise is not known." if _has_few_steps(fact) else ""
+    problems = [f"{each.file}: {each.problem}." for each in (fact.before, fact.now) if each.problem]
+    make = possible if few or problems else likely
+    slower = max((fact.before, fact.now), key=lambda each: each.parts["step"].median_us)
+    return make(
+        NOBODY,
+        title,
+        [
+            Evidence(
+                text=each.part if each.part == "step" else f"{each.part}, of a step",
+                value=each.now / 1e6,
+                unit="s",
+                expected=each.before / 1e6,
+                expected_from=f"{fact.before.file}; {each.noise / 1e3:.3g} ms are noise",
+            )
+            for each in changes(fact)
+            if each.is_seen
+        ],
+        remedy("See what makes it slow", f"ddp-doctor trace {quote(slower.file)}", scope="code", undo=NOTHING_TO_UNDO),
+        detail=" ".join(filter(None, (detail, few, *problems, again))),
+        severity=severity,
+    )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Of traces: the parts of a step of both, and the scaling efficiency where their ranks differ in number."""
+    fact = recording.first(TracesFact)
+    if fact is None:
+        return
+    for each in changes(fact):
+        for name, value in (("before", each.before), ("now", each.now), ("noise", each.noise)):
+            labels: dict[str, str | int | float] = {"part": each.part, "of": name}
+            yield Measurement(name="traced_step", value=value / 1e6, unit="s", labels=labels)
+    if fact.before.ranks != fact.now.ranks:
+        yield Measurement(name="scaling_efficiency", value=efficiency(fact), unit="")
+
+
 CHECK = Check(
     id="baseline",
     title="The run is as fast as its baseline",
     where=Where.AFTERWARDS,
     probe=probe,
-    facts=(BaselineFact, RunDifferencesFact),
-    rules=(slower_than_its_baseline, not_as_in_its_baseline),
+    facts=(BaselineFact, RunDifferencesFact, TracesFact),
+    rules=(slower_than_its_baseline, not_as_in_its_baseline, traced_step_changed, more_ranks),
     needs_baseline=True,
+    measurements=measurements,
 )

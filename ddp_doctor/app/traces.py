@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import read_json
+from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.choices import Status
@@ -51,6 +52,7 @@ class Unread(NamedTuple):
     name: str
     why: str
     is_other: bool = False  # it could be read, and is something else
+    is_beside: bool = False  # … that lies in the same folder, and that nobody named
 
 
 @dataclass
@@ -70,13 +72,7 @@ def trace(
     if against is not None:
         options = options.model_copy(update={"expected_busbw": _busbw_in(against)})
     read = read_traces(paths, progress)
-    readings = [
-        Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in read.facts
-    ]
-    readings += [
-        Reading(check="trace", status=Status.SKIPPED, part=file.name, reason=file.why)
-        for file in read.unread[:_MOST_UNREAD]
-    ]
+    readings = [*map(_collected, read.facts), *_skipped(read.unread)]
     told = {"readings": tuple(readings), "interrupted": read.interrupted, "duration_s": time.monotonic() - started}
     recording = blank(options, Plan(())).model_copy(update=told)
     if options.window.isdecimal() and not windows(recording):
@@ -84,6 +80,22 @@ def trace(
         if count := len(windows(every)):
             raise UsageError(f"--window {options.window}: there {'is 1' if count == 1 else f'are {count}'}")
     return judge(recording)
+
+
+def _collected(fact: TraceFact) -> Reading:
+    """Without what is usual: there are thousands of calls."""
+    recorded = {"kind": fact.KIND, **fact.model_dump(mode="json", exclude_defaults=True)}
+    return Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=recorded)
+
+
+def _skipped(unread: Sequence[Unread]) -> Iterator[Reading]:
+    """The files that hold no trace; those that merely lie beside traces together, and no more than are read."""
+    named = [file for file in unread if not file.is_beside][:_MOST_UNREAD]
+    for file in named:
+        yield Reading(check="trace", status=Status.SKIPPED, part=file.name, reason=file.why)
+    if left := len(unread) - len(named):
+        why = "1 other file holds no trace" if left == 1 else f"{left} other files hold no trace"
+        yield Reading(check="trace", status=Status.SKIPPED, reason=why)
 
 
 def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Traces:
@@ -100,7 +112,8 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
                     if progress:
                         progress(before + file.packed_bytes, total)
 
-            _add(read, file, chunks)
+            with no_garbage_collection():
+                _add(read, file, chunks, paths)
             done += file.packed_bytes
             if read.interrupted:
                 break
@@ -115,7 +128,7 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
     raise UsageError(f"{first.name} was not read: {first.why}{more}{f'; {_HOW}' if first.is_other else ''}")
 
 
-def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]]) -> None:
+def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]], paths: Sequence[str]) -> None:
     """Read one file into facts, or note why it cannot be read."""
     others = (kind for ends, begins, kind in _OTHERS if file.name.endswith(ends) or file.head.startswith(begins))
     other = next(others, "")
@@ -130,7 +143,8 @@ def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]]) -> 
             fact = read_trace(file.name, chunks())
         except NotATrace as error:
             if not read.interrupted:
-                read.unread.append(Unread(file.name, str(error), is_other=True))
+                is_named = file.name in paths or file.name.endswith(".gz") or b'"traceEvents"' in file.head
+                read.unread.append(Unread(file.name, str(error), is_other=True, is_beside=not is_named))
             return
         read.facts.append(_with_rank_of_name(fact))
 

@@ -34,23 +34,29 @@ def fleet(
     return commands.fleet(paths, write_baseline, outputs)
 
 
-@command("ddp-doctor compare baseline.json report.json", "ddp-doctor compare monday.json today.json")
+@command(
+    "ddp-doctor compare baseline.json report.json",
+    "ddp-doctor compare monday.json today.json",
+    "ddp-doctor compare traces-of-8-ranks/ traces-of-64-ranks/",
+)
 def compare(
     earlier: Annotated[
         str,
         typer.Argument(
             metavar="A",
-            help="A baseline, or the report or recording of a run, or of logs that read nccl-tests or NCCL Inspector.",
+            help="A baseline, the report or recording of a run or of logs that read nccl-tests or NCCL Inspector, or"
+            " traces: a file, or a folder of ranks.",
         ),
     ],
     later: Annotated[
-        str, typer.Argument(metavar="B", help="The report or recording of another run, or of other logs.")
+        str,
+        typer.Argument(metavar="B", help="The report or recording of another run or of other logs, or other traces."),
     ],
     *,
     outputs: Outputs,
 ) -> int:
-    """Say whether B is slower than A by more than noise, and which node; and in what else the two differ."""
-    from ddp_doctor.app import baselines
+    """Say whether B is slower than A by more than noise, which node or part of a step, and in what else they differ."""
+    from ddp_doctor.app.compare import beside
     from ddp_doctor.cli.reporting import report
 
-    return report(baselines.compare(earlier, later), outputs)
+    return report(beside(earlier, later), outputs)

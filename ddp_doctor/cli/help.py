@@ -34,8 +34,8 @@ ENDED = (
     " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
 )
 TRACED = (
-    "Exit codes: 0 nothing costs over 10 % of the step, 1 a finding at or above --fail-on, 2 wrong use or no trace,"
-    " 3 unsure, 130 interrupted."
+    "Exit codes: 0 no rank and no setting costs over 10 % of the step, 1 a finding at or above --fail-on, 2 wrong use"
+    " or no trace, 3 unsure, 130 interrupted."
 )
 LIVE = "Exit codes: 0 it gets on, 1 it is stuck, 2 wrong use or nothing to look at, 3 cannot tell, 130 interrupted."
 TOLD = "Exit codes: 0 done, 2 wrong use, 3 the doctor failed itself."

@@ -3,6 +3,7 @@
 from statistics import median
 
 from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.knowledge.trace import WARNING_SHARE
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.recording import Recording, TraceAdvice
 from ddp_doctor.model.report import Report, StepParts, TracedRank, TracedStep, TracedWindow, TraceReport
@@ -44,6 +45,15 @@ def _rank(fact: TraceFact, steps: tuple[Parts, ...], middle: Parts) -> TracedRan
 
 def _seconds(taken: Parts) -> dict[str, float]:
     return {name: round(value / 1e6, 9) for name, value in taken._asdict().items()}
+
+
+def healthy(recording: Recording, *, warned: bool) -> str:
+    """What a healthy verdict says: nothing that could be had for free is lost."""
+    told = "no rank is waited for, and no setting costs over 10 % of the step"
+    ranks = [taken for window in windows(recording) for taken in median_parts(recording, window)]
+    share = sum(taken.transfer for taken in ranks) / (sum(taken.step for taken in ranks) or 1.0)
+    exposed = f"; transfer that nothing hides takes {share:.0%} of it" if share >= WARNING_SHARE else ""
+    return f"{'nothing makes a step three times slower' if warned else told} ({scope(recording)}){exposed}"
 
 
 def scope(recording: Recording) -> str:

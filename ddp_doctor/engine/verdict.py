@@ -296,8 +296,9 @@ def summary(
     warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     if recording.command is Command.TRACE:
-        bound = "makes a step three times slower" if warnings else "costs over 10 % of the step"
-        judged = f"nothing {bound} ({scope})"
+        from ddp_doctor.engine.trace_report import healthy  # no other command has to wait for it
+
+        judged = healthy(recording, warned=warnings > 0)
     elif subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
     else:
@@ -328,7 +329,7 @@ def _why_unsure(
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)
     if not measured and recording.command in (Command.ENV, Command.TRACE) and results:
-        return f"{results[0].reason}."
+        return f"{shorten(results[0].reason or '', _REASON, placeholder=' ...')}."
     if measured and diagnosis.failures:
         return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
     names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)

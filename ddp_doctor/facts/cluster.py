@@ -268,3 +268,31 @@ class BaselineFact(Fact):
     runs: int
     compared: tuple[HeldAgainst, ...]
     preflight: Preflight | None = None  # where it is that of a job
+
+
+class TracedPart(Frozen):
+    """A part of a step in the mean of the ranks, over the steps."""
+
+    median_us: float
+    mad_us: float  # the median distance of a step's from that
+
+
+class TracedSide(Frozen):
+    """What the traces of a job come to, for a comparison with another's."""
+
+    file: str  # as it was named
+    ranks: int  # of the job
+    steps: int  # that are judged
+    samples: float | None = None  # of a rank in a step, in the mean of the ranks; None where it is not known
+    gpus: tuple[str, ...] = ()  # the models of the ranks' GPUs; none of CPU traces
+    problem: str = ""  # why not all of it can be judged
+    parts: dict[str, TracedPart]  # the whole "step", its parts, and "exposed", which is waiting and transfer
+
+
+class TracesFact(Fact):
+    """Traces of two jobs beside each other."""
+
+    KIND: ClassVar[str] = "traces/1"
+
+    before: TracedSide
+    now: TracedSide

@@ -26,16 +26,22 @@ SAVING_SHARE = 0.25
 #: Ends of one collective, over the length of a step: healthy ranks leave within 0.16 of it of each other, also where
 #: their clocks differ; of two jobs that do the same work at another speed it was 0.2 to 0.98.
 ENDS_APART = 0.25
+#: All-reduces of this size or more, as DDP's buckets are, reach less than this of a preflight's largest one. Published
+#: curves of NCCL have 0.17 to 0.5 at 16 MiB (network/data/published_bandwidth.ini), and computing beside it costs some.
+TRANSFER_BYTES, SLOW_TRANSFER_SHARE = 16 << 20, 0.1
 #: An error is what makes a step this many times as long.
 ERROR_TIMES = 3.0
 
 # --- What would make a step faster -----------------------------------------------------------------------
 
-#: A change that brings less at most is not worth a line: steps differ by as much from run to run (measured).
-WORTH_A_LINE = 0.03
+#: A change that brings less at most is not worth a line: steps differ by more from run to run (measured).
+WORTH_A_LINE = 0.025
 #: From here on a change is a warning: what costs less is no fault.
 WARNING_SHARE = 0.10
-#: Loading is the input's fault where every rank waits for it so long; healthy jobs have had 1 to 9 % (measured).
+#: … but of what a profiler makes up to twice as long, loading and what lets a GPU wait for its host: healthy jobs have
+#: loaded for 1 to 13 % (measured).
+HOST_WARNING_SHARE = 0.20
+#: Loading is told where every rank waits for it so long.
 INPUT_SHARE = 0.10
 #: Buckets are tiny below 1 MiB, the first bucket's own size, where there are three times as many as by default.
 TINY_BYTES = 1 << 20
@@ -47,8 +53,8 @@ LARGE_FIRST_BYTES = 16 << 20
 LATE_START = 0.5
 #: Looking for parameters that are unused indeed is worth a hint from here on.
 SEARCH_SHARE = 0.10
-#: Copying gradients back took 1.2 to 4.4 % of the steps of small models (measured): from here on it is worth a trial.
-COPIED_BACK_SHARE = 0.05
+#: Copying gradients back took 1 to 7 % of the steps of small models (measured): from here on it is worth a trial.
+COPIED_BACK_SHARE = 0.08
 #: Kernels (operators on a CPU) of the optimizer for each parameter. SGD one after another has 1, foreach 0.02 to 0.15,
 #: Adam one after another 7 on a GPU and 26 on a CPU (measured, torch 2.11 and 2.13).
 MANY_KERNELS = 4
@@ -56,7 +62,8 @@ OPTIMIZER_SHARE = 0.10
 #: The GPU idles for the host. Beside a profiler every operator takes up to twice its time.
 LAUNCH_SHARE = 0.20
 FEWEST_KERNELS = 30
-#: Of the host's part of a step so much is the profiler's: a step of small operators took 1.7 times as long (measured).
+#: So much of the host's part of a step, on a CPU trace of all operators, may be the profiler's: a step of small ones
+#: took 1.7 times as long, and what has no operators was up to 1.13 times as much of the step without it (measured).
 PROFILER_SHARE = 0.4
 #: The host's time for a kernel: 31 to 54 us in traces of small models on a GPU, 450 us with Python between layers
 #: (measured). What takes longer than this is more than launching.
@@ -65,7 +72,15 @@ LAUNCH_US = 100.0
 FEWEST_SMALL = 4
 #: What is smaller takes as long as one byte: latency is all that it costs (docs/explanation/collectives.md).
 SMALL_BYTES = 64 * 1024
-#: Without its size a collective is small that takes no longer: 16 of its kernels' launches.
+#: Without its size a collective is small that takes no longer: of a number 5 us between V100s (measured), some tens
+#: between nodes.
 SMALL_US = 100.0
 #: Communication that shows is most of what a step has beside computing (judgement): from here on it is told.
 EXPOSED_SHARE = 0.40
+
+# --- Two jobs beside each other --------------------------------------------------------------------------
+
+#: A part of the step has changed by more than this of the step, and than so many times what steps differ in themselves.
+CHANGED_SHARE, CHANGED_MADS = 0.03, 3.0
+#: Of fewer steps their noise is not known.
+FEWEST_STEPS = 3

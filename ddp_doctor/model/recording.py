@@ -126,7 +126,7 @@ class TraceAdvice(Frozen):
     at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
     setting: str = ""  # the argument of DistributedDataParallel that ``run --from-trace`` can try; else empty
     value: bool | float | None = None  # … the value to try; null: leave the argument out
-    had: bool | float | None = None  # … what the trace shows that the job had; null: not known, or left out
+    had: bool | float | None = None  # … what the job had, as far as the trace shows it; a switch had the contrary
 
 
 class Options(Frozen):
@@ -154,16 +154,6 @@ class Options(Frozen):
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None
-
-
-class TraceAdvice(Frozen):
-    """A change that a trace advises."""
-
-    code: str  # of the rule of `trace` that tells it
-    at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
-    setting: str = ""  # the argument of DistributedDataParallel that `run --from-trace` can try; else empty
-    value: bool | float | None = None  # … the value to try; None: leave the argument out
-    had: bool | float | None = None  # … what the trace shows that the job had; None: not known, or left out
 
 
 class Job(Frozen):

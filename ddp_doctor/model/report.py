@@ -247,7 +247,8 @@ class TraceReport(Report):
 
     windows: tuple[TracedWindow, ...] = ()  # those that are judged
     advice: tuple[TraceAdvice, ...] = ()  # of the latest of them
-    unread: dict[str, str] = Field(default_factory=dict)  # files that hold no trace, and why
+    #: Files that hold no trace, and why; under "" how many more lie beside traces.
+    unread: dict[str, str] = Field(default_factory=dict)
 
 
 class TopologyReport(Report):

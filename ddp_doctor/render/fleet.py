@@ -8,7 +8,7 @@ node17  sick       12     4  2026-11-23 10:02  sick again and again
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact
+from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact, TracedSide, TracesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import WORST_FIRST, Command, Verdict
@@ -16,6 +16,7 @@ from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetRe
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, one_line
+from ddp_doctor.views.trace.compared import changes, scale
 from ddp_doctor.wording.nodes import and_more, hosts, name_list
 
 #: Rows of a table on a screen; the JSON has all.
@@ -125,6 +126,8 @@ def _since(since: Since | None) -> list[str]:
 
 def beside(recording: Recording) -> Captioned | None:
     """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither."""
+    if (traces := recording.first(TracesFact)) is not None:
+        return _traces(traces)
     fact, others = recording.first(BaselineFact), recording.first(RunDifferencesFact)
     left_out = tuple(map(one_line, others.left_out)) if others else ()
     if fact is None:
@@ -149,6 +152,34 @@ def beside(recording: Recording) -> Captioned | None:
     runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
     titles = ("measured", "where", "value", "before", "change", "noise")
     return Captioned(f"Beside {runs} before ({one_line(fact.file)}):", _table(rows, titles), left_out)
+
+
+def _traces(fact: TracesFact) -> Captioned:
+    """The parts of a step in the mean of the ranks, beside those before."""
+    step = changes(fact)[0].before
+    rows = [
+        (
+            each.part,
+            *(f"{value / 1e3:.2f}" for value in (each.before, each.now)),
+            f"{each.more / 1e3:+.2f}{' !!' * each.is_seen}",
+            f"{each.noise / 1e3:.2f}",
+            f"{each.more / step:+.0%}",
+        )
+        for each in changes(fact)
+        if each.before or each.now
+    ]
+    notes = [f"{name}: {one_line(_of_side(side))}" for name, side in (("before", fact.before), ("now", fact.now))]
+    if (by := scale(fact)) != 1.0:
+        notes.append(f"the batches differ: a step of now is shown {by:.2g} times as long, for as many samples")
+    table = Table(("a step of all ranks, in ms", "before", "now", "change", "noise", "of the step"), rows, range(1, 6))
+    return Captioned(f"{one_line(fact.now.file)} beside {one_line(fact.before.file)}:", table, tuple(notes))
+
+
+def _of_side(side: TracedSide) -> str:
+    """``2 ranks, 5 steps, 256 samples a rank, NVIDIA H100 80GB HBM3``."""
+    samples = f"{side.samples:g} samples a rank" if side.samples else ""
+    counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((side.ranks, "rank"), (side.steps, "step"))]
+    return ", ".join(filter(None, (*counts, samples, *side.gpus, side.problem)))
 
 
 def beside_lines(recording: Recording, width: int | None, *, each: bool) -> tuple[str, ...]:

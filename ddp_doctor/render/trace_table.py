@@ -39,7 +39,7 @@ _MOST_FILES = 3
 
 def tables(report: TraceReport, *, each: bool) -> Iterator[Captioned]:
     """One for each window, the last with what could not be read."""
-    unread = [f"not read: {one_line(name)}: {one_line(why)}" for name, why in report.unread.items()]
+    unread = [f"not read: {one_line(f'{name}: {why}' if name else why)}" for name, why in report.unread.items()]
     if not each and len(unread) > _MOST_FILES:
         unread = [*unread[:_MOST_FILES], f"not read: {len(unread) - _MOST_FILES} more (-v names them)"]
     to_blame = blamed(report)

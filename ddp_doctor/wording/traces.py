@@ -11,8 +11,8 @@ def ms(microseconds: float) -> str:
 
 
 def rank_of(fact: TraceFact) -> str:
-    """``rank 1 (rank1.json.gz)``, and its host where that is told."""
-    return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file)))})"
+    """``rank 1 (node0, rank1.json.gz)``, without the folder; the host where that is told."""
+    return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file.rpartition('/')[2])))})"
 
 
 def culprit_of(fact: TraceFact) -> Culprit:

@@ -124,6 +124,12 @@ def test_what_a_trace_advises_is_tried_against_the_arguments_of_the_job(ranks):
     assert "tried instead" in facts[0].not_measured["bucket sizes"]
 
 
+def test_a_change_to_what_the_job_has_already_as_far_as_anybody_tells_is_not_tried(ranks):
+    (fact, _) = ranks.facts(advised, "healthy:wide_net", tiny_buckets(had=None), on=(0, 1))
+
+    assert [trial.not_tried for trial in fact.arguments] == ["neither the trace nor the factory tells what the job has"]
+
+
 def test_an_argument_that_would_make_ddp_wait_for_a_gradient_is_not_tried(ranks):
     search = tiny_buckets(setting="find_unused_parameters", value=False, had=True)
     (fact, _) = ranks.facts(advised, "planted:unused_head", search, on=(0, 1))

@@ -76,7 +76,8 @@ def test_a_healthy_job_is_a_table_of_its_ranks_and_exit_0(asked, traces):
     assert ROW.findall(done.stdout) == ["0", "1"]
     assert "The median of 2 steps of 2 ranks, in ms:" in done.stdout
     assert "the first 2 recorded steps are left out" in done.stdout
-    assert "Healthy: nothing costs over 10 % of the step (2 ranks, 2 steps of 10 ms)." in done.stdout
+    verdict = "Healthy: no rank is waited for, and no setting costs over 10 % of the step (2 ranks, 2 steps of 10 ms)"
+    assert f"{verdict}; transfer that nothing hides takes 10% of it." in done.stdout
 
 
 def test_a_rank_that_is_waited_for_is_named_and_exit_1(asked, tmp_path):
@@ -190,17 +191,17 @@ def test_wrong_use_is_one_sentence_and_exit_2(asked, traces, tmp_path, args, sen
 
 def test_what_lies_beside_the_traces_is_named_and_nothing_else_changes(asked, traces):
     (traces / "train.log").write_text("epoch 3\n")
+    (traces / "options.json").write_text('{"lr": 0.1}')
     (traces / "report.nsys-rep").write_bytes(b"\0\1")
+    (traces / "rank2.json").write_text(trace(2).partition("[")[0])
 
     done = asked("trace", str(traces), "--json", str(traces / "report.json"))
 
     assert done.returncode == 0
-    assert "not read: " in done.stdout
+    assert "   not read: 2 other files hold no trace\n" in done.stdout
     unread = json.loads((traces / "report.json").read_text())["unread"]
-    assert {Path(name).name: why for name, why in unread.items()} == {
-        "report.nsys-rep": "it is a report of Nsight Systems",
-        "train.log": unread[str(traces / "train.log")],
-    }
+    assert {Path(name).name for name in unread} == {"rank2.json", "report.nsys-rep", ""}
+    assert "not read: train.log: it is no trace" in asked("trace", ".", "train.log", cwd=traces).stdout
 
 
 def test_a_file_that_is_cut_gives_its_whole_steps(asked, traces):
@@ -234,7 +235,7 @@ def test_what_is_written_is_as_the_schemas_say_and_a_replay_says_the_same(asked,
     assert table in again.stdout
     assert table in Path(written["markdown"]).read_text()
     assert "Parts of the median step" in Path(written["html"]).read_text()
-    assert "trace    Healthy: nothing costs" in asked("runs").stdout
+    assert "trace    Healthy: no rank is waited for" in asked("runs").stdout
 
 
 def test_redacted_outputs_have_no_name_of_a_file(asked, traces, tmp_path):
@@ -259,10 +260,11 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
             tar.add(traces / f"rank{rank}.json", f"rank{rank}.json")
     command = [*DOCTOR, "trace", "-", "--json", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as doctor:
-        assert doctor.stdin is not None
-        doctor.stdin.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
-        doctor.stdin.flush()
-        assert until(lambda: unread_in(doctor.stdin) == 0)
+        pipe = doctor.stdin
+        assert pipe is not None
+        pipe.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
+        pipe.flush()
+        assert until(lambda: unread_in(pipe) == 0)
         doctor.send_signal(signal.SIGINT)
         told, _ = doctor.communicate(timeout=PATIENCE_S)
 

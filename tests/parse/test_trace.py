@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -180,6 +181,49 @@ def test_kernels_are_told_from_collectives_copies_and_synchronisation():
     assert [(sync.name, sync.count, sync.wait_us) for sync in step.syncs] == [("aten::item", 1, 80)]
     assert (call.kind, call.seq, call.size_bytes, call.ranks, call.group) == ("all_reduce", 4, 400, 2, "0")
     assert call.called_us == 1100
+
+
+def test_a_copy_that_makes_the_host_wait_is_a_synchronisation_and_one_that_is_handed_on_is_none():
+    gpu = [
+        event("ProfilerStep#3", 0, 1000, "user_annotation"),
+        event("ProfilerStep#4", 1000, 1000, "user_annotation"),
+        event("aten::to", 1100, 500),
+        event("cudaMemcpyAsync", 1110, 450, "cuda_runtime"),
+        event("aten::copy_", 1700, 60),
+        event("cudaMemcpyAsync", 1710, 40, "cuda_runtime"),
+        event("sgemm", 1600, 300, "kernel", 7),
+    ]
+
+    step = read(written(gpu)).steps[-1]
+
+    assert [(sync.name, sync.count, sync.wait_us) for sync in step.syncs] == [("aten::to", 1, 450)]
+
+
+def test_sending_buffers_lasts_from_the_first_that_is_packed_to_the_last_that_is_copied_back():
+    packing = [
+        event("aten::flatten_dense_tensors", 6_110, 5),
+        event("c10d::broadcast_", 6_116, 4),
+        event("aten::unflatten_dense_tensors", 6_122, 4),
+        event("aten::copy_", 6_127, 1),
+        event("aten::copy_", 6_129, 1),
+        event("aten::linear", 6_140, 20),
+        event("aten::copy_", 6_170, 1),
+    ]
+    fact = read(written([each for each in steps() if each["name"] not in ("aten::linear", "aten::addmm")] + packing))
+
+    assert [step.buffers_us for step in fact.steps] == [20, 0]
+
+
+def test_backward_passes_that_average_gradients_are_counted():
+    def again(each: dict[str, Any], after: float) -> dict[str, Any]:
+        return {**each, "ts": each["ts"] + after}
+
+    passes = ("DistributedDataParallel.forward", "autograd::engine::evaluate_function: AddmmBackward0")
+    quiet = [again(each, 250) for each in steps() if each["name"] in passes]
+
+    assert [(step.passes, step.averaged) for step in read(written(steps())).steps] == [(1, 1)] * 2
+    shorter = [{**each, "dur": 240} if each["name"] == passes[1] else each for each in (*steps(), *quiet)]
+    assert [(step.passes, step.averaged) for step in read(written(shorter)).steps] == [(2, 1)] * 2
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda at: (at[0], at[0] + at[1])))

@@ -7,7 +7,7 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import rounds
 from ddp_doctor.checks.ddp.step_time.rounds import Seconds
 from ddp_doctor.facts.ddp.step_time import StepTimeFact
-from ddp_doctor.knowledge.ddp.arguments import COST
+from ddp_doctor.knowledge.ddp.arguments import COST, had
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, TraceAdvice
@@ -125,13 +125,13 @@ _ORDER = {"proved": 0, "not_tried": 1, "disproved": 2}
 
 
 def _remedy(advice: TraceAdvice, proof: Proof) -> Remedy:
-    name, had = advice.setting, advice.had
+    name, before = advice.setting, had(advice)
     take = "" if advice.value is None else _argument(name, advice.value)
     return Remedy(
         summary=f"DistributedDataParallel(..., {take})" if take else f"Leave {name} out of DDP's arguments",
         scope="code",
         cost=COST[name],
-        undo=f"leave {name} out" if had is None else _argument(name, had),
+        undo=f"leave {name} out" if before is None else _argument(name, before),
         proof=proof,
         references=(_DDP,),
     )

@@ -30,6 +30,8 @@ def _tried(ctx: RankContext, work: Work, ddp: Any, plan: Plan, advice: TraceAdvi
     why_not = ""
     if ctx.world_size == 1:
         why_not = "one rank has nobody to communicate with"
+    elif options == work.options:
+        why_not = "neither the trace nor the factory tells what the job has"
     elif work.copies < 2:
         why_not = "the GPU has no memory for the model in a second DDP"
     elif work.unused and not copes_with_unused(options):

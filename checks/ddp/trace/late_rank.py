@@ -53,20 +53,12 @@ class Compared(NamedTuple):
         """How many times as much."""
         return self.own / self.others if self.others > 0 else inf if self.own > 0 else 1.0
 
-    def evidence(self, what: str) -> Evidence:
-        """Both, if they are microseconds."""
+    def evidence(self, what: str, unit: str | None = "s") -> Evidence:
+        """Both values, of microseconds or, without a unit, of a count."""
+        scale = 1e6 if unit else 1.0
+        source = "the median of the other ranks in the same steps"
         return Evidence(
-            text=f"{what}: {ms(self.own)}, the others {ms(self.others)}",
-            value=self.own / 1e6,
-            unit="s",
-            expected=self.others / 1e6,
-            expected_from="the median of the other ranks in the same steps",
-        )
-
-    def counted(self, what: str) -> Evidence:
-        """Both, if they are counts."""
-        return Evidence(
-            text=f"{what}: {self.own:.0f}, the others {self.others:.0f}", value=self.own, expected=self.others
+            text=what, value=self.own / scale, unit=unit, expected=self.others / scale, expected_from=source
         )
 
 
@@ -86,11 +78,6 @@ class Blamed(NamedTuple):
     window: Window
     late: Late
     cause: Cause
-
-    @property
-    def fact(self) -> TraceFact:
-        """Its trace."""
-        return self.window.ranks[self.late.place]
 
 
 class Suspect:
@@ -166,10 +153,8 @@ def _is_last(late: Late, ranks: Sequence[Late]) -> bool:
 def _stands_out(late: Late, others: Sequence[Late]) -> bool:
     """Whether it is more than what ranks that do the same differ by."""
     usual = max((other.share for other in others), default=0.0)
-    often = len(late.steps) >= len(late.lost_us) / 2
-    return (
-        len(late.lost_us) >= SLOWER_STEPS and often and late.share >= max(SLOWER_SHARE, SLOWER_TIMES_THE_NEXT * usual)
-    )
+    enough = late.share >= max(SLOWER_SHARE, SLOWER_TIMES_THE_NEXT * usual)
+    return enough and len(late.lost_us) >= SLOWER_STEPS and _often(late)
 
 
 def _cause(suspect: Suspect) -> Cause | None:
@@ -226,16 +211,14 @@ def _longest(fact: TraceFact) -> str:
 
 
 def _has_more_samples(suspect: Suspect) -> Cause | None:
-    samples = suspect.samples()
-    if (
-        samples.times < MORE_WORK
-        or not samples.others
-        or not (suspect.works() or suspect.explains(lambda s: s.loader_us))
-    ):
+    samples, longer = suspect.samples(), suspect.works() or suspect.explains(lambda step: step.loader_us)
+    if samples.times < MORE_WORK or not samples.others or not longer:
         return None
     shapes = (next(step.batch for step in fact.steps if step.batch) for fact in (suspect.fact, suspect.others[0]))
     own, others = (" x ".join(map(str, shape)) for shape in shapes)
-    return Cause("DDT103", f"its batch is {own}, that of others {others}", samples.counted("numbers in a batch"))
+    return Cause(
+        "DDT103", f"its batch is {own}, that of others {others}", samples.evidence("numbers in a batch", unit=None)
+    )
 
 
 def _has_more_work(suspect: Suspect) -> Cause | None:
@@ -243,18 +226,20 @@ def _has_more_work(suspect: Suspect) -> Cause | None:
     counts = suspect.compare(lambda step: step.kernels if suspect.on_gpu else step.ops)
     if counts.times < MORE_WORK or suspect.works() is None:
         return None
-    return Cause("DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.counted(f"{what} of a step"))
+    return Cause(
+        "DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.evidence(f"{what} of a step", unit=None)
+    )
 
 
 def _slower(suspect: Suspect) -> Cause:
     """Why a rank with the same work as the others is late."""
-    samples = suspect.samples().others
+    sizes_are_known = min(suspect.samples()) > 0
     busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
     if busy and busy.times >= (SLOWER_GPU_TIMES if suspect.on_gpu else SLOWER_TIMES):
         what = "kernels" if suspect.on_gpu else "operators"
         said = f"the same {what} take {busy.times:.2g} times as long"
-        if suspect.on_gpu or not samples:
-            unsure = Confidence.LIKELY if samples else Confidence.POSSIBLE
+        if suspect.on_gpu or not sizes_are_known:
+            unsure = Confidence.LIKELY if sizes_are_known else Confidence.POSSIBLE
             return Cause("DDT101", said, busy.evidence(f"its {what}"), unsure)
         return Cause("DDT105", said, busy.evidence(f"its {what}"))
     idle = suspect.explains(lambda step: step.host_us)
@@ -264,31 +249,30 @@ def _slower(suspect: Suspect) -> Cause:
     return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
 
 
-def _findings(recording: Recording, code: str, *remedies: Remedy, severity: Severity | None = None) -> Iterator[Draft]:
+def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Draft]:
     several = len(windows(recording)) > 1
-    for found in blamed(recording):
-        if found.cause.code != code:
+    for window, late, cause in blamed(recording):
+        if cause.code != code:
             continue
-        window, late, cause = found.window, found.late, found.cause
-        lost = sum(late.lost_us.values()) / len(late.lost_us)
+        fact, lost = window.ranks[late.place], sum(late.lost_us.values()) / len(late.lost_us)
         given = "" if window.is_whole else "of those given, "
         where = f" in window {window.number}" if several else ""
         waited = Evidence(
-            text=f"the others wait for it with nothing else to do in {len(late.steps)} of {len(late.lost_us)} steps;"
+            text=f"the others wait for it, with nothing else to do, in {len(late.steps)} of {len(late.lost_us)} steps;"
             f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
             value=lost / 1e6,
             unit="s",
         )
         yield finding(
-            (culprit_of(found.fact),) if cause.blames else NOBODY,
+            (culprit_of(fact),) if cause.blames else NOBODY,
             capital(
-                f"{given}{rank_of(found.fact)} is waited for{where}: {ms(lost)} of a step of {ms(lost / late.share)}"
+                f"{given}{rank_of(fact)} is waited for{where}: {ms(lost)} of a step of {ms(lost / late.share)}"
                 f" ({late.share:.0%}): {cause.said}"
             ),
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
-            severity=Severity.ERROR if severity is None and late.share >= 1 - 1 / ERROR_TIMES else severity,
+            severity=Severity.ERROR if cause.blames and late.share >= 1 - 1 / ERROR_TIMES else None,
         )
 
 
@@ -313,19 +297,19 @@ _SAME_WORK = in_code(
     " another branch), and for samples of uneven length"
 )
 _LOADER = in_code(
-    "DataLoader(num_workers=4, persistent_workers=True, pin_memory=True): more workers where there are some; on one"
-    " rank alone, look at that node's storage and processors as well"
+    "Load beside the steps: DataLoader(num_workers=4, persistent_workers=True, pin_memory=True), or more workers where"
+    " there are some; on one rank alone, look at that node's storage and processors as well"
 )
 _EVEN_BATCHES = in_code(
     "DistributedSampler(drop_last=True) and DataLoader(batch_size=..., drop_last=True), the same on all ranks; group"
     " samples of uneven length by length"
 )
 _SAVE_BESIDE = in_code(
-    "torch.distributed.checkpoint.async_save, or copy the state to the CPU and write it in a thread; or save less often"
+    "Save beside the steps, with torch.distributed.checkpoint.async_save or from a copy in a thread; or less often"
 )
 _NO_PAUSES = in_code(
-    "gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps on all ranks; log and evaluate"
-    " in a thread, or on all ranks at once"
+    "Pause on all ranks at once: gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps;"
+    " log and evaluate in a thread, or on all ranks"
 )
 _MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, with_stack=True)")
 _LESS_HOST = in_code("Less Python between operators: torch.compile, or CUDA graphs, on all ranks")
@@ -427,4 +411,4 @@ def late_rank(recording: Recording) -> Iterator[Draft]:
     Remedy: A trace of more steps, with stacks.
     See: docs/explanation/traces.md
     """
-    return _findings(recording, "DDT107", _MORE_STEPS, severity=Severity.INFO)
+    return _findings(recording, "DDT107", _MORE_STEPS)

@@ -8,7 +8,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.trace.advice import READS, RUNTIME, in_small_calls, small_calls
+from ddp_doctor.views.trace.advice import READS, RUNTIME, barriers, in_small_calls, small_calls
 from ddp_doctor.views.trace.usual import exposed_in, waited_in
 
 
@@ -68,20 +68,21 @@ def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
 def barrier_in_step(recording: Recording) -> Iterator[Draft]:
     """A barrier in every step.
 
-    Finds: Most steps hold a barrier of torch.distributed. At most: the time in which it alone runs on the rank that is
-        there last, and on a GPU what it idles because the host waited.
+    Finds: A barrier of torch.distributed in each step, whatever it costs. At most: the time in which it alone runs, on
+        the rank that is there last, and on a GPU what it idles because the host waited. The waiting for a rank that is
+        late is not counted: without the barrier it is waited for in backward.
     Why: The gradients' averaging already makes ranks meet. On a GPU a barrier lets the host wait until all work is
         done, so that the next launches come late.
     Remedy: Take it out; where a file has to be there, only around that.
     See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
         docs/explanation/traces.md
     """
-    barriers = exposed_in(lambda call: call.kind == "barrier")
+    alone = exposed_in(lambda call: call.kind == "barrier")
     for found in told(recording, "DDT129"):
-        number = found.usual.count(lambda _, calls: sum(call.kind == "barrier" for call in calls))
+        number = found.usual.count(barriers)
         yield found.draft(
             f"{number:.0f} barrier{'s' if number > 1 else ''} in each step",
-            found.time("in barriers while nothing else runs", barriers),
+            found.time("in barriers while nothing else runs", alone),
             found.time("the host waits for the GPU", lambda step, _: waited_in(step, *READS, *RUNTIME)),
             remedies=(code("Take torch.distributed.barrier() out of the loop", cost="none: backward is a meeting"),),
         )

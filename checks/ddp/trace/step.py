@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.knowledge.trace import LAUNCH_US
+from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US, WARNING_SHARE
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -18,8 +18,8 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
     """Steps in which every rank waits for its loader.
 
     Finds: On each rank the main thread is in the __next__ of its DataLoader, and nothing computes or communicates, for
-        a tenth of the step or more. At most: that time. An error where it makes the step three times as long. One rank
-        alone that loads slowly is slow-data-loading.
+        a tenth of the step or more. At most: that time. Below a fifth it is information, for a profiler makes it
+        longer; an error where it makes the step three times as long. Of one rank alone slow-data-loading tells it.
     Why: The processors that load are cheaper than those that wait for them.
     Remedy: Workers where there are none, more of them where there are some (the trace tells which, not how many), and
         less work for each sample.
@@ -39,6 +39,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
                 code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
                 code("Less work for each sample: decode and resize once, and store what comes out", cost="storage"),
             ),
+            warns_from=HOST_WARNING_SHARE,
         )
 
 
@@ -47,13 +48,15 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
     """An optimizer that updates one parameter after the other, in many small kernels.
 
     Finds: Optimizer.step takes a tenth of the step or more, with four kernels (on a CPU operators) or more for each
-        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which a profiler overstates.
+        parameter. At most: the optimizer's time; on a GPU with what it idles meanwhile, which is information, for the
+        launches may hide behind communication, and a profiler makes them long.
     Why: foreach has some kernels for all parameters together, fused one.
     Remedy: fused=True, or foreach=True.
     See: https://pytorch.org/docs/stable/optim.html
         docs/explanation/traces.md
     """
     for found in told(recording, "DDT125"):
+        computes = found.usual.least(lambda step, _: step.optimizer_us)
         name = next((fact.optimizer for fact in found.window.ranks if fact.optimizer), "") or "Adam"
         yield found.draft(
             f"{name} updates parameters one by one, in {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
@@ -66,9 +69,10 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
             ),
             found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
             remedies=(
-                code(f"torch.optim.{name}(..., fused=True)", cost="the last digits of the result differ"),
-                code(f"torch.optim.{name}(..., foreach=True), on a GPU", cost="memory as large as the parameters"),
+                code(f"Update in one kernel: torch.optim.{name}(..., fused=True)", cost="other last digits"),
+                code(f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)", cost="memory"),
             ),
+            severity=Severity.INFO if found.usual.on_gpu and computes < WARNING_SHARE else None,
         )
 
 
@@ -77,8 +81,8 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
     """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
 
     Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronisation in each step, after which the GPU has
-        nothing to do. At most: what the host waits in them, and not more than the GPU idles. On a CPU trace .item()
-        costs microseconds, and is never told.
+        nothing to do. At most: what the host waits in them, and not more than the GPU idles, less what of that the
+        profiler makes; a warning from a fifth on. On a CPU trace .item() costs microseconds, and is never told.
     Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.
     Remedy: Read numbers every Nth step, or a step later; masks in place of nonzero. Stacks (with_stack=True) name the
         lines.
@@ -100,6 +104,7 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
                     cost="numbers that are some steps old",
                 ),
             ),
+            warns_from=HOST_WARNING_SHARE,
         )
 
 
@@ -109,7 +114,9 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
 
     Finds: In each step a copy from pageable memory, or from pinned memory without non_blocking, in which the host waits
         until the GPU is done with the step before; then the GPU idles until new work is launched. At most: what the
-        host waits in them and not more than the GPU idles, and what copies from pageable memory take alone.
+        host waits in them and not more than the GPU idles, less what of that the profiler makes, and what copies from
+        pageable memory take alone. Information unless that alone is a tenth of the step: how far a host would be ahead
+        a trace does not show.
     Why: From pinned memory, and with non_blocking=True, the host goes on and launches the next step meanwhile.
     Remedy: pin_memory=True and non_blocking=True; one of them alone does nothing.
     See: https://pytorch.org/tutorials/intermediate/pinmem_nonblock.html
@@ -117,6 +124,7 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
     """
     for found in told(recording, "DDT131"):
         pageable = found.usual.count(lambda step, _: step.pageable)
+        copying = found.usual.least(lambda step, _: min(step.pageable_us, step.other_us))
         yield found.draft(
             f"The host waits for copies to the GPU, from {'pageable' if pageable else 'pinned'} memory",
             found.time("the host waits in them", lambda step, _: waited_in(step, *COPIES)),
@@ -128,6 +136,7 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
                     cost="pinned memory of the host, as large as the batches that are loaded ahead",
                 ),
             ),
+            severity=None if copying >= WARNING_SHARE else Severity.INFO,
         )
 
 
@@ -153,9 +162,9 @@ def launches_late(recording: Recording) -> Iterator[Draft]:
             found.time("the host launches kernels", lambda step, _: step.launch_us),
             Evidence(text="kernels of a step", value=usual.count(lambda step, _: step.kernels)),
             remedies=(
-                code("torch.compile(model), or CUDA graphs: fewer launches", cost="time to compile, static shapes"),
+                code("Launch less: torch.compile(model), or CUDA graphs", cost="time to compile, static shapes"),
                 code("Take logging, metrics and Python loops out of the step; a trace with_stack=True names them"),
                 code("A larger batch: as many launches for more work", cost="memory, and another training"),
             ),
-            severity=None if python else Severity.INFO,
+            severity=Severity.WARNING if python else Severity.INFO,
         )

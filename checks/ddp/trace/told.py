@@ -31,11 +31,11 @@ class Told(NamedTuple):
         *evidence: Evidence,
         remedies: tuple[Remedy, ...],
         severity: Severity | None = None,
-        detail: str = "",
+        warns_from: float = WARNING_SHARE,
     ) -> Draft:
-        """The finding: an error only where it makes the step three times slower, information below a tenth."""
+        """The finding: an error only where it makes the step three times slower, information where it costs little."""
         most = self.advice.at_most
-        by_bound = Severity.INFO if most < WARNING_SHARE else Severity.WARNING
+        by_bound = Severity.INFO if most < warns_from else Severity.WARNING
         step = Evidence(text="a usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,
@@ -44,7 +44,6 @@ class Told(NamedTuple):
             *remedies,
             confidence=Confidence.LIKELY if self.window.is_whole else Confidence.POSSIBLE,
             severity=severity or (Severity.ERROR if most > 1 - 1 / ERROR_TIMES else by_bound),
-            detail=detail,
         )
 
     def time(self, text: str, measure: Measure) -> Evidence:

@@ -23,7 +23,12 @@ COST = MappingProxyType(
 
 def as_the_job_has_them(options: Mapping[str, Any], advice: Sequence[TraceAdvice]) -> dict[str, Any]:
     """The arguments that the user's factory gives, with what the trace shows of them."""
-    return {**options, **{each.setting: each.had for each in advice if each.had is not None}}
+    return {**options, **{each.setting: had(each) for each in advice if had(each) is not None}}
+
+
+def had(advice: TraceAdvice) -> bool | float | None:
+    """What the job has; None where the trace does not show it."""
+    return not advice.value if isinstance(advice.value, bool) else advice.had
 
 
 def changed(options: Mapping[str, Any], advice: TraceAdvice) -> dict[str, Any]:

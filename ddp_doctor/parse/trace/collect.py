@@ -105,6 +105,7 @@ class Collected:
         self.waiting: list[Row] = []  # operators of _WAITING
         self.reducer: list[Row] = []
         self.inputs: list[Row] = []  # operators of FIRST_INPUT
+        self.detached: list[Row] = []  # tensors
         self.processes: set[int | str] = set()  # that have steps
         self._besides: dict[str, list[Row] | None] = {}  # by the names of operators
         self._takers = {
@@ -161,7 +162,8 @@ class Collected:
         if name.startswith(_ANNOTATIONS):
             return self.annotations
         tables = ((FIRST_INPUT, self.inputs), (_WAITING, self.waiting), (_REDUCER, self.reducer))
-        of_name = {"record_param_comms": self.records, **{key: rows for keys, rows in tables for key in keys}}
+        of_name = {"record_param_comms": self.records, "aten::detach": self.detached}
+        of_name |= {key: rows for keys, rows in tables for key in keys}
         return of_name.get(name)
 
     def _annotation(self, event: Event, begin: float, name: str) -> None:

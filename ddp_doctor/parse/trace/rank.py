@@ -72,7 +72,15 @@ class _Rank:
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
-        for rows in (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs):
+        for rows in (
+            found.on_gpu,
+            found.copies,
+            found.syncs,
+            found.waiting,
+            found.reducer,
+            found.inputs,
+            found.detached,
+        ):
             rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
         self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
@@ -204,6 +212,7 @@ class _Rank:
         into = [row for row in reducer if row.name in INTO_BUCKET]
         searched = [row for row in reducer if row.name == UNUSED_SEARCH]
         pageable = [row for row in copies if "Pageable -> Device" in row.name]
+        detached = [row for row in _within(found.detached, begin, end) if row.thread == self.main]
         backward = self._backward(forwards, begin, end)
         syncs = self._syncs(begin, end)
         pinned = sum("Pinned -> Device" in row.name for row in copies)
@@ -231,21 +240,16 @@ class _Rank:
             reduced=len(into),
             copied_back=len(back),
             copied_back_us=_total(back),
-            averaged=self._averaged(backward),
+            averaged=self._averaged(backward, end),
             buffers_us=sum(self._buffers(row, ops) for row in forwards),
             searched_us=_total(searched) if searched else None,
-            detached=self._detached(ops, forwards),
+            detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
             gap=self._gap(idle, origin),
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
             pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in ("aten::to", "aten::copy_"))),
         )
-
-    def _detached(self, ops: Sequence[tuple[float, float, int]], forwards: Sequence[Row]) -> int:
-        name = self.found.numbers.get("aten::detach")
-        begins = (begin for begin, _, number in ops if number == name)
-        return sum(not any(row.begin <= begin < row.end for row in forwards) for begin in begins)
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
         """From the first to the last autograd node after each forward."""
@@ -264,10 +268,12 @@ class _Rank:
         called = (_called(call) for call in self.calls if call.kind == "all_reduce")
         return next((at - origin for at in called if begin <= at <= end + 1e3), None)
 
-    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
-        """In how many backward passes gradients were averaged."""
+    def _averaged(self, backward: Sequence[tuple[float, float]], end: float) -> int:
+        """In how many backward passes gradients were averaged; what is called last may follow the last node."""
         called = [_called(call) for call in self.calls if call.kind == "all_reduce"]
-        return sum(any(begin <= at <= end + 1e3 for at in called) for begin, end in backward)
+        before = [*(begin for begin, _ in backward[1:]), end]
+        spans = [(begin, min(last + 1e3, until)) for (begin, last), until in zip(backward, before, strict=False)]
+        return sum(any(begin <= at < last for at in called) for begin, last in spans)
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""

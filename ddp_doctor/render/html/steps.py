@@ -31,12 +31,14 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
     for traced, window in zip(report.windows, windows(recording), strict=True):
         ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
         shown = sorted(ranks[:_MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
+        longest = max((rank.median.step for rank in traced.ranks), default=0.0) or 1.0
         which = f"Window {traced.number}: the" if len(report.windows) > 1 else "The"
         yield {
             "title": f"{which} median of {count(traced)}",
             "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if is_seen(traced, name)],
             "bars": [
-                (name_of(rank), to_blame.get(rank.rank, []), _told(rank), list(_parts(rank))) for rank, _ in shown
+                (name_of(rank), to_blame.get(rank.rank, []), _told(rank), list(_parts(rank, longest)))
+                for rank, _ in shown
             ],
             "lines": list(_lines([fact for _, fact in shown])),
             "left": len(ranks) - len(shown),
@@ -47,14 +49,15 @@ def _told(rank: TracedRank) -> str:
     return amount(float(f"{rank.median.step:.3g}"), "s")
 
 
-def _parts(rank: TracedRank) -> Iterator[Part]:
-    """The parts behind each other, in percent of the step."""
+def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
+    """The parts behind each other, in percent of the longest of the ranks' median steps."""
     start = 0.0
     for name, title in PARTS.items():
         seconds = getattr(rank.median, name)
-        width = 100 * seconds / (rank.median.step or 1.0)
+        width = 100 * seconds / longest
         if width > 0:
-            words = f"{title.replace(chr(10), ' ')}: {amount(float(f'{seconds:.3g}'), 's')}, {width:.0f} %"
+            share = f"{seconds / rank.median.step:.0%} of the step"
+            words = f"{title.replace(chr(10), ' ')}: {amount(float(f'{seconds:.3g}'), 's')}, {share}"
             yield _bar(name, start, width, words, title.partition("\n")[0])
         start += width
 

@@ -24,6 +24,7 @@ class Advice(NamedTuple):
     at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
     setting: str = ""  # an argument of DistributedDataParallel that `run --from-trace` can try; else empty
     value: float | bool | None = None  # … and the value to try; None is to leave it out
+    had: float | bool | None = None  # … that the job had, as far as the trace shows it; a switch had the contrary
 
 
 @once_a_recording
@@ -33,12 +34,14 @@ def advice(_recording: Recording, window: Window) -> tuple[Advice, ...]:
     if not usual.step_us:
         return ()
     found = [each for source in (_settings, _host, _collectives) for each in source(usual)]
-    worth = [each for each in found if each.at_most >= numbers.WORTH_A_LINE]
+    worth = [each for each in found if each.at_most >= numbers.WORTH_A_LINE or each.code in _NEEDLESS]
     if not {each.code for each in worth} & _OF_COMMUNICATION:
         worth += _exposed(usual)
     return tuple(sorted(worth, key=lambda each: -each.at_most))
 
 
+#: These do nothing, so they are told whatever they cost.
+_NEEDLESS = ("DDT123", "DDT129")
 #: Where one of these is told, it is not said besides that communication shows.
 _OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
 
@@ -48,47 +51,58 @@ def _settings(usual: Usual) -> Iterator[Advice]:
     buckets, averaged = usual.buckets, _averaging(usual)
     if buckets.tiny:
         fewer = 1 - buckets.by_default / buckets.count
-        yield Advice("DDT121", usual.at_most(_of_job(_times(averaged, fewer))), "bucket_cap_mb", None)
+        yield Advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", None, buckets.cap_mib)
     late = _late_start(usual)
     if searches(usual):
-        cost = _of_job(_sum(lambda step, _: step.searched_us or 0.0, exposed_in(is_map), late))
+        cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
         if unused(usual) == 0:
             yield Advice("DDT123", usual.at_most(cost), "find_unused_parameters", value=False)
         elif usual.at_most(cost) >= numbers.SEARCH_SHARE:
             yield Advice("DDT134", usual.at_most(cost), "static_graph", value=True)
     elif starts_late(usual):
-        yield Advice("DDT122", usual.at_most(_of_job(late)), "bucket_cap_mb", None)
+        yield Advice("DDT122", usual.at_most(late), "bucket_cap_mb", None, buckets.cap_mib)
     elif by_hand(usual):
-        yield Advice("DDT122", usual.at_most(_of_job(exposed_in(lambda call: call.kind == "all_reduce"))))
+        yield Advice("DDT122", usual.at_most(_sent(usual, exposed_in(lambda call: call.kind == "all_reduce"))))
     if (passes := accumulated(usual)) > 1:
         cost = _sum(averaged, lambda step, _: step.copied_back_us)
-        yield Advice("DDT124", usual.at_most(_of_job(_times(cost, 1 - 1 / passes))))
+        yield Advice("DDT124", usual.at_most(_times(cost, 1 - 1 / passes)))
     back = usual.at_most(lambda step, _: min(step.copied_back_us, idle(step)) if usual.on_gpu else step.copied_back_us)
     if back >= numbers.COPIED_BACK_SHARE:
         yield Advice("DDT130", back, "gradient_as_bucket_view", value=True)
 
 
 def _of_job(measure: Measure) -> Measure:
-    """The same in a step without the profiler, which on a GPU makes the host's part longer but no communication."""
+    """The same as a part of the step without the profiler, which makes operators and launches longer, nothing else."""
 
     def longer(step: TraceStep, calls: Calls) -> float:
         length = step.end_us - step.begin_us
-        return measure(step, calls) * length / (length - numbers.PROFILER_SHARE * step.host_us * bool(step.kernels))
+        return measure(step, calls) * length / (length - _of_profiler(step))
 
     return longer
 
 
+def _sent(usual: Usual, measure: Measure) -> Measure:
+    """The same for communication, which on a CPU trace takes processors, as the profiler does."""
+    return _of_job(measure) if usual.on_gpu else measure
+
+
+def _of_profiler(step: TraceStep) -> float:
+    """How long the profiler itself may have taken."""
+    computing = 0.0 if step.kernels else step.compute_us + step.optimizer_us
+    return numbers.PROFILER_SHARE * (step.host_us + computing)
+
+
 def _averaging(usual: Usual) -> Measure:
     """What averaging gradients costs a step. On a CPU trace what is hidden takes processors from computing, too."""
-    exposed = exposed_in(is_bucket)
-    return exposed if usual.on_gpu else _sum(exposed, lambda step, _: step.hidden_us)
+    sent = _sent(usual, exposed_in(is_bucket))
+    return sent if usual.on_gpu else _sum(sent, lambda step, _: step.hidden_us)
 
 
 def _late_start(usual: Usual) -> Measure:
     """What communication could begin earlier: at most all of it, and at most since the first MiB of gradients."""
     later = 1 - min(FIRST_BUCKET_BYTES / usual.buckets.size_bytes, 1.0) if usual.buckets.size_bytes else 1.0
-    exposed = exposed_in(is_bucket)
-    return lambda step, calls: later * min(exposed(step, calls), step.backward_us / max(step.passes, 1))
+    sent = _sent(usual, exposed_in(is_bucket))
+    return lambda step, calls: later * min(sent(step, calls), step.backward_us / max(step.passes, 1))
 
 
 def starts_late(usual: Usual) -> bool:
@@ -147,15 +161,15 @@ def accumulated(usual: Usual) -> float:
 def _host(usual: Usual) -> Iterator[Advice]:
     """What the host does before, between and after launches."""
     if usual.least(_loading, fmean) >= numbers.INPUT_SHARE:
-        yield Advice("DDT120", usual.at_most(_loading, fmean))
+        yield Advice("DDT120", usual.at_most(_of_job(_loading), fmean))
     if optimizer_kernels(usual) >= numbers.MANY_KERNELS:
         most = usual.at_most(_updating if usual.on_gpu else lambda step, _: step.optimizer_us)
         if most >= numbers.OPTIMIZER_SHARE:
             yield Advice("DDT125", most)
     if not usual.on_gpu:
         return
-    yield Advice("DDT127", usual.at_most(_reading))
-    yield Advice("DDT131", usual.at_most(_copying))
+    yield Advice("DDT127", usual.at_most(_of_job(_reading)))
+    yield Advice("DDT131", usual.at_most(_of_job(_copying)))
     if usual.least(_launching) >= numbers.LAUNCH_SHARE:
         yield Advice("DDT132", usual.at_most(lambda step, _: step.host_us))
 
@@ -183,12 +197,12 @@ def _reading(step: TraceStep, calls: Calls) -> float:
     """Without the waiting the host would be ahead, so the GPU would idle less: not more than either."""
     copies = () if step.pageable or step.pinned_blocking else COPIES
     runtime = () if any(call.kind == "barrier" for call in calls) else RUNTIME
-    return min(waited_in(step, *READS, *copies, *runtime), idle(step))
+    return min(waited_in(step, *READS, *copies, *runtime), idle(step) - _of_profiler(step))
 
 
 def _copying(step: TraceStep, _: Calls) -> float:
     waited = waited_in(step, *COPIES) if step.pageable or step.pinned_blocking else 0.0
-    return min(waited, idle(step)) + min(step.pageable_us, step.other_us)
+    return min(waited, idle(step) - _of_profiler(step)) + min(step.pageable_us, step.other_us)
 
 
 def _collectives(usual: Usual) -> Iterator[Advice]:
@@ -196,7 +210,8 @@ def _collectives(usual: Usual) -> Iterator[Advice]:
     if usual.count(small_calls) >= numbers.FEWEST_SMALL and not by_hand(usual):
         yield Advice("DDT126", usual.at_most(_of_job(in_small_calls)))
     yield Advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)
-    yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
+    if usual.count(barriers) >= 1:
+        yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
 
 
 def is_small(call: TraceCall, calls: Calls) -> bool:
@@ -212,13 +227,19 @@ def is_small(call: TraceCall, calls: Calls) -> bool:
 
 def small_calls(step: TraceStep, calls: Calls) -> float:
     """How many small collectives a step has beside the buckets of DistributedDataParallel."""
-    return sum(is_small(call, calls) for call in calls if not (step.reduced and is_bucket(call)))
+    return len(_small(step, calls))
+
+
+def _small(step: TraceStep, calls: Calls) -> list[TraceCall]:
+    return [call for call in calls if is_small(call, calls) and not (step.reduced and is_bucket(call))]
 
 
 def in_small_calls(step: TraceStep, calls: Calls) -> float:
-    """The time of small collectives alone, and of a GPU that idles while their results are read."""
-    exposed = exposed_in(lambda call: is_small(call, calls) and not (step.reduced and is_bucket(call)))
-    return exposed(step, calls) + min(waited_in(step, *READS, *RUNTIME), idle(step))
+    """The time of small collectives alone, of calling them, and of a GPU that idles while their results are read."""
+    small = _small(step, calls)
+    called = 0.0 if step.kernels else sum(call.begin_us - (call.called_us or call.begin_us) for call in small)
+    alone = min(called + sum(call.exposed_us for call in small), step.exposed_us)
+    return alone + min(waited_in(step, *READS, *RUNTIME), idle(step))
 
 
 def _in_buffers(step: TraceStep, calls: Calls) -> float:
@@ -226,14 +247,19 @@ def _in_buffers(step: TraceStep, calls: Calls) -> float:
     return min(step.buffers_us, idle(step) + sent(step, calls)) if step.kernels else step.buffers_us
 
 
+def barriers(_: TraceStep, calls: Calls) -> float:
+    """How many barriers a step has."""
+    return sum(call.kind == "barrier" for call in calls)
+
+
 def _in_barriers(step: TraceStep, calls: Calls) -> float:
-    exposed = exposed_in(lambda call: call.kind == "barrier")(step, calls)
-    return exposed + min(waited_in(step, *RUNTIME), idle(step)) if exposed else 0.0
+    exposed = exposed_in(lambda call: call.kind == "barrier")
+    return exposed(step, calls) + min(waited_in(step, *RUNTIME), idle(step))
 
 
 def _exposed(usual: Usual) -> Iterator[Advice]:
     """Communication that shows although nothing else is wrong with it."""
-    most = usual.at_most(_of_job(exposed_in(is_bucket)))
+    most = usual.at_most(_sent(usual, exposed_in(is_bucket)))
     if most >= numbers.EXPOSED_SHARE:
         mib = usual.buckets.size_bytes / MIB
         smaller = mib >= 8 and usual.buckets.count <= 3

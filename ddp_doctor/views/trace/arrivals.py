@@ -33,6 +33,7 @@ class Meeting(NamedTuple):
     step: int  # its number
     kind: str
     spans: Mapping[int, Interval]
+    size_bytes: int | None = None  # what each rank gives, where all give the same
 
     def waited(self, place: int, late: int | None = None) -> float:
         """For how long this rank waited for that one, or for the last one to come."""
@@ -75,11 +76,12 @@ def meet(ranks: Sequence[TraceFact]) -> Met:
             continue
         steps_met.add(step)
         calls = {place: call for place in places if (call := of_ranks[place].get(key)) is not None}
-        if len(calls) < len(places) or (kind in _OF_ONE_SIZE and len({call.size_bytes for call in calls.values()}) > 1):
+        sizes = {call.size_bytes for call in calls.values()}
+        if len(calls) < len(places) or (kind in _OF_ONE_SIZE and len(sizes) > 1):
             unlike.add((group, step))
             continue
         spans = {at: (_came(ranks[at], call), call.end_us) for at, call in calls.items()}
-        met.append((group, Meeting(step, kind, spans)))
+        met.append((group, Meeting(step, kind, spans, sizes.pop() if len(sizes) == 1 else None)))
     matched = tuple(meeting for group, meeting in met if (group, meeting.step) not in unlike)
     if _ends_apart(ranks, matched):
         return Met((), "collectives do not end together on all ranks: these are not the same steps of one job")

@@ -1,9 +1,9 @@
 """What a step of a window usually holds: medians over the steps of a rank, compared over its ranks."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceCall, TraceFact, TraceStep
 from ddp_doctor.knowledge.ddp.buckets import DEFAULT_CAP_MIB, FIRST_BUCKET_BYTES, MIB
@@ -16,7 +16,8 @@ Measure = Callable[[TraceStep, Calls], float]
 Average = Callable[[Iterable[float]], float]
 
 
-class Buckets(NamedTuple):
+@dataclass(frozen=True)
+class Buckets:
     """The buckets in which the gradients of one backward pass travel."""
 
     count: float
@@ -34,6 +35,12 @@ class Buckets(NamedTuple):
         """How many DistributedDataParallel makes of these bytes with its default sizes."""
         more = max(self.size_bytes - FIRST_BUCKET_BYTES, 0.0)
         return 1 + -int(-more // (DEFAULT_CAP_MIB * MIB))
+
+    @property
+    def cap_mib(self) -> float | None:
+        """A bucket_cap_mb that makes about such buckets, each of which the gradient that fills it makes larger."""
+        share = 0.8 if self.count > 1 else 2.0
+        return float(f"{share * self.size_bytes / self.count / MIB:.3g}") or None
 
 
 class Usual:
@@ -64,10 +71,10 @@ class Usual:
         A rank is spared what it waits for the others besides, if that is what they were late by. So a rank that is
         late bounds it: what the others wait for it is nothing that they could be spared.
         """
-        spared, length = self.of_ranks(measure, average), average([*self.of_ranks(_length, average)])
+        spared, length = self.of_ranks(measure, average), average(self.of_ranks(_length, average))
         exposed = self.of_ranks(_exposed, average)
         waited = [each - min(exposed) for each in exposed]
-        return min(max(spared), *map(sum, zip(spared, waited, strict=True))) / length
+        return min(max(spared), *map(sum, zip(spared, waited, strict=True)), length) / length
 
     @cached_property
     def buckets(self) -> Buckets:

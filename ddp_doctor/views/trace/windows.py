@@ -124,7 +124,9 @@ def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
         elsewhere = {fact.rank for fact in usable} - {fact.rank for fact in window.ranks}
         others = "; the traces of others are of other steps" if elsewhere else ""
         unknown = "waiting or transfer is not known" if here == 1 else "others may have come later"
-        return f"{here} of {size or 'more'} ranks {'is' if here == 1 else 'are'} here{others}: {unknown}"
+        return (
+            f"{here} of {size or 'an unknown number of'} ranks {'is' if here == 1 else 'are'} here{others}: {unknown}"
+        )
     if here == 1:
         return ""
     if window.met.problem or window.met.meetings:

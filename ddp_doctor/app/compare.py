@@ -1,0 +1,54 @@
+"""``ddp-doctor compare``: a run beside an earlier one, or the traces of a job beside those of another."""
+
+from ddp_doctor.app import baselines
+from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
+from ddp_doctor.engine.plan import Plan
+from ddp_doctor.facts.cluster import TracedSide, TracesFact
+from ddp_doctor.model.check import BASELINE
+from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Options
+from ddp_doctor.sources.given import is_folder
+
+#: Keys that stand at the beginning of a profiler's trace, and in no file of the doctor's own.
+_OF_TRACE = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
+
+
+def beside(earlier: str, later: str) -> Outcome:
+    """Hold one against the other, both of a kind. Raises UsageError."""
+    kinds = [_is_trace(path) for path in (earlier, later)]
+    if not any(kinds):
+        return baselines.compare(earlier, later)
+    if not all(kinds):
+        trace, other = (earlier, later) if kinds[0] else (later, earlier)
+        raise UsageError(f"{trace} is a trace and {other} is none: compare takes two traces, or none")
+    fact = TracesFact(before=_side(earlier), now=_side(later))
+    reading = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
+    recording = blank(Options(command=Command.COMPARE), Plan(()))
+    return judge(recording.model_copy(update={"readings": (reading,)}))
+
+
+def _is_trace(path: str) -> bool:
+    """Whether it is a folder, or begins as a trace does, packed or not."""
+    if path == "-":
+        return False
+    from ddp_doctor.sources.job_files import job_files
+
+    return is_folder(path) or any(key in file.head for file in job_files([path]) for key in _OF_TRACE)
+
+
+def _side(path: str) -> TracedSide:
+    from ddp_doctor.app.traces import read_traces
+    from ddp_doctor.views.trace.side import side
+    from ddp_doctor.views.trace.windows import problem
+
+    read = read_traces([path])
+    if read.interrupted:  # a part of it would look faster
+        raise KeyboardInterrupt
+    readings = [
+        Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in read.facts
+    ]
+    recording = blank(Options(command=Command.TRACE), Plan(())).model_copy(update={"readings": tuple(readings)})
+    if (found := side(recording, path)) is None:
+        raise UsageError(f"{path} cannot be compared: {problem(recording)}")
+    return found

@@ -1,0 +1,164 @@
+"""Traces of a job held against those of another: what changed in a step, and what more ranks give."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.app import Outcome, UsageError
+from ddp_doctor.app.compare import beside
+from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
+from ddp_doctor.model.choices import Confidence, Severity, Verdict
+from ddp_doctor.render import fleet
+from ddp_doctor.views.trace.compared import changes, efficiency
+from tests.recorded import load
+from tests.traces.written import steps, written
+
+
+def job(folder: Path, ranks: int = 2, count: int = 5, length: float = 1000.0, batch: int = 32) -> str:
+    """A folder with a trace of each rank; what a step is longer than 900 us, the host does."""
+    folder.mkdir()
+    for rank in range(ranks):
+        events = steps(count, length)
+        for event in events:
+            if event["name"] == "aten::linear":
+                event["args"] = {"Input Dims": [[batch, 8], [8, 8], [8]]}
+        (folder / f"rank{rank}.json").write_text(written(events, rank, ranks))
+    return str(folder)
+
+
+def found(outcome: Outcome) -> dict[str, str]:
+    return {finding.code: finding.title for finding in outcome.report.findings}
+
+
+def table(outcome: Outcome) -> str:
+    shown = fleet.beside(outcome.recording)
+    assert shown is not None
+    return "\n".join(shown.lines(120))
+
+
+def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
+    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b"))
+
+    assert outcome.report.verdict is Verdict.HEALTHY
+    assert not found(outcome)
+    assert "before: 2 ranks, 4 steps, 32 samples a rank" in table(outcome)
+
+
+def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
+    before = job(tmp_path / "a")
+    outcome = beside(before, job(tmp_path / "b", length=1300.0))
+    [finding] = outcome.report.findings
+
+    assert (finding.code, finding.severity, finding.confidence) == ("DD832", Severity.WARNING, Confidence.LIKELY)
+    assert finding.title == f"A step takes 30% longer than in {before}: host +0.3 ms"
+    assert finding.remedies[0].commands == (f"ddp-doctor trace {tmp_path / 'b'}",)
+    assert "+0.30 !!" in table(outcome)
+
+
+def test_a_step_that_became_shorter_is_information(tmp_path):
+    outcome = beside(job(tmp_path / "a", length=1300.0), job(tmp_path / "b"))
+
+    assert [(each.code, each.severity) for each in outcome.report.findings] == [("DD832", Severity.INFO)]
+
+
+def test_a_step_three_times_as_long_is_an_error(tmp_path):
+    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", length=3100.0))
+
+    assert outcome.report.verdict is Verdict.SICK
+    assert "3.1 times as long as in" in found(outcome)["DD832"]
+
+
+def test_of_two_steps_nobody_knows_what_is_noise(tmp_path):
+    [finding] = beside(job(tmp_path / "a", count=3), job(tmp_path / "b", count=3, length=1300.0)).report.findings
+
+    assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
+    assert "With fewer than 3 steps what is noise is not known." in finding.detail
+
+
+def test_more_ranks_with_the_same_batch_each_are_told_by_their_scaling_efficiency(tmp_path):
+    one, four = job(tmp_path / "a"), job(tmp_path / "b", ranks=4, length=1250.0)
+    forth, back = found(beside(one, four)), found(beside(four, one))
+
+    assert forth == back == {"DD833": "4 ranks do 1.6 times the work of 2, a scaling efficiency of 80%: host +0.25 ms"}
+
+
+def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_compared(tmp_path):
+    outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
+
+    assert "a scaling efficiency of 50%" in found(outcome)["DD833"]
+    assert "a step of now is shown 2 times as long, for as many samples" in table(outcome)
+
+
+def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
+    paths = [job(tmp_path / "a"), job(tmp_path / "b")]
+    outcome = beside(*(f"{path}/rank0.json" for path in paths))
+
+    assert "waiting or transfer" in table(outcome)
+    assert "1 of 2 ranks is here" in table(outcome)
+
+
+def side(step: float, mad: float = 0.0, **changed: Any) -> TracedSide:
+    """One whose step is all computing."""
+    names = ("step", "compute", "optimizer", "waiting", "transfer", "not_told", "exposed", "loading", "host", "other")
+    parts = {name: TracedPart(median_us=0.0, mad_us=0.0) for name in names}
+    parts |= {name: TracedPart(median_us=step, mad_us=mad) for name in ("step", "compute")}
+    return TracedSide.model_validate({"file": "a", "ranks": 2, "steps": 5, "parts": parts, **changed})
+
+
+@pytest.mark.parametrize(
+    ("step", "mad", "is_seen"), [(102.0, 0.0, False), (104.0, 0.0, True), (110.0, 4.0, False), (110.0, 3.0, True)]
+)
+def test_a_change_is_more_than_three_per_cent_and_than_three_times_what_steps_differ(step, mad, is_seen):
+    fact = TracesFact(before=side(100.0), now=side(step, mad))
+
+    assert {each.is_seen for each in changes(fact) if each.part in ("step", "compute")} == {is_seen}
+
+
+def test_twice_the_ranks_with_half_the_batch_in_half_the_time_scale_perfectly():
+    fact = TracesFact(before=side(100.0, samples=64), now=side(50.0, samples=32, ranks=4))
+
+    assert efficiency(fact) == 1.0
+
+
+REPORT = {"verdict": "healthy", "exit_code": 0, "findings": []}
+
+
+@pytest.mark.parametrize("other", [REPORT, {"baseline": [], "hardware": {}}, {"readings": [], "run_id": ""}])
+def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
+    traces = job(tmp_path / "a")
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(other))
+
+    for earlier, later in ((traces, str(path)), (str(path), traces), (f"{traces}/rank0.json", str(path))):
+        with pytest.raises(
+            UsageError, match=r"is a trace and .*other\.json is none: compare takes two traces, or none"
+        ):
+            beside(earlier, later)
+
+
+def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(tmp_path):
+    traces = job(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "notes.txt").write_text("step 1")
+    (tmp_path / "mixed").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "mixed" / f"{name}_rank0.json").write_text(written(steps(), 0, 2))
+
+    for folder, why in (
+        ("empty", "no file"),
+        ("others", "was not read"),
+        ("mixed", "cannot be compared: rank 0 is there"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            beside(traces, str(tmp_path / folder))
+
+
+def test_a_recording_of_two_jobs_on_a_gpu_names_both():
+    outcome = load("baseline/traces-of-one-and-two-ranks")
+    shown = fleet.beside(outcome)
+
+    assert shown is not None
+    assert "before: 1 rank, 4 steps, 256 samples a rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))

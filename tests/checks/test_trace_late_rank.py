@@ -1,0 +1,222 @@
+"""The rank that the others wait for is named with its cause, and nobody is by chance."""
+
+import random
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.ddp.trace import late_rank, network
+from ddp_doctor.facts.trace import Gap, TraceFact, TraceStep
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rules_in
+from tests.recorded import load
+from tests.views.trace_facts import job, moved, of_rank, recording, with_steps
+
+EVEN, SLOW = [20_000.0] * 5, [60_000.0] * 5
+RULES = rules_in(late_rank)
+
+
+def found(ranks: tuple[TraceFact, ...] | Recording, window: str = "latest") -> list[Finding]:
+    made = ranks if isinstance(ranks, Recording) else recording(ranks, window)
+    return [finding for rule in RULES for finding in rule.apply(made)]
+
+
+def named(ranks: tuple[TraceFact, ...] | Recording) -> list[tuple[str, int | None]]:
+    return [(one.name, one.culprits[0].rank if one.culprits else None) for one in found(ranks)]
+
+
+def two(**changed: Any) -> tuple[TraceFact, ...]:
+    """Rank 1 is late, and its steps have these fields, or fields less what they compute in."""
+    return with_steps(job([EVEN, SLOW]), 1, lambda _step: changed)
+
+
+def idle(step: TraceStep) -> dict[str, Any]:
+    begin = step.begin_us + 1_000.0
+    gap = Gap(begin_us=begin, end_us=begin + 40_000.0)
+    return {"compute_us": 20_000.0, "op_us": 20_000.0, "host_us": 40_000.0, "gap": gap}
+
+
+@pytest.mark.parametrize(
+    ("situation", "name", "rank", "words"),
+    [
+        ("slow-compute", "slow-compute", 1, "it runs 1.4 times as many operators"),
+        ("slow-compute-on-gpus", "slow-compute", 1, "it runs 2.8 times as many kernels"),
+        ("slow-data-loading", "slow-data-loading", 0, "it loads data for"),
+        ("larger-batch", "larger-batch", 1, "its batch is 256 x 512, that of others 64 x 512"),
+        ("checkpoint-in-step", "checkpoint-in-step", 0, "it saves its state in"),
+        ("host-bound-rank", "host-bound-rank", 1, "the same operators take"),
+        ("pauses", "pauses", 1, "it pauses for up to 150 ms in 4 of 7 steps"),
+        ("late-rank", "late-rank", None, "its trace does not tell why"),
+        ("workers-that-are-as-slow", "slow-data-loading", None, "may be as slow"),
+    ],
+)
+def test_what_was_planted_in_a_real_job_is_told(situation: str, name: str, rank: int | None, words: str):
+    assert named(load(f"trace/{situation}")) == [(name, rank)]
+    assert words in found(load(f"trace/{situation}"))[0].title
+
+
+def test_a_late_rank_is_named_with_what_is_lost_and_why():
+    [finding] = found(two(ops=250, batch=()))
+
+    assert finding.title == (
+        "Rank 1 (rank1.json.gz) is waited for: 40 ms of a step of 62 ms (65%): it runs 2.5 times as many operators"
+    )
+    assert (finding.severity, finding.confidence) == (Severity.WARNING, Confidence.LIKELY)
+    assert [(one.value, one.expected) for one in finding.evidence] == [(0.04, None), (250.0, 100.0)]
+
+
+def test_what_makes_a_step_three_times_as_long_is_an_error():
+    assert found(with_steps(job([EVEN, [80_000.0] * 5]), 1, lambda _: {"ops": 250}))[0].severity is Severity.ERROR
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"ops": 250}, "slow-compute"),
+        ({"batch": (192, 512), "ops": 250}, "larger-batch"),
+        ({"loader_us": 40_000.0}, "slow-data-loading"),
+        ({"loader_us": 25_000.0, "batch": (192, 512)}, "larger-batch"),
+        ({"op_us": 20_000.0, "loader_us": 40_000.0, "batch": (66, 512)}, "slow-data-loading"),
+        ({}, "host-bound-rank"),
+        ({"op_us": 20_000.0, "host_us": 40_000.0}, "host-bound-rank"),
+        ({"op_us": 20_000.0}, "late-rank"),
+    ],
+)
+def test_the_cause_is_what_the_rank_did_longer(changed: dict[str, Any], name: str):
+    assert [finding.name for finding in found(two(**changed))] == [name]
+
+
+def test_one_long_gap_is_a_pause_and_where_tensors_are_detached_a_checkpoint():
+    ranks = with_steps(job([EVEN, SLOW]), 1, idle)
+    saving = with_steps(ranks, 1, lambda _: {"detached": 14})
+    told = with_steps(
+        ranks, 1, lambda step: {"gap": step.gap and step.gap.model_copy(update={"inside": ("train.py(3): save",)})}
+    )
+
+    assert (named(ranks), named(saving)) == ([("pauses", 1)], [("checkpoint-in-step", 1)])
+    assert named(told) == [("checkpoint-in-step", 1)]
+    assert "train.py(3): save" in found(told)[0].evidence[1].text
+
+
+def test_a_pause_behind_the_last_collective_of_a_step_is_found_there():
+    computing = [20_000.0, 20_000.0, 220_000.0, 20_000.0, 20_000.0]
+    ranks = job([EVEN, computing])
+    steps = list(ranks[1].steps)
+    # By the rank's own marks the pause is the end of the step before.
+    gap = Gap(begin_us=steps[1].end_us, end_us=steps[1].end_us + 200_000.0)
+    steps[1] = steps[1].model_copy(update={"end_us": gap.end_us, "host_us": 200_000.0, "gap": gap})
+    steps[2] = steps[2].model_copy(update={"begin_us": gap.end_us, "compute_us": 20_000.0, "op_us": 20_000.0})
+
+    assert named(of_rank(ranks, 1, steps=tuple(steps))) == [("pauses", 1)]
+
+
+def test_kernels_of_a_gpu_that_take_longer_are_a_slow_gpu():
+    ranks = job([EVEN, [30_000.0] * 5], device="gpu")
+    ranks = tuple(with_steps(ranks, 1, lambda _: {"kernels": 100})[at] for at in (0, 1))
+    ranks = with_steps(ranks, 0, lambda _: {"kernels": 100})
+
+    assert named(ranks) == [("slow-compute", 1)]
+    assert "the same kernels take 1.5 times as long" in found(ranks)[0].title
+    assert any("nvidia-smi" in command for remedy in found(ranks)[0].remedies for command in remedy.commands)
+
+
+def test_a_gpu_that_idles_while_its_host_runs_python_is_bound_by_its_host():
+    def waits(step: TraceStep) -> dict[str, Any]:
+        return {"compute_us": 20_000.0, "host_us": 40_000.0, "forward_us": 45_000.0}
+
+    ranks = with_steps(job([EVEN, SLOW], device="gpu"), 1, waits)
+    ranks = with_steps(ranks, 0, lambda _: {"forward_us": 5_000.0})
+
+    assert named(ranks) == [("host-bound-rank", 1)]
+
+
+def test_a_gpu_that_idles_for_a_reason_nobody_sees_is_information():
+    ranks = with_steps(job([EVEN, SLOW], device="gpu"), 1, lambda _: {"compute_us": 20_000.0, "host_us": 40_000.0})
+
+    assert (named(ranks), found(ranks)[0].severity) == ([("late-rank", None)], Severity.INFO)
+
+
+def test_without_sizes_the_same_operators_may_have_more_to_do():
+    ranks = two(batch=())
+
+    assert named(ranks) == [("slow-compute", 1)]
+    assert found(ranks)[0].confidence is Confidence.POSSIBLE
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("count", [2, 4])
+def test_of_ranks_that_differ_by_chance_nobody_is_blamed(seed: int, count: int):
+    chance = random.Random(seed)
+    ranks = job([[chance.uniform(15e3, 30e3) for _ in range(5)] for _ in range(count)])
+
+    assert [finding for finding in found(ranks) if finding.culprits or finding.severity is not Severity.INFO] == []
+
+
+def test_two_ranks_that_are_late_in_turns_are_both_named():
+    turns = [[80_000.0, 20_000.0] * 3, [20_000.0, 80_000.0] * 3]
+    ranks = with_steps(job(turns), 0, lambda step: {"loader_us": step.compute_us - 20_000.0})
+    ranks = with_steps(ranks, 1, lambda step: idle(step) if step.compute_us > 50_000.0 else {})
+
+    assert sorted(named(ranks)) == [("pauses", 1), ("slow-data-loading", 0)]
+
+
+def test_a_pause_that_another_late_rank_hides_is_nobodys_fault():
+    ranks = job([EVEN, EVEN, [90_000.0] * 5, [80_000.0, *EVEN[1:]]])
+    ranks = with_steps(
+        with_steps(ranks, 2, lambda _: {"ops": 300}), 3, lambda step: idle(step) if step.number < 4 else {}
+    )
+
+    assert named(ranks) == [("slow-compute", 2)]
+
+
+def test_a_rank_whose_clock_is_off_by_hours_is_judged_the_same():
+    ranks = two(ops=250)
+
+    assert found((ranks[0], moved(ranks[1], by=-3.6e9))) == found(ranks)
+
+
+def test_the_late_rank_of_a_part_of_the_job_is_named_as_that():
+    ranks = with_steps(job([EVEN, SLOW, EVEN, EVEN]), 1, lambda _: {"ops": 250})
+
+    assert found(ranks[:2])[0].title.startswith("Of those given, rank 1 (rank1.json.gz) is waited for")
+
+
+def test_each_window_is_judged_alone():
+    later = tuple(
+        fact.model_copy(update={"file": f"later_{fact.file}"})
+        for fact in with_steps(job([EVEN, SLOW], first=50), 1, lambda _: {"ops": 250})
+    )
+    both = (*job([EVEN, EVEN]), *later)
+
+    assert [finding.title.split(":")[0] for finding in found(both, "all")] == [
+        "Rank 1 (later_rank1.json.gz) is waited for in window 2"
+    ]
+    assert found(both, "1") == []
+
+
+def test_a_healthy_job_is_healthy():
+    assert found(load("trace/healthy")) == found(load("trace/healthy-on-gpus")) == []
+    assert found(job([SLOW])) == []
+
+
+def against(ranks: tuple[TraceFact, ...], busbw: float | None) -> list[str]:
+    made = recording(ranks)
+    made = made.model_copy(update={"options": made.options.model_copy(update={"expected_busbw": busbw})})
+    return [finding.title for finding in network.slow_transfer.apply(made)]
+
+
+def test_transfer_is_slow_only_where_a_preflight_measured_more_than_it_reaches_by_itself():
+    ranks = job([[5_000.0] * 3, [9_000.0] * 3])
+    large = tuple(
+        fact.model_copy(
+            update={"calls": tuple(call.model_copy(update={"size_bytes": 32 << 20}) for call in fact.calls)}
+        )
+        for fact in ranks
+    )
+
+    # 32 MiB in the 2 ms after the last one came; the rank that waits sees 6 ms.
+    [title] = against(large, 200e9)
+    assert title.startswith("Transfer itself is slow: all-reduces reach 16.8 GB/s of the 200 that were measured")
+    assert against(large, 100e9) == against(large, None) == against(ranks, 200e9) == against(large[:1], 200e9) == []
