@@ -48,7 +48,7 @@ class TraceStep(Frozen):
     exposed: tuple[Interval, ...] = ()  # when communication alone ran; of more than a hundred the longest
     forward_us: float = 0.0  # of the host, all passes
     backward_us: float = 0.0  # … from the first to the last autograd node
-    #: When the last gradient is ready, and when the first all-reduce of a backward was called; of the last backward.
+    #: When the last gradient is ready, and when the first of them were sent to be averaged; of the last backward.
     backward_end_us: float | None = None
     first_reduce_us: float | None = None
     loader_us: float = 0.0  # the main thread in __next__ of its loader, whatever else runs
@@ -89,6 +89,7 @@ class TraceCall(Frozen):
     size_bytes: int | None = None  # this rank's input
     dtype: str = ""  # float, half, bfloat16, int, long …
     during: Literal["forward", "backward", ""] = ""  # what the main or an autograd thread did when it was called
+    averages: bool = False  # gradients: it was called where one of them was accumulated
     exposed_us: float = 0.0  # while nothing else ran
 
 

@@ -20,7 +20,8 @@ OF_TRACES = [situation for situation in SITUATIONS if situation.startswith("trac
 
 def call(kind: str = "all_reduce", **fields: Any) -> TraceCall:
     """A collective of a step, a bucket of gradients if nothing else is said."""
-    return TraceCall(**{"kind": kind, "begin_us": 500, "end_us": 700, "dtype": "float", "during": "backward", **fields})
+    bucket = {"dtype": "float", "during": "backward", "averages": "during" not in fields}
+    return TraceCall(**{"kind": kind, "begin_us": 500, "end_us": 700, **bucket, **fields})
 
 
 def rank(number: int, *calls: TraceCall, world: int = 2, steps: int = 3, **fields: Any) -> TraceFact:

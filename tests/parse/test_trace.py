@@ -218,12 +218,22 @@ def test_backward_passes_that_average_gradients_are_counted():
     def again(each: dict[str, Any], after: float) -> dict[str, Any]:
         return {**each, "ts": each["ts"] + after}
 
-    passes = ("DistributedDataParallel.forward", "autograd::engine::evaluate_function: AddmmBackward0")
+    passes = ("DistributedDataParallel.forward", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
     quiet = [again(each, 250) for each in steps() if each["name"] in passes]
 
     assert [(step.passes, step.averaged) for step in read(written(steps())).steps] == [(1, 1)] * 2
     shorter = [{**each, "dur": 240} if each["name"] == passes[1] else each for each in (*steps(), *quiet)]
     assert [(step.passes, step.averaged) for step in read(written(shorter)).steps] == [(2, 1)] * 2
+
+
+def test_what_a_layer_reduces_in_backward_is_no_bucket_of_gradients():
+    of_layer = [
+        {**each, "name": each["name"].replace("torch::autograd::AccumulateGrad", "SyncBatchNormBackward")}
+        for each in steps()
+    ]
+
+    assert {(call.during, call.averages) for call in read(written(steps())).calls} == {("backward", True)}
+    assert {(call.during, call.averages) for call in read(written(of_layer)).calls} == {("backward", False)}
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda at: (at[0], at[0] + at[1])))

@@ -26,7 +26,7 @@ def steps(count: int = 3, length: float = 1000.0) -> list[dict[str, Any]]:
             event("DistributedDataParallel.forward", at + 100, 200, "user_annotation"),
             event("aten::linear", at + 100, 200, **{"Input Dims": [[32, 8], [8, 8], [8]]}),
             event("aten::addmm", at + 110, 100),
-            event("autograd::engine::evaluate_function: AddmmBackward0", at + 300, 300),
+            event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", at + 300, 300),
             event("c10d::allreduce_", at + 500, 10),
             event(
                 "gloo:all_reduce", at + 520, 280, "user_annotation", RUNLOOP,

@@ -203,6 +203,7 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
             f"{number:.0f} gradients are copied back out of buckets",
             found.time("copying gradients back", lambda step, _: step.copied_back_us),
             remedies=(view,),
+            severity=Severity.INFO,
         )
 
 

@@ -32,6 +32,8 @@ _SYNCHRONISES = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
 #: A copy that is handed on returns within 50 us, one from pageable memory waits for the GPU (measured, torch 2.11).
 _COPY_THAT_WAITED_US = 100.0
 BACKWARD = "autograd::engine::evaluate_function"
+#: The node in which DistributedDataParallel takes a gradient, and calls the all-reduce of a bucket that is full.
+ACCUMULATES = "AccumulateGrad"
 INTO_BUCKET = ("torch::distributed::reducer::mul_out", "torch::distributed::reducer::copy_")
 BACK_FROM_BUCKET = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 UNUSED_SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from ddp_doctor.facts.trace import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
 from ddp_doctor.parse.trace.calls import Call, collectives
 from ddp_doctor.parse.trace.collect import (
+    ACCUMULATES,
     BACK_FROM_BUCKET,
     FIRST_INPUT,
     INTO_BUCKET,
@@ -72,6 +73,7 @@ class _Rank:
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
+        self.averaging = [_called(call) for call in self.calls if self._averages(call)]
         for rows in (
             found.on_gpu,
             found.copies,
@@ -240,7 +242,7 @@ class _Rank:
             reduced=len(into),
             copied_back=len(back),
             copied_back_us=_total(back),
-            averaged=self._averaged(backward, end),
+            averaged=self._averaged(backward),
             buffers_us=sum(self._buffers(row, ops) for row in forwards),
             searched_us=_total(searched) if searched else None,
             detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
@@ -262,18 +264,12 @@ class _Rank:
         return spans
 
     def _first_reduce(self, backward: Sequence[tuple[float, float]], origin: float) -> float | None:
-        if not backward:
-            return None
-        begin, end = backward[-1]
-        called = (_called(call) for call in self.calls if call.kind == "all_reduce")
-        return next((at - origin for at in called if begin <= at <= end + 1e3), None)
+        begin, end = backward[-1] if backward else (0.0, 0.0)
+        return next((at - origin for at in self.averaging if begin <= at < end), None)
 
-    def _averaged(self, backward: Sequence[tuple[float, float]], end: float) -> int:
-        """In how many backward passes gradients were averaged; what is called last may follow the last node."""
-        called = [_called(call) for call in self.calls if call.kind == "all_reduce"]
-        before = [*(begin for begin, _ in backward[1:]), end]
-        spans = [(begin, min(last + 1e3, until)) for (begin, last), until in zip(backward, before, strict=False)]
-        return sum(any(begin <= at < last for at in called) for begin, last in spans)
+    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
+        """In how many backward passes gradients were averaged."""
+        return sum(any(begin <= at < end for at in self.averaging) for begin, end in backward)
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
@@ -369,6 +365,7 @@ class _Rank:
                 size_bytes=call.size_bytes,
                 dtype=call.dtype,
                 during=self._during(_called(call)),
+                averages=self._averages(call),
                 exposed_us=round(exposed.within(call.begin, call.end).total, 3),
             )
 
@@ -376,10 +373,19 @@ class _Rank:
         at = bisect_right(self.forwards, (moment,)) - 1
         if at >= 0 and moment < self.forwards[at].end:
             return "forward"
+        return "backward" if self._nodes_at(moment) else ""
+
+    def _nodes_at(self, moment: float) -> list[str]:
+        """The nodes of autograd that run."""
         rows = self.autograd
         last = bisect_right(rows.begins, moment) - 1
         near = range(max(last - 3, 0), last + 1)
-        return "backward" if any(moment < rows.begins[i] + rows.lasts[i] for i in near) else ""
+        return [self.names[int(rows.names[at])] for at in near if moment < rows.begins[at] + rows.lasts[at]]
+
+    def _averages(self, call: Call) -> bool:
+        """Whether it averages gradients, and not what layers such as SyncBatchNorm reduce in backward."""
+        nodes = self._nodes_at(_called(call)) if call.kind == "all_reduce" else []
+        return any(ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
 
 
 def _called(call: Call) -> float:

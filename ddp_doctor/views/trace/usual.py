@@ -92,13 +92,13 @@ class Usual:
 
 
 def is_bucket(call: TraceCall) -> bool:
-    """Whether it averages a bucket of gradients: what is counted is sent as integers."""
-    return call.kind == "all_reduce" and call.during == "backward" and not is_map(call)
+    """Whether it averages a bucket of gradients."""
+    return call.averages and not is_map(call)
 
 
 def is_map(call: TraceCall) -> bool:
     """Whether it is the map of parameters that were used, which find_unused_parameters sends with each backward."""
-    return call.kind == "all_reduce" and call.during == "backward" and call.dtype.startswith("int")
+    return call.averages and call.dtype.startswith("int")
 
 
 def exposed_in(wanted: Callable[[TraceCall], bool]) -> Measure:
