@@ -296,10 +296,10 @@ def test_a_gpu_that_waits_for_launches_of_small_kernels_is_information_for_a_pro
 
 
 def test_small_collectives_are_told_by_their_time_where_sizes_are_not_recorded():
-    long, short = ({"begin_us": 500, "end_us": 500 + us, "exposed_us": us, "during": ""} for us in (150, 30))
+    long, short = (call(begin_us=500, end_us=500 + us, exposed_us=us, during="") for us in (150, 30))
 
-    assert told(*alike(*[call(**short)] * 8, exposed_us=240))["DDT126"] == 0.24
-    assert told(*alike(*[call(**long)] * 4, exposed_us=600)) == {}
+    assert told(*alike(*[short] * 8, exposed_us=240))["DDT126"] == 0.24
+    assert told(*alike(*[long] * 4, exposed_us=600)) == {}
 
 
 def test_what_a_job_logs_is_no_small_collective():
