@@ -7,6 +7,7 @@ import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from operator import le
 from typing import NamedTuple
 
 from ddp_doctor.parse.trace.events import Event
@@ -64,11 +65,11 @@ class Rows:
 
     def sorted(self) -> "Rows":
         """The same, by begin."""
-        begins = self.flat[0::3]
-        order = sorted(range(len(begins)), key=begins.__getitem__)
-        self.begins, self.lasts, self.names = (
-            array("d", map(self.flat[column::3].__getitem__, order)) for column in range(3)
-        )
+        columns = [self.flat[column::3] for column in range(3)]
+        if not all(map(le, columns[0], columns[0][1:])):
+            order = sorted(range(len(self)), key=columns[0].__getitem__)
+            columns = [array("d", map(column.__getitem__, order)) for column in columns]
+        self.begins, self.lasts, self.names = columns
         return self
 
     def outermost(self) -> Iterator[tuple[float, float, int]]:

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from math import inf
 from operator import sub
 
 Interval = tuple[float, float]
@@ -33,25 +34,21 @@ class Times:
         return Times.union(self, other)
 
     def __sub__(self, other: "Times") -> "Times":
-        if not other.begins or not self.begins:
-            return self
+        if len(other.begins) < len(self.begins):
+            around = zip((-inf, *other.ends), (*other.begins, inf), strict=True)
+            parts = (self.within(begin, end) for begin, end in around)
+        else:
+            parts = (other.within(begin, end).outside(begin, end) for begin, end in self)
         begins, ends = list[float](), list[float]()
-        at, holes = 0, len(other.begins)
-        for start, end in self:
-            begin = start
-            while at < holes and other.ends[at] <= begin:
-                at += 1
-            hole = at
-            while hole < holes and other.begins[hole] < end:
-                if other.begins[hole] > begin:
-                    begins.append(begin)
-                    ends.append(other.begins[hole])
-                begin = max(begin, other.ends[hole])
-                hole += 1
-            if begin < end:
-                begins.append(begin)
-                ends.append(end)
+        for part in parts:
+            begins += part.begins
+            ends += part.ends
         return Times(begins, ends)
+
+    def outside(self, begin: float, end: float) -> "Times":
+        """What lies between two moments and is not in it; all of it lies there."""
+        spans = [span for span in zip((begin, *self.ends), (*self.begins, end), strict=True) if span[0] < span[1]]
+        return Times([first for first, _ in spans], [last for _, last in spans])
 
     def __and__(self, other: "Times") -> "Times":
         return self - (self - other) if other.begins else other
@@ -68,4 +65,4 @@ class Times:
     @property
     def total(self) -> float:
         """How long all of it is."""
-        return sum(map(sub, self.ends, self.begins))  # sums of absolute times would lose whole microseconds
+        return float(sum(map(sub, self.ends, self.begins)))  # sums of absolute times would lose whole microseconds

@@ -243,7 +243,7 @@ class _Rank:
             copied_back=len(back),
             copied_back_us=_total(back),
             averaged=self._averaged(backward),
-            buffers_us=sum(self._buffers(row, ops) for row in forwards),
+            buffers_us=sum(map(self._buffers, forwards)),
             searched_us=_total(searched) if searched else None,
             detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
             gap=self._gap(idle, origin),
@@ -271,9 +271,12 @@ class _Rank:
         """In how many backward passes gradients were averaged."""
         return sum(any(begin <= at < end for at in self.averaging) for begin, end in backward)
 
-    def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
+    def _buffers(self, forward: Row) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        inside = [(begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end]
+        if PACKED not in self.found.numbers:
+            return 0.0
+        ops = self.ops[bisect_left(self.ops, (forward.begin,)) : bisect_left(self.ops, (forward.end,))]
+        inside = [(begin, end, self.names[name]) for begin, end, name in ops]
         packed = [begin for begin, _, name in inside if name == PACKED]
         unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
         if not packed or not unpacked:
