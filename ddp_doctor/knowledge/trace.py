@@ -5,6 +5,8 @@ LATE_SHARE = 0.10
 #: So much of what the others lose has to be found in what the late rank did longer than they, or its cause is not told:
 #: planted causes explain 0.6 to 1.1 of it.
 EXPLAINED_SHARE = 0.5
+#: … and this much of a step, which busy processors make of anything.
+LEAST_SHARE = 0.05
 #: So many times more work (operators, kernels, samples) is more work; healthy ranks have had equal numbers.
 MORE_WORK = 1.1
 #: A rank with the same work that merely is slower, or of which nothing is told: noise looks the same, so it takes more.
@@ -17,6 +19,8 @@ SLOWER_STEPS = 3
 SLOWER_TIMES, SLOWER_GPU_TIMES = 1.75, 1.25
 #: A gap of less is what a scheduler makes: 15 ms between healthy ranks on two busy cores.
 PAUSE_US = 20_000.0
+#: … and all of them together last as long: one of 24 ms was seen on a machine with twelve busy processes on two cores.
+PAUSES_US = 50_000.0
 #: A pause is one gap: it has so much of the time in which the rank is idle longer than the others.
 PAUSE_OF_IDLE = 0.7
 #: Tensors detached one after another outside of forward: state_dict does it with each, logs with a few.

@@ -112,6 +112,16 @@ def test_a_pause_behind_the_last_collective_of_a_step_is_found_there():
     assert named(of_rank(ranks, 1, steps=tuple(steps))) == [("pauses", 1)]
 
 
+def test_one_gap_that_a_scheduler_may_make_is_no_pause():
+    def short(step: TraceStep) -> dict[str, Any]:
+        if step.number != 5:
+            return {}
+        gap = Gap(begin_us=step.begin_us, end_us=step.begin_us + 40_000.0)
+        return {"compute_us": 20_000.0, "op_us": 20_000.0, "host_us": 40_000.0, "gap": gap}
+
+    assert named(with_steps(job([EVEN[:4], [20_000.0, 20_000.0, 60_000.0, 20_000.0]]), 1, short)) == []
+
+
 def test_kernels_of_a_gpu_that_take_longer_are_a_slow_gpu():
     ranks = job([EVEN, [30_000.0] * 5], device="gpu")
     ranks = tuple(with_steps(ranks, 1, lambda _: {"kernels": 100})[at] for at in (0, 1))

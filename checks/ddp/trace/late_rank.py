@@ -11,9 +11,11 @@ from ddp_doctor.knowledge.trace import (
     ERROR_TIMES,
     EXPLAINED_SHARE,
     LATE_SHARE,
+    LEAST_SHARE,
     MORE_WORK,
     PAUSE_OF_IDLE,
     PAUSE_US,
+    PAUSES_US,
     SAVING_SHARE,
     SLOWER_GPU_TIMES,
     SLOWER_SHARE,
@@ -87,10 +89,10 @@ class Suspect:
         self.fact = window.ranks[late.place]
         self.others = [fact for fact in window.ranks if fact is not self.fact]
         first = min(late.lost_us)
-        late_in = [step for step in late.steps if step > first] or late.steps
+        self.late_in = [step for step in late.steps if step > first] or late.steps
         #: What delays the first collective of a step may lie behind the last one of the step before.
-        self.steps = {*late_in, *(step - 1 for step in late_in)} & {step.number for step in self.fact.steps}
-        self.lost_us = sum(late.lost_us[step] for step in late_in) / len(self.steps)
+        self.steps = {*self.late_in, *(step - 1 for step in self.late_in)} & {step.number for step in self.fact.steps}
+        self.lost_us = sum(late.lost_us[step] for step in self.late_in) / len(self.steps)
 
     @property
     def on_gpu(self) -> bool:
@@ -106,10 +108,20 @@ class Suspect:
         own, *others = each
         return Compared(own, median(others))
 
+    def gap(self, step: TraceStep) -> float:
+        """The longest time in which nothing ran, if it delays a step in which the rank is late."""
+        is_last = step.gap and step.exposed and step.gap.begin_us >= step.exposed[-1][1]
+        return _gap(step) if step.number + bool(is_last) in self.late_in else 0.0
+
+    def idle(self, step: TraceStep) -> float:
+        """… and all other such times of the step."""
+        return step.host_us + step.other_us - _gap(step) + self.gap(step)
+
     def explains(self, of: Callable[[TraceStep], float], share: float = EXPLAINED_SHARE) -> Compared | None:
         """The comparison, if it explains so much of what the others lose."""
         compared = self.compare(of)
-        return compared if compared.more >= share * self.lost_us else None
+        least = max(share * self.lost_us, LEAST_SHARE * self.compare(lambda step: step.end_us - step.begin_us).others)
+        return compared if compared.more >= least else None
 
     def works(self) -> Compared | None:
         """What is longer where there is more to do: on a GPU its launches as well."""
@@ -132,13 +144,13 @@ def blamed(recording: Recording) -> tuple[Blamed, ...]:
 
 def _in_window(window: Window) -> Iterator[Blamed]:
     """Those with a cause of their own, and one that merely is slower if it stands out."""
-    unnamed = list(window.late)
+    named = []
     for late in window.late:
         if late.share >= LATE_SHARE and _is_last(late, window.late) and (cause := _cause(Suspect(window, late))):
-            unnamed.remove(late)
+            named.append(late)
             yield Blamed(window, late, cause)
-    if unnamed and _stands_out(unnamed[0], unnamed[1:]):
-        yield Blamed(window, unnamed[0], _slower(Suspect(window, unnamed[0])))
+    if window.late and window.late[0] not in named and _stands_out(window.late[0], window.late[1:]):
+        yield Blamed(window, window.late[0], _slower(Suspect(window, window.late[0])))
 
 
 def _often(late: Late) -> bool:
@@ -176,7 +188,7 @@ def _loads(suspect: Suspect) -> Cause | None:
 
 
 def _saves(suspect: Suspect) -> Cause | None:
-    idle, usual = suspect.explains(_idle, SAVING_SHARE), suspect.compare(lambda step: step.detached).others
+    idle, usual = suspect.explains(suspect.idle, SAVING_SHARE), suspect.compare(lambda step: step.detached).others
     saves = [
         step
         for step in suspect.fact.steps
@@ -190,17 +202,11 @@ def _saves(suspect: Suspect) -> Cause | None:
 
 
 def _pauses(suspect: Suspect) -> Cause | None:
-    idle = suspect.explains(_idle)
-    at_once = sum(_gap(step) >= PAUSE_US for step in suspect.fact.steps)
-    if idle is None or not at_once or suspect.compare(_gap).more < PAUSE_OF_IDLE * idle.more:
+    idle, gaps = suspect.explains(suspect.idle), [_gap(step) for step in suspect.fact.steps if _gap(step) >= PAUSE_US]
+    if idle is None or sum(gaps) < PAUSES_US or suspect.compare(suspect.gap).more < PAUSE_OF_IDLE * idle.more:
         return None
-    longest = ms(max(map(_gap, suspect.fact.steps)))
-    said = f"it pauses for up to {longest} in {at_once} of {len(suspect.fact.steps)} steps"
+    said = f"it pauses for up to {ms(max(gaps))} in {len(gaps)} of {len(suspect.fact.steps)} steps"
     return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
-
-
-def _idle(step: TraceStep) -> float:
-    return step.host_us + step.other_us
 
 
 def _longest(fact: TraceFact) -> str:
@@ -390,9 +396,9 @@ def host_bound_rank(recording: Recording) -> Iterator[Draft]:
 def pauses(recording: Recording) -> Iterator[Draft]:
     """A rank that stands still now and then while the others wait for it.
 
-    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that is a gap of 20 ms or
-        more in which it neither computes nor loads nor communicates. Stacks or annotations, where they are there, say
-        in what; without them nobody can.
+    Finds: The others lose at least a tenth of the step by waiting for this rank, and most of that are gaps of 20 ms or
+        more, 50 ms together, in which it neither computes nor loads nor communicates. Stacks or annotations, where they
+        are there, say in what; without them nobody can.
     Why: A pause of one rank is a pause of all. Garbage collection, logging and evaluation are the usual ones.
     Remedy: At the same time on all ranks, or beside the step.
     See: https://docs.python.org/3/library/gc.html
