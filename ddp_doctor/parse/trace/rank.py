@@ -273,7 +273,10 @@ class _Rank:
 
     def _buffers(self, forward: Row, ops: Sequence[tuple[float, float, int]]) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        inside = [(begin, end, self.names[name]) for begin, end, name in ops if forward.begin <= begin < forward.end]
+        if PACKED not in self.found.numbers:
+            return 0.0
+        of_forward = ops[bisect_left(ops, (forward.begin,)) : bisect_left(ops, (forward.end,))]
+        inside = [(begin, end, self.names[name]) for begin, end, name in of_forward]
         packed = [begin for begin, _, name in inside if name == PACKED]
         unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
         if not packed or not unpacked:
