@@ -260,7 +260,7 @@ def exit_codes_page() -> str:
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
         "`ddp-doctor trace` says of profiles: 0 no rank and no setting costs over 10 % of the step, 1 a finding"
-        " at or above `--fail-on` (here a warning, if nothing is given), 2 no file holds a trace, 3 too little is told.\n\n"
+        " at or above `--fail-on` (here by default a warning), 2 no file holds a trace, 3 too little is told.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
         "`ddp-doctor fleet` says of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"

@@ -1,5 +1,7 @@
 """``ddp-doctor compare``: a run beside an earlier one, or the traces of a job beside those of another."""
 
+from collections.abc import Callable
+
 from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.engine.plan import Plan
@@ -14,7 +16,7 @@ from ddp_doctor.sources.given import is_folder
 _OF_TRACE = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
 
 
-def beside(earlier: str, later: str) -> Outcome:
+def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None = None) -> Outcome:
     """Hold one against the other, both of a kind. Raises UsageError."""
     kinds = [_is_trace(path) for path in (earlier, later)]
     if not any(kinds):
@@ -22,7 +24,7 @@ def beside(earlier: str, later: str) -> Outcome:
     if not all(kinds):
         trace, other = (earlier, later) if kinds[0] else (later, earlier)
         raise UsageError(f"{trace} is a trace and {other} is none: compare takes two traces, or none")
-    fact = TracesFact(before=_side(earlier), now=_side(later))
+    fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
     reading = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
     recording = blank(Options(command=Command.COMPARE), Plan(()))
     return judge(recording.model_copy(update={"readings": (reading,)}))
@@ -37,12 +39,12 @@ def _is_trace(path: str) -> bool:
     return is_folder(path) or any(key in file.head for file in job_files([path]) for key in _OF_TRACE)
 
 
-def _side(path: str) -> TracedSide:
+def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
     from ddp_doctor.app.traces import read_traces
     from ddp_doctor.views.trace.side import side
     from ddp_doctor.views.trace.windows import problem
 
-    read = read_traces([path])
+    read = read_traces([path], progress)
     if read.interrupted:  # a part of it would look faster
         raise KeyboardInterrupt
     readings = [

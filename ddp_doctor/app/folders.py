@@ -33,7 +33,7 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
             path.parent.mkdir(mode=0o700, exist_ok=True)
             if copy_of is not None and path.exists():
                 path = path.with_name(f"recording-{re.sub(r'[^A-Za-z0-9_.-]', '_', copy_of)}.json")
-            write(str(path), recording.model_dump_json(indent=1) + "\n")
+            write(str(path), recording.as_json())
         except (OSError, CannotWrite):
             continue
         with suppress(OSError):  # the newest runs of a folder that is ours alone are kept; a name begins with the time

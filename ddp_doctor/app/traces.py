@@ -104,16 +104,16 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
     with _interruptible(read, paths):
         for file in job_files(paths):
 
-            def chunks(file: JobFile = file, before: int = done) -> Iterator[bytes]:
-                for chunk in file.chunks():
+            def blocks(file: JobFile = file, before: int = done) -> Iterator[bytes]:
+                for block in file.blocks():
                     if read.interrupted:
                         return
-                    yield chunk
+                    yield block
                     if progress:
                         progress(before + file.packed_bytes, total)
 
             with no_garbage_collection():
-                _add(read, file, chunks, paths)
+                _add(read, file, blocks, paths)
             done += file.packed_bytes
             if read.interrupted:
                 break
@@ -128,7 +128,7 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
     raise UsageError(f"{first.name} was not read: {first.why}{more}{f'; {_HOW}' if first.is_other else ''}")
 
 
-def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]], paths: Sequence[str]) -> None:
+def _add(read: Traces, file: JobFile, blocks: Callable[[], Iterator[bytes]], paths: Sequence[str]) -> None:
     """Read one file into facts, or note why it cannot be read."""
     others = (kind for ends, begins, kind in _OTHERS if file.name.endswith(ends) or file.head.startswith(begins))
     other = next(others, "")
@@ -140,7 +140,7 @@ def _add(read: Traces, file: JobFile, chunks: Callable[[], Iterator[bytes]], pat
         read.unread.append(Unread(file.name, "it is empty"))
     else:
         try:
-            fact = read_trace(file.name, chunks())
+            fact = read_trace(file.name, blocks())
         except NotATrace as error:
             if not read.interrupted:
                 is_named = file.name in paths or file.name.endswith(".gz") or b'"traceEvents"' in file.head

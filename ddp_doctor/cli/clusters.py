@@ -56,7 +56,6 @@ def compare(
     outputs: Outputs,
 ) -> int:
     """Say whether B is slower than A by more than noise, which node or part of a step, and in what else they differ."""
-    from ddp_doctor.app.compare import beside
-    from ddp_doctor.cli.reporting import report
+    from ddp_doctor.cli import commands
 
-    return report(beside(earlier, later), outputs)
+    return commands.compare(earlier, later, outputs)

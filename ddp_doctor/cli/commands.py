@@ -137,6 +137,16 @@ def trace(
     return save_and_report(outcome, outputs, os.environ)
 
 
+def compare(earlier: str, later: str, outputs: Outputs) -> int:
+    """``ddp-doctor compare``: a run, or traces, beside others. Raises UsageError."""
+    from ddp_doctor.app.compare import beside
+    from ddp_doctor.render.progress import bytes_read
+
+    with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
+        outcome = beside(earlier, later, tell)
+    return report(outcome, outputs)
+
+
 #: Of attach; its agents on other hosts hold a connection for so long.
 _LONGEST_WATCH_S = 3600.0
 

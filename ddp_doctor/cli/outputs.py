@@ -87,7 +87,7 @@ def _svg(results: Results) -> str:
 
 
 def _recording(results: Results) -> str:
-    return results.recording.model_dump_json(indent=1) + "\n"
+    return results.recording.as_json()
 
 
 def _sarif(results: LintResults) -> str:

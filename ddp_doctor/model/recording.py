@@ -230,6 +230,10 @@ class Recording(Frozen):
         """Who started the ranks; nobody (plain) where there is no world."""
         return self.world.launcher if self.world is not None else "plain"
 
+    def as_json(self) -> str:
+        """As it is kept, ending in a newline; indented, but for traces, of which nobody reads thousands of calls."""
+        return self.model_dump_json(indent=None if self.command is Command.TRACE else 1) + "\n"
+
     def ignoring(self, codes: tuple[str, ...]) -> "Recording":
         """The same, to be judged without the rules whose codes begin so, too."""
         options = self.options.model_copy(update={"ignore": (*self.options.ignore, *codes)})

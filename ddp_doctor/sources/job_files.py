@@ -92,6 +92,13 @@ class JobFile:
         data = self.head + self._read(most_bytes - len(self.head) + 1)
         return data if len(data) <= most_bytes else None
 
+    def blocks(self) -> Iterator[bytes]:
+        """The content in pieces that end anywhere."""
+        data = self.head
+        while data:
+            yield data
+            data = self._read(CHUNK_BYTES)
+
     def chunks(self) -> Iterator[bytes]:
         """The content in pieces that end with a line end, but for lines that are longer than a piece."""
         carried, data = b"", self.head + self._read(CHUNK_BYTES - len(self.head))

@@ -92,8 +92,8 @@ def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_comp
 
 
 def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
-    paths = [job(tmp_path / "a"), job(tmp_path / "b")]
-    outcome = beside(*(f"{path}/rank0.json" for path in paths))
+    before, now = job(tmp_path / "a"), job(tmp_path / "b")
+    outcome = beside(f"{before}/rank0.json", f"{now}/rank0.json")
 
     assert "waiting or transfer" in table(outcome)
     assert "1 of 2 ranks is here" in table(outcome)

@@ -130,6 +130,12 @@ def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
         ignored(given)
 
 
+def test_what_a_trace_advises_is_tried_on_all_nodes():
+    words = typed(Options(model="net:make", from_trace="trace.json"))
+
+    assert words == ("--model", "net:make", "--from-trace", "trace.json")
+
+
 def test_what_is_ignored_is_ignored_on_all_nodes():
     assert typed(Options(ignore=ignored(["dd305, DD4", "DD51"])))[-6:] == (
         *("--ignore", "DD305", "--ignore", "DD4", "--ignore", "DD51"),

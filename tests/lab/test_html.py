@@ -93,6 +93,7 @@ FRAME = """<body><iframe srcdoc="{}" style="border:0;width:390px;height:2000px">
         "baseline/one-link-of-three-nodes-slower",
         "env_vars/of-a-job-script",
         "connectivity/node-at-100-mbit",
+        "trace/slow-compute",
         "1,024 ranks",
         "fleet",
         "nccl-tests",
@@ -140,6 +141,8 @@ def test_a_host_that_is_called_script_is_text_and_nothing_is_loaded(tmp_path: Pa
         ("hang", 390, DARK),
         ("connectivity/node-at-100-mbit", 1280, DARK),
         ("env_vars/of-a-job-script", 390, LIGHT),
+        ("trace/slow-compute", 1280, LIGHT),
+        ("trace/slow-compute", 390, DARK),
         ("512 ranks", 1280, LIGHT),
     ],
 )

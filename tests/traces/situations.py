@@ -282,7 +282,50 @@ NEW = {
     "unscheduled_pause": Case({"scheduled": False, "pause": {"1": [2, 150]}}, {"steps": 8}, ("pauses@1",)),
 }
 
-CASES = {**HEALTHY, **LATE, **STEP, **BOTH, **NEW}
+THREE = {"ranks": 3, "width": 384, "batch": 32}
+TINY = {"bucket_cap_mb": 0.1}
+
+#: Written and made after the rules had been mended by all others, and judged once.
+LATER = {
+    "three_healthy": Case(job=THREE),
+    "three_text": Case({"passes": {"1": 4}}, {**TEXT, "ranks": 3, "batch": 8}, ("slow-compute@1",)),
+    "three_data": Case({"loading": {"2": 50}}, THREE, ("slow-data-loading@2",)),
+    "three_tiny": Case({"ddp": {"bucket_cap_mb": 0.05}}, {**THREE, "width": 128, "depth": 24}, ("tiny-buckets",)),
+    "batch_view": Case(
+        {"samples": {"1": 640}, "ddp": {"gradient_as_bucket_view": True, "broadcast_buffers": False}},
+        NORM,
+        ("larger-batch@1",),
+    ),
+    "save_fused": Case(
+        {"save": {"1": 2}}, {"width": 768, "optimizer": "fused", "steps": 6}, ("checkpoint-in-step|pauses@1",)
+    ),
+    "pause_text": Case({"pause": {"0": [2, 120]}}, {**TEXT, "stack": True, "steps": 6}, ("pauses@0",)),
+    "host_cnn": Case({"python": {"1": 50}}, CNN, ("host-bound-rank@1",)),
+    "input_text": Case({"loading": {"*": 50}}, TEXT, ("input-bound",)),
+    "hook_accumulate": Case(
+        {"no_sync": False},
+        {"accumulate": 3, "batch": 32, "hook": "fp16_compress_hook", "no_sync": True},
+        ("no-sync-missing",),
+    ),
+    "frozen_slow": Case({"passes": {"0": 3}}, {"frozen": 3, "width": 640}, ("slow-compute@0",)),
+    "validate_all": Case({"validate": {"*": [2, 6]}}, {"steps": 6}, note="all validate at once"),
+    "collect_all": Case({"collect": {"*": 2}}, {"steps": 6}, (), ("pauses",), "all pause at once"),
+    "average_all": Case({"average": {"*": 1}}, {"width": 640}, note="every rank averages its weights"),
+    "barrier_alone": Case({"barrier": True}, {}, ("barrier-in-step",)),
+    "augment_four": Case({"augment": {"3": 80}}, FOUR, ("slow-data-loading@3",)),
+    "rival_slow": Case({"rival": True, "passes": {"1": 2}}, {}, ("slow-compute@1",)),
+    "local_pause": Case({"local": 2, "pause": {"1": [2, 150]}}, {"steps": 8}, ("pauses@1",)),
+    "objects_four": Case(
+        {"objects": True, "loading": {"0": 60}}, FOUR, ("slow-data-loading@0",), ("small-collectives",)
+    ),
+    "two_tiny_host": Case(
+        {"python": {"1": 80}, "ddp": TINY},
+        {"width": 160, "depth": 30, "batch": 32},
+        ("host-bound-rank@1", "tiny-buckets"),
+    ),
+}
+
+CASES = {**HEALTHY, **LATE, **STEP, **BOTH, **NEW, **LATER}
 
 #: Two ranks that share one H100 over NCCL: communication takes most of each step, so much that is planted costs little.
 WIDE = {"device": "cuda", "width": 1024, "depth": 8, "batch": 256}

@@ -72,4 +72,4 @@ def _of_step(step: TraceStep, waits: Times, *, told: bool) -> Parts:
 def _median(steps: Sequence[Parts]) -> Parts:
     length, *each, hidden = (median(values) for values in zip(*steps, strict=True))
     scale = length / sum(each) if sum(each) else 0.0
-    return Parts(length, *(scale * part for part in each), hidden)
+    return Parts._make((length, *(scale * part for part in each), hidden))
