@@ -219,7 +219,9 @@ _COMPARED_AT_ONCE = 1 << 20
 
 
 def _count_differing(tensor: "torch.Tensor", expected: "torch.Tensor") -> int:
-    pieces = (whole.split(_COMPARED_AT_ONCE) for whole in (tensor, expected.expand_as(tensor)))
+    import torch
+
+    pieces = (torch.split(whole, _COMPARED_AT_ONCE) for whole in (tensor, expected.expand_as(tensor)))
     return sum(int(_differs(*pair).sum().item()) for pair in zip(*pieces, strict=True))
 
 

@@ -101,7 +101,7 @@ def test_whole_steps_before_a_cut_are_used_and_no_others(end: int):
         return
     whole = read(TEXT)
 
-    assert fact.cut is (end < TEXT.index("traceName") - 8)
+    assert fact.cut is (end < TEXT.index("traceName") - 5)
     assert fact.damaged == 0
     for step in fact.steps:
         assert step.number in (3, 4) or end < len(TEXT)

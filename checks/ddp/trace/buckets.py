@@ -71,7 +71,8 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
 
     Finds: The first bucket has half of the gradients or 16 MiB and more, and is sent when half of backward is over or
         more; or gradients are averaged after backward, without DistributedDataParallel. At most: of the time in which
-        their all-reduces alone run as much as backward is long; what is averaged by hand is counted in full. Where
+        their all-reduces alone run as much as backward is long; what is averaged by hand is counted in full. With gloo
+        a large bucket is information, for it takes the processors that compute, and hides little. Where
         find_unused_parameters is on, that is told instead: its buckets never follow the order of gradients.
     Why: With buckets that are sent as they fill, all but the last one may be hidden behind backward.
     Remedy: Leave bucket_cap_mb out (naming its default of 25 makes the first bucket larger), or use
@@ -94,6 +95,7 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
             found.time(_SHOWS, shows),
             found.time("backward", lambda step, _: step.backward_us),
             remedies=(_USE_DDP if by_hand(usual) else _LEAVE_CAP_OUT,),
+            severity=None if usual.on_gpu or by_hand(usual) else Severity.INFO,
         )
 
 

@@ -26,7 +26,7 @@ from ddp_doctor.parse.trace.intervals import Times
 __all__ = ["NotATrace", "read_trace"]
 
 #: Kept of a window: its latest steps, and so many collectives.
-_MOST_STEPS, _MOST_CALLS = 64, 4_000
+_MOST_STEPS, _MOST_CALLS = 64, 3_000
 #: Of a step: the longest times of communication alone.
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.

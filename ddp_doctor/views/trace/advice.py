@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.trace import TraceCall, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.trace.usual import Calls, Measure, Usual, exposed_in, idle, is_bucket, is_map, waited_in
 from ddp_doctor.views.trace.windows import Window
@@ -214,24 +215,26 @@ def _collectives(usual: Usual) -> Iterator[Advice]:
         yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
 
 
-def is_small(call: TraceCall, calls: Calls) -> bool:
-    """Whether its latency is all that it costs; by how long it and its like usually take, where sizes are not told."""
-    of_buffers = call.kind == "broadcast" and call.during == "forward"
-    if call.kind in ("barrier", "collective") or of_buffers or is_map(call):
-        return False
-    if call.size_bytes is not None:
-        return call.size_bytes < numbers.SMALL_BYTES
-    alike = [each for each in calls if each.kind == call.kind and each.during == call.during]
-    return median(each.end_us - each.begin_us for each in alike) < numbers.SMALL_US
-
-
 def small_calls(step: TraceStep, calls: Calls) -> float:
     """How many small collectives a step has beside the buckets of DistributedDataParallel."""
     return len(_small(step, calls))
 
 
 def _small(step: TraceStep, calls: Calls) -> list[TraceCall]:
-    return [call for call in calls if is_small(call, calls) and not (step.reduced and is_bucket(call))]
+    """Those of which latency is all that they cost; by how long their like usually take, where sizes are not told."""
+    alike = grouped(((call.kind, call.during), call) for call in calls if _may_be_small(step, call))
+    return [
+        call
+        for each in alike.values()
+        for usual_us in (median(call.end_us - call.begin_us for call in each),)
+        for call in each
+        if (usual_us < numbers.SMALL_US if call.size_bytes is None else call.size_bytes < numbers.SMALL_BYTES)
+    ]
+
+
+def _may_be_small(step: TraceStep, call: TraceCall) -> bool:
+    of_buffers = call.kind == "broadcast" and call.during == "forward"
+    return not (call.kind in ("barrier", "collective") or of_buffers or (step.reduced and call.averages))
 
 
 def in_small_calls(step: TraceStep, calls: Calls) -> float:
