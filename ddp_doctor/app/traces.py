@@ -29,8 +29,8 @@ from ddp_doctor.views.trace.windows import windows
 Progress = Callable[[int, int], None]
 #: Files that could not be read, of which a recording tells.
 _MOST_UNREAD = 20
-#: In a path, the last of them counts: runs/rank_0/trace.json, rank-34.Jul_15_10_52_41.json.gz, trace_rank_0.json.
-_RANK = re.compile(r"(?<![a-z])(?:rank|worker)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+#: In a path, the last of them counts: runs/rank_0/trace.json, rank-34.Jul_15_10_52_41.json.gz, trace_0.json.
+_RANK = re.compile(r"(?<![a-z])(?:rank|worker|trace)[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 #: HOST_PID.NANOSECONDS.pt.trace.json, as tensorboard_trace_handler names files: a host may be called worker-3.
 _OF_TORCH = re.compile(r"(?!rank)[^/]*_\d+\.\d{10,}\.pt\.trace\.json(\.\w+)?$", re.IGNORECASE)
 _HOW = (

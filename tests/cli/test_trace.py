@@ -113,6 +113,8 @@ def test_files_globs_archives_and_packed_files_are_read_alike(asked, traces, tmp
         ("rank-34.Jul_15_10_52_41.1074.pt.trace.json", 34),
         ("rank_2/trace.json", 2),
         ("worker3.json", 3),
+        ("trace_1.json", 1),
+        ("trace_20260131.json", None),
         ("4ranks/rank1.json", 1),
         ("rank_1.1759000000000.pt.trace.json", 1),
         ("worker-3_4711.1759000000000.pt.trace.json", None),  # a host of that name

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US, WARNING_SHARE
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.views.trace.advice import COPIES, READS, RUNTIME, optimizer_kernels
-from ddp_doctor.views.trace.usual import waited_in
+from ddp_doctor.views.trace.usual import Usual, waited_in
+from ddp_doctor.views.trace.windows import windows
+from ddp_doctor.wording.findings import NOBODY, finding
 
 
 @rule("DDT120", "input-bound", Severity.WARNING, TraceFact)
@@ -76,13 +78,19 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
         )
 
 
+_READ_LATER = code(
+    "Keep the number on the GPU (total += loss.detach()), and read it every Nth step",
+    cost="numbers that are some steps old",
+)
+
+
 @rule("DDT127", "sync-points", Severity.WARNING, TraceFact)
 def sync_points(recording: Recording) -> Iterator[Draft]:
     """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
 
     Finds: On a GPU trace .item(), nonzero, a copy to the CPU or a synchronisation in each step, after which the GPU has
         nothing to do. At most: what the host waits in them, and not more than the GPU idles, less what of that the
-        profiler makes; a warning from a fifth on. On a CPU trace .item() costs microseconds, and is never told.
+        profiler makes; a warning from a fifth on. On a CPU trace such calls cost microseconds: they are told as a fact.
     Why: A host that is ahead of the GPU hides its launches. Each waiting spends what it was ahead.
     Remedy: Read numbers every Nth step, or a step later; masks in place of nonzero. Stacks (with_stack=True) name the
         lines.
@@ -98,14 +106,20 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
             found.time("waiting in them", lambda step, _: waited_in(step, *READS, *RUNTIME)),
             found.time("the GPU has nothing to do", lambda step, _: step.host_us + step.loading_us),
             *(Evidence(text=f"{sync.name} in {sync.where}", value=float(sync.count)) for sync in syncs if sync.where),
-            remedies=(
-                code(
-                    "Keep the number on the GPU (total += loss.detach()), and read it every Nth step",
-                    cost="numbers that are some steps old",
-                ),
-            ),
+            remedies=(_READ_LATER,),
             warns_from=HOST_WARNING_SHARE,
         )
+    for usual in (Usual(window) for window in windows(recording)):
+        reads = usual.count(lambda step, _: sum(sync.count for sync in step.syncs if sync.name in READS))
+        if reads >= 1 and not usual.on_gpu:
+            yield finding(
+                NOBODY,
+                "The host reads a number from a tensor in each step: nothing on a CPU, but a GPU would be waited for",
+                [Evidence(text="calls of .item(), nonzero and the like in a step", value=reads)],
+                _READ_LATER,
+                confidence=Confidence.PROVED,
+                severity=Severity.INFO,
+            )
 
 
 @rule("DDT131", "copies-hold-up-the-host", Severity.WARNING, TraceFact)

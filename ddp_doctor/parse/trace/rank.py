@@ -326,7 +326,7 @@ class _Rank:
                 outer.append(row)
         calls = _within(self.found.syncs, begin, end)
         counted: dict[tuple[str, str], tuple[int, float]] = {}
-        for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
+        for row in calls if self.on_gpu else self._reads(outer, begin, end):
             near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
             around = [op for op in near if row.begin < op.end and op.thread == row.thread]
             key = around[0].name if around else row.name, self._users_line(row.begin)
@@ -336,6 +336,15 @@ class _Rank:
             SyncPoint(name=name, count=count, wait_us=wait_us, where=where)
             for (name, where), (count, wait_us) in counted.items()
         ]
+
+    def _reads(self, outer: Sequence[Row], begin: float, end: float) -> Iterator[Row]:
+        """Those that read numbers, but for the optimizer's and, once gradients are there, the reducer's."""
+        reducer = _within(self.found.reducer, begin, end)
+        since, until = (reducer[0].begin, reducer[-1].end) if reducer else (end, end)
+        for row in outer:
+            in_optimizer = self.in_optimizer.within(row.begin, row.end).begins
+            if row.name not in ("aten::to", "aten::copy_") and not (since <= row.begin < until or in_optimizer):
+                yield row
 
     def _users_line(self, moment: float) -> str:
         users = (
