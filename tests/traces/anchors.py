@@ -89,8 +89,9 @@ def rows(path: Path, others: dict[str, tuple[str, str]]) -> Iterator[str]:
         for name in names:
             value, own = told.get(name), us.get(name)
             cell = "" if value is None else f"{value:,.0f}" if name != "overlap" else f"{value:.1f} %"
-            apart = "" if value is None or own is None or who == "doctor" or name == "overlap" else value - own
-            cells.append(cell + (f" ({apart:+,.0f})" if apart and abs(apart) >= 0.5 else ""))
+            is_other = who != "doctor" and name != "overlap"
+            apart = value - own if is_other and value is not None and own is not None else 0.0
+            cells.append(cell + (f" ({apart:+,.0f})" if abs(apart) >= 0.5 else ""))
         yield f"| {path.parent.name}/{path.name} | {who} | " + " | ".join(cells) + " |"
 
 

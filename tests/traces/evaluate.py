@@ -150,7 +150,7 @@ def _of_cases(folder: Path, cases: dict[str, Case]) -> Iterator[Judged]:
 
 
 def _mean(folder: Path) -> float:
-    return mean(json.loads(path.read_text())["mean"] for path in folder.glob("*.seconds"))
+    return mean(float(json.loads(path.read_text())["mean"]) for path in folder.glob("*.seconds"))
 
 
 def judged_in(folder: Path) -> Iterator[Judged]:

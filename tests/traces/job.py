@@ -95,6 +95,7 @@ class Body(nn.Module):
         super().__init__()
         self.kind, self.python_ms, self.recompute, width = of.model, python_ms, recompute, of.width
         self.stem: nn.Module = nn.Identity()
+        layers: list[nn.Module]
         if of.model == "cnn":
             self.stem = nn.Conv2d(3, width, 3, padding=1)
             layers = [
@@ -128,7 +129,8 @@ class Body(nn.Module):
             x = x.mean((2, 3))
         elif self.kind == "transformer":
             x = x.mean(1)
-        return self.head(x)
+        out: torch.Tensor = self.head(x)
+        return out
 
 
 def work(milliseconds: float) -> None:
@@ -195,14 +197,14 @@ class Job:
 
             model.register_comm_hook(None, own_hook if of.hook == "own" else getattr(default_hooks, of.hook))
         parameters = [p for p in module.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer = {
+        optimizers: dict[str, Any] = {
             "sgd": lambda: torch.optim.SGD(parameters, lr=1e-3),
             "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-4),
             "fused": lambda: torch.optim.AdamW(parameters, lr=1e-4, fused=True),
             "loop": lambda: torch.optim.Adam(parameters, lr=1e-4, foreach=False),
             "zero": lambda: ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-4),
-        }[of.optimizer]()
-        return model, optimizer
+        }
+        return model, optimizers[of.optimizer]()
 
     def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = next(self.batches)
@@ -222,24 +224,23 @@ class Job:
         loss: torch.Tensor = self.loss(outputs, y)
         for _ in range(self.of.item):
             loss.item()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     def step(self, number: int) -> None:
         of = self.of
         self.optimizer.zero_grad()
-        passes = of_rank(of.micro, self.rank, of.accumulate)
+        passes, loss = of_rank(of.micro, self.rank, of.accumulate), torch.zeros(())
         for part in range(passes):
             quiet = (of.no_sync and part < passes - 1) or (of.local and number % of.local)
             with self.model.no_sync() if quiet else contextlib.nullcontext():
                 loss = self.pass_once(self.model)
         if of.manual:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-            flat = torch.cat([g.flatten() for g in gradients])
+            flat, sizes = torch.cat([g.flatten() for g in gradients]), [g.numel() for g in gradients]
             dist.all_reduce(flat)
             torch._foreach_copy_(
-                gradients,
-                [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)],
+                gradients, [f.view_as(g) for f, g in zip(torch.split(flat, sizes), gradients, strict=True)]
             )
         if of.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).item()
@@ -277,8 +278,9 @@ class Job:
         every = of_rank(of.collect, self.rank, 0)
         if every and number % every == 0:
             gc.collect()
-        for _ in range(of_rank(of.average, self.rank, 0) if self.averages else 0):
-            self.averages.update_parameters(self.model.module)
+        if self.averages:
+            for _ in range(of_rank(of.average, self.rank, 0)):
+                self.averages.update_parameters(self.model.module)
         every, passes = of_rank(of.validate, self.rank, (0, 0))
         if every and number % every == 0:
             with torch.no_grad():
@@ -308,11 +310,11 @@ class Alone(nn.Module):
         return self.module(*args)
 
 
-def own_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def own_hook(state: Any, bucket: Any) -> Any:
     """As users write one: gradients travel as halves."""
     half = bucket.buffer().half().div_(dist.get_world_size())
 
-    def back(done: torch.futures.Future[Any]) -> torch.Tensor:
+    def back(done: Any) -> Any:
         return bucket.buffer().copy_(done.value()[0])
 
     return dist.all_reduce(half, async_op=True).get_future().then(back)

@@ -126,7 +126,9 @@ def make(out: Path, name: str, tries: int, turns: int) -> None:
     """The traces of a case, if they are not there, and the times of as many turns."""
     case, folder = CASES[name], out / name
     clock = folder / "times.json"
-    times = json.loads(clock.read_text()) if clock.exists() else {"with": [], "without": [], "doubt": ""}
+    times: dict[str, Any] = {"with": [], "without": [], "doubt": ""}
+    if clock.exists():
+        times = json.loads(clock.read_text())
     for _ in range(tries):
         if not times["with"] or times["doubt"]:
             times["with"].append(run(folder, {**case.options, "timed": TIMED}))

@@ -23,8 +23,8 @@ def repeat(source: Path, megabytes: int, target: Path, rank: int | None = None) 
     with target.open("wb") as file:
         file.write(head)
         for turn in range(max(megabytes * 1_000_000 // len(events), 1)):
-            for at, begin in times.items():
-                parts[at] = b"%.3f" % (begin + lasts * turn)
+            for at, moment in times.items():
+                parts[at] = b"%.3f" % (moment + lasts * turn)
             for at, number in numbers.items():
                 parts[at] = b"%d" % (number + steps * turn)
             file.write(b",\n" if turn else b"\n")

@@ -9,9 +9,12 @@ from typing import Any
 MAIN, RUNLOOP = 100, 107
 
 
-def event(name: str, begin: float, last: float, cat: str = "cpu_op", thread: int = MAIN, **args: Any) -> dict[str, Any]:
+def event(
+    name: str, begin: float, last: float, cat: str = "cpu_op", thread: int = MAIN, args: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """An event with a begin and a duration, microseconds."""
-    return {"ph": "X", "cat": cat, "name": name, "pid": MAIN, "tid": thread, "ts": begin, "dur": last, "args": args}
+    times = {"ts": begin, "dur": last}
+    return {"ph": "X", "cat": cat, "name": name, "pid": MAIN, "tid": thread, **times, "args": args or {}}
 
 
 def steps(count: int = 3, length: float = 1000.0) -> list[dict[str, Any]]:
@@ -24,13 +27,13 @@ def steps(count: int = 3, length: float = 1000.0) -> list[dict[str, Any]]:
             event(f"ProfilerStep#{number + 2}", at, length, "user_annotation"),
             event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 100, "user_annotation"),
             event("DistributedDataParallel.forward", at + 100, 200, "user_annotation"),
-            event("aten::linear", at + 100, 200, **{"Input Dims": [[32, 8], [8, 8], [8]]}),
+            event("aten::linear", at + 100, 200, args={"Input Dims": [[32, 8], [8, 8], [8]]}),
             event("aten::addmm", at + 110, 100),
             event("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", at + 300, 300),
             event("c10d::allreduce_", at + 500, 10),
             event(
                 "gloo:all_reduce", at + 520, 280, "user_annotation", RUNLOOP,
-                **{"Input type": ["float"], "Input Dims": [[72]]},
+                args={"Input type": ["float"], "Input Dims": [[72]]},
             ),
             event("Optimizer.step#SGD.step", at + 800, 100, "user_annotation"),
             event("aten::_foreach_add_", at + 810, 50),
