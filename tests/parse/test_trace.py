@@ -175,8 +175,8 @@ def test_kernels_are_told_from_collectives_copies_and_synchronisation():
     step, (call,) = fact.steps[-1], fact.calls
 
     assert fact.gpu == ""
-    parts = (step.compute_us, step.optimizer_us, step.exposed_us, step.other_us, step.host_us, step.hidden_us)
-    assert parts == (250, 50, 200, 50, 450, 100)
+    parts = [step.compute_us, step.optimizer_us, step.exposed_us, step.other_us, step.host_us, step.hidden_us]
+    assert parts == [250, 50, 200, 50, 450, 100]
     assert (step.pageable, step.pageable_us) == (1, 50)
     assert [(sync.name, sync.count, sync.wait_us) for sync in step.syncs] == [("aten::item", 1, 80)]
     assert (call.kind, call.seq, call.size_bytes, call.ranks, call.group) == ("all_reduce", 4, 400, 2, "0")
