@@ -143,7 +143,7 @@ def _of_cases(folder: Path, cases: dict[str, Case]) -> Iterator[Judged]:
             without, own = times["without"], times["with"][-len(times["without"]) :]
             gains = [1 - base / step for base, step in zip(without, own, strict=True)]
             judged.gain, judged.noise = median(gains), (max(gains) - min(gains)) / 2 + 0.02
-        if cases is GPU and path.name in GPU_PAIRS:
+        if cases is GPU and any((folder / GPU_PAIRS.get(path.name, "none")).glob("*.seconds")):
             judged.gain = 1 - _mean(folder / GPU_PAIRS[path.name]) / _mean(path)
             judged.noise = NOISE_ON_GPU
         yield judge(judged, sorted(path.glob("*.json.gz")))

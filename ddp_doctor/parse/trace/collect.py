@@ -3,7 +3,6 @@
 Names and categories: pytorch/kineto libkineto/include/ActivityType.h; torch/csrc/distributed/c10d/reducer.cpp.
 """
 
-import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from ddp_doctor.parse.trace.events import Event
 _MOST_NAMES = 500_000
 #: More annotations, collectives and copies than a trace of a day has.
 _MOST_KEPT = 2_000_000
-_COLLECTIVE_KERNEL = re.compile(r"(?:nccl|rccl|mscclpp|msccl)", re.IGNORECASE)
+_COLLECTIVE_KERNELS = ("nccl", "rccl", "msccl")  # how their names begin
 #: Operators that may wait for the GPU. The outermost one names the line in the user's code.
 _WAITING = frozenset(
     ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::to", "aten::copy_")
@@ -182,7 +181,7 @@ class Collected:
             self._keep(self.on_gpu, event, begin, name)
 
     def _kernel(self, event: Event, begin: float, name: str) -> None:
-        if _COLLECTIVE_KERNEL.match(name):
+        if name.startswith(_COLLECTIVE_KERNELS):
             self._keep(self.collectives, event, begin, name, args=True)
         else:
             self.kernels.flat.extend((begin, max(event.dur, 0.0), 0))
