@@ -170,5 +170,5 @@ def test_templates_are_listed_and_printed(asked):
     names = [line.split()[0] for line in asked("template").stdout.splitlines()]
 
     assert names[:1] == ["slurm-prolog"]
-    assert len(names) == 5
+    assert len(names) == 6
     assert sys.executable in asked("template", names[0]).stdout
