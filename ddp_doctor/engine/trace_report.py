@@ -62,6 +62,6 @@ def scope(recording: Recording) -> str:
     for window in windows(recording):
         ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) != 1 else ''}"
         count = max((len(fact.steps) for fact in window.ranks), default=0)
-        lengths = [step.end_us - step.begin_us for fact in window.ranks for step in fact.steps]
+        lengths = [step.length_us for fact in window.ranks for step in fact.steps]
         told.append(f"{ranks}, {count} step{'s' if count != 1 else ''} of {median(lengths or [0.0]) / 1e3:.3g} ms")
     return "; ".join(told) or "no step"

@@ -74,6 +74,16 @@ class TraceStep(Frozen):
     pageable: int = 0  # … how many
     pinned_blocking: int = 0  # copies from pinned memory that the host waited for
 
+    @property
+    def length_us(self) -> float:
+        """From its begin to its end."""
+        return self.end_us - self.begin_us
+
+    @property
+    def gap_us(self) -> float:
+        """How long its longest gap is."""
+        return self.gap.end_us - self.gap.begin_us if self.gap else 0.0
+
 
 class TraceCall(Frozen):
     """One collective of this rank."""

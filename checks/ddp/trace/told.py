@@ -23,7 +23,6 @@ class Told(NamedTuple):
     advice: Advice
     usual: Usual
     window: Window
-    where: str  # `` in window 2`` where there are several
 
     def draft(
         self,
@@ -39,7 +38,7 @@ class Told(NamedTuple):
         step = Evidence(text="a usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,
-            f"{title}{self.where}: at most {most:.0%} of the step",
+            f"{title}{self.window.where}: at most {most:.0%} of the step",
             [*evidence, step],
             *remedies,
             confidence=Confidence.LIKELY if self.window.is_whole else Confidence.POSSIBLE,
@@ -57,12 +56,10 @@ class Told(NamedTuple):
 
 def told(recording: Recording, code: str) -> Iterator[Told]:
     """What a rule has to tell, for each window."""
-    several = len(windows(recording)) > 1
     for window in windows(recording):
-        where = f" in window {window.number}" if several else ""
         for each in advice(recording, window):
             if each.code == code:
-                yield Told(each, Usual(window), window, where)
+                yield Told(each, Usual(window), window)
 
 
 def setting(summary: str, *, cost: str, undo: str, references: tuple[str, ...] = ()) -> Remedy:

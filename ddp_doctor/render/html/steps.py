@@ -75,7 +75,7 @@ def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
     common = sorted(set(of_ranks[0]).intersection(*of_ranks)) if of_ranks else []
     if not common:
         return
-    length = {number: max(of[number].end_us - of[number].begin_us for of in of_ranks) for number in common}
+    length = {number: max(of[number].length_us for of in of_ranks) for number in common}
     middle = median_low(length.values())
     usual = next(number for number in common if length[number] == middle)
     longest = max(common, key=lambda number: length[number])
@@ -119,12 +119,12 @@ def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
 
 def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
     """The step, and over it when communication alone ran, and its longest gap."""
-    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
+    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.length_us)}")
     for begin, end in step.exposed:
         yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
     if gap := step.gap:
         inside = f" in {one_line(' > '.join(gap.inside))}" if gap.inside else ""
-        words = f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}"
+        words = f"nothing ran{inside}: {_ms(step.gap_us)}"
         yield scale.bar("host", gap.begin_us, gap.end_us, words, "gap")
 
 

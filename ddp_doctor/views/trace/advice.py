@@ -74,7 +74,7 @@ def _of_job(measure: Measure) -> Measure:
     """The same as a part of the step without the profiler, which makes operators and launches longer, nothing else."""
 
     def longer(step: TraceStep, calls: Calls) -> float:
-        length = step.end_us - step.begin_us
+        length = step.length_us
         return measure(step, calls) * length / (length - _of_profiler(step))
 
     return longer

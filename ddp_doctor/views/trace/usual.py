@@ -121,7 +121,7 @@ def waited_in(step: TraceStep, *names: str) -> float:
 
 
 def _length(step: TraceStep, _: Calls) -> float:
-    return step.end_us - step.begin_us
+    return step.length_us
 
 
 def _exposed(step: TraceStep, _: Calls) -> float:
