@@ -155,7 +155,7 @@ def _with_rank_of_name(fact: TraceFact) -> TraceFact:
         return fact
     folder, _, name = fact.file.replace(":", "/").rpartition("/")
     found = _RANK.findall(folder if _OF_TORCH.match(name) else f"{folder}/{name}")
-    return fact.model_copy(update={"rank": int(found[-1]), "rank_by": "name"}) if found else fact
+    return fact.model_copy(update={"rank": int(found[-1])}) if found else fact
 
 
 @contextmanager
