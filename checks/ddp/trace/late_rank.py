@@ -9,10 +9,10 @@ from typing import NamedTuple
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.remedies.kinds import by_trace, in_code
 from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
@@ -252,21 +252,18 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
         )
 
 
-_SEE_GPU = remedy(
+_SEE_GPU = by_trace(
     "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and"
     " measure that node beside the others",
     "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
     "ddp-doctor run",
-    undo=NOTHING_TO_UNDO,
-    untried="a trace is read, nothing is run",
 )
-_SEE_HOST = remedy(
+_SEE_HOST = by_trace(
     "Look at what else runs on its processors, and bind each rank to cores of its own",
     "top -H -b -n 1 | head -30",
     "numactl --cpunodebind=NODE --membind=NODE python train.py",
     cost="a rank that is bound cannot use the cores of others",
     undo="start it without numactl",
-    untried="a trace is read, nothing is run",
 )
 _SAME_WORK = in_code(
     "Give all ranks the same work: look for what this rank alone does in forward and backward (validation, logging,"

@@ -1,13 +1,14 @@
 """How the rules DDT120 to DDT149 tell an advice: its bound in the title, how severe it is, and how it is tried."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from ddp_doctor.knowledge.trace import ERROR_TIMES, WARNING_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import by_trace, remedy
 from ddp_doctor.views.trace.advice import Advice, advice
 from ddp_doctor.views.trace.usual import Measure, Usual
 from ddp_doctor.views.trace.windows import Window, windows
@@ -48,26 +49,24 @@ class Told(NamedTuple):
     def time(self, text: str, measure: Measure) -> Evidence:
         """The time that a step of the ranks takes for something."""
         each = self.usual.of_ranks(measure)
-        span = (
-            ms(max(each)) if len(each) == 1 or max(each) < 1.05 * min(each) else f"{ms(min(each))} to {ms(max(each))}"
-        )
+        alike = len(each) == 1 or max(each) < 1.05 * min(each)
+        span = ms(max(each)) if alike else f"{ms(min(each))} to {ms(max(each))}"
         return Evidence(text=f"{text}: {span} of a step", value=max(each) / 1e6, unit="s")
 
 
-def told(recording: Recording, code: str) -> Iterator[Told]:
+def told(recording: Recording, rule: str) -> Iterator[Told]:
     """What a rule has to tell, for each window."""
     for window in windows(recording):
         for each in advice(recording, window):
-            if each.code == code:
+            if each.code == rule:
                 yield Told(each, Usual(window), window)
 
 
-def setting(summary: str, *, cost: str, undo: str, references: tuple[str, ...] = ()) -> Remedy:
+def setting(summary: str, *, cost: str, undo: str) -> Remedy:
     """A change of DistributedDataParallel's arguments, which the doctor can try with the job's own model."""
     untried = "a trace is read, nothing is run; the command tries it, with your model"
-    return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried, references=references)
+    return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried)
 
 
-def code(summary: str, *, cost: str = "", undo: str = "put the former lines back") -> Remedy:
-    """Another change of the job's code."""
-    return remedy(summary, scope="code", cost=cost, undo=undo, untried="a trace is read, nothing is run")
+#: Another change of the job's code.
+code = partial(by_trace, scope="code", undo="put the former lines back")

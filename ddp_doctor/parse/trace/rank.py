@@ -11,9 +11,11 @@ from ddp_doctor.parse.trace.calls import Call, collectives
 from ddp_doctor.parse.trace.collect import (
     ACCUMULATES,
     BACK_FROM_BUCKET,
+    COPIES,
     FIRST_INPUT,
     INTO_BUCKET,
     PACKED,
+    READS,
     UNPACKED,
     UNUSED_SEARCH,
     Collected,
@@ -245,7 +247,7 @@ class _Rank:
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
-            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in ("aten::to", "aten::copy_"))),
+            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in COPIES)),
         )
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
@@ -321,7 +323,7 @@ class _Rank:
                 outer.append(row)
         calls = _within(self.found.syncs, begin, end)
         counted: dict[tuple[str, str], tuple[int, float]] = {}
-        for row in calls if self.on_gpu else [row for row in outer if row.name not in ("aten::to", "aten::copy_")]:
+        for row in calls if self.on_gpu else [row for row in outer if row.name in READS]:
             near = outer[: bisect_right(outer, (row.begin, float("inf")))][-_MOST_THREADS:]
             around = [op for op in near if row.begin < op.end and op.thread == row.thread]
             key = around[0].name if around else row.name, self._users_line(row.begin)

@@ -9,12 +9,11 @@ from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.parse.trace.collect import COPIES, READS
 from ddp_doctor.views.trace.usual import Calls, Measure, Usual, exposed_in, idle, is_bucket, is_map, waited_in
 from ddp_doctor.views.trace.windows import Window
 
-#: Operators that copy to the GPU, and what the host waits in besides: those that read a number, and the runtime.
-COPIES = ("aten::to", "aten::copy_")
-READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+#: Calls of the runtime that wait, where no operator that reads or copies is around them.
 RUNTIME = tuple(f"{name}{what}Synchronize" for name in ("cuda", "hip") for what in ("Stream", "Device", "Event"))
 
 
