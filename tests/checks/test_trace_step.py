@@ -10,7 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.views.trace.advice import Advice, advice
+from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.windows import windows
 from tests.recorded import SITUATIONS, codes, judged, load
 
@@ -312,7 +312,3 @@ def test_communication_with_good_buckets_is_information_and_not_said_beside_a_ca
 
     assert (found.code, found.severity) == ("DDT133", Severity.INFO)
     assert list(told(*alike(*good, *good, exposed_us=600, **accumulated))) == ["DDT124"]
-
-
-def test_an_advice_without_a_setting_has_no_value():
-    assert Advice("DDT120", 0.5) == Advice("DDT120", 0.5, "", None)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from ddp_doctor.knowledge.trace import ERROR_TIMES, WARNING_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, TraceAdvice
 from ddp_doctor.remedies.kinds import by_trace, remedy
-from ddp_doctor.views.trace.advice import Advice, advice
+from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.usual import Measure, Usual
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
@@ -21,7 +21,7 @@ _TRY_IT = "ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json"
 class Told(NamedTuple):
     """An advice of a window, and what its steps usually hold."""
 
-    advice: Advice
+    advice: TraceAdvice
     usual: Usual
     window: Window
 
