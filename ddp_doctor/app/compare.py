@@ -40,17 +40,15 @@ def _is_trace(path: str) -> bool:
 
 
 def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
-    from ddp_doctor.app.traces import read_traces
+    from ddp_doctor.app.traces import collected, read_traces
     from ddp_doctor.views.trace.side import side
     from ddp_doctor.views.trace.windows import problem
 
     read = read_traces([path], progress)
     if read.interrupted:  # a part of it would look faster
         raise KeyboardInterrupt
-    readings = [
-        Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in read.facts
-    ]
-    recording = blank(Options(command=Command.TRACE), Plan(())).model_copy(update={"readings": tuple(readings)})
+    told = {"readings": tuple(map(collected, read.facts))}
+    recording = blank(Options(command=Command.TRACE), Plan(())).model_copy(update=told)
     if (found := side(recording, path)) is None:
         raise UsageError(f"{path} cannot be compared: {problem(recording)}")
     return found

@@ -72,7 +72,7 @@ def trace(
     if against is not None:
         options = options.model_copy(update={"expected_busbw": _busbw_in(against)})
     read = read_traces(paths, progress)
-    readings = [*map(_collected, read.facts), *_skipped(read.unread)]
+    readings = [*map(collected, read.facts), *_skipped(read.unread)]
     told = {"readings": tuple(readings), "interrupted": read.interrupted, "duration_s": time.monotonic() - started}
     recording = blank(options, Plan(())).model_copy(update=told)
     if options.window.isdecimal() and not windows(recording):
@@ -82,8 +82,8 @@ def trace(
     return judge(recording)
 
 
-def _collected(fact: TraceFact) -> Reading:
-    """Without what is usual: there are thousands of calls."""
+def collected(fact: TraceFact) -> Reading:
+    """As it is recorded, without what is usual: there are thousands of calls."""
     recorded = {"kind": fact.KIND, **fact.model_dump(mode="json", exclude_defaults=True)}
     return Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=recorded)
 
@@ -155,7 +155,7 @@ def _with_rank_of_name(fact: TraceFact) -> TraceFact:
         return fact
     folder, _, name = fact.file.replace(":", "/").rpartition("/")
     found = _RANK.findall(folder if _OF_TORCH.match(name) else f"{folder}/{name}")
-    return fact.model_copy(update={"rank": int(found[-1]), "rank_by": "name"}) if found else fact
+    return fact.model_copy(update={"rank": int(found[-1])}) if found else fact
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from statistics import median
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.trace import WARNING_SHARE
 from ddp_doctor.model.choices import Status
-from ddp_doctor.model.recording import Recording, TraceAdvice
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report, StepParts, TracedRank, TracedStep, TracedWindow, TraceReport
 from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.parts import Parts, median_parts, parts
@@ -29,7 +29,7 @@ def _window(recording: Recording, window: Window) -> TracedWindow:
         number=window.number,
         world_size=window.world_size,
         ranks=tuple(_rank(fact, steps, middle) for fact, steps, middle in rows),
-        advice=tuple(TraceAdvice(**each._asdict()) for each in advice(recording, window)),
+        advice=advice(recording, window),
     )
 
 
@@ -62,6 +62,6 @@ def scope(recording: Recording) -> str:
     for window in windows(recording):
         ranks = f"{len(window.ranks)} rank{'s' if len(window.ranks) != 1 else ''}"
         count = max((len(fact.steps) for fact in window.ranks), default=0)
-        lengths = [step.end_us - step.begin_us for fact in window.ranks for step in fact.steps]
+        lengths = [step.length_us for fact in window.ranks for step in fact.steps]
         told.append(f"{ranks}, {count} step{'s' if count != 1 else ''} of {median(lengths or [0.0]) / 1e3:.3g} ms")
     return "; ".join(told) or "no step"

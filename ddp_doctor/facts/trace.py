@@ -74,6 +74,16 @@ class TraceStep(Frozen):
     pageable: int = 0  # … how many
     pinned_blocking: int = 0  # copies from pinned memory that the host waited for
 
+    @property
+    def length_us(self) -> float:
+        """From its begin to its end."""
+        return self.end_us - self.begin_us
+
+    @property
+    def gap_us(self) -> float:
+        """How long its longest gap is."""
+        return self.gap.end_us - self.gap.begin_us if self.gap else 0.0
+
 
 class TraceCall(Frozen):
     """One collective of this rank."""
@@ -100,9 +110,7 @@ class TraceFact(Fact):
 
     file: str  # as it was given, or ARCHIVE:MEMBER
     rank: int | None = None
-    rank_by: Literal["file", "name", ""] = ""  # what tells the rank: the trace itself or its file's name
     world_size: int | None = None  # of the job
-    backend: str = ""  # gloo, nccl …
     host: str = ""
     device: Literal["cpu", "gpu"] = "cpu"  # what the parts of a step are parts of
     gpu: str = ""  # its model
@@ -116,9 +124,6 @@ class TraceFact(Fact):
     hook: bool = False  # whether gradients go through a communication hook
     loader: Literal["none", "main", "workers"] = "none"  # who loads: nobody is seen, the main thread, workers
     optimizer: str = ""  # SGD, AdamW …
-    shapes: bool = False  # whether sizes of tensors were recorded
-    stacks: bool = False
-    events: int = 0  # that were read
     damaged: int = 0  # events that could not be
     cut: bool = False  # whether the file ends before its end
     processes: int = 1  # that have steps of their own: more than one is a file in which ranks were merged

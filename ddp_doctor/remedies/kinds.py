@@ -39,6 +39,8 @@ by_administrator = partial(remedy, undo=NOTHING_TO_UNDO, untried="it takes an ad
 by_operator = partial(
     remedy, undo="nothing is changed", untried="it takes an operator or another allocation; the doctor changes nothing"
 )
+#: By what a trace shows.
+by_trace = partial(remedy, undo=NOTHING_TO_UNDO, untried="a trace is read, nothing is run")
 #: For those who write the training script.
 in_code = partial(remedy, scope="code", undo=NOTHING_TO_UNDO, untried="the doctor runs none of the job's code")
 #: Why no trial proves a change of the script that would change what is trained.

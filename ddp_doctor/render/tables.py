@@ -126,7 +126,7 @@ def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -
         table = Table(titles, [_nccl_tests_row(ways) for ways in of_sizes], range(len(titles)))
         worst = max((way for ways in of_sizes for way in ways.values()), key=_spike)
         size, rank = amount(float(worst["time"].labels["bytes"]), "B"), worst["longest"].labels["rank"]
-        times = ", ".join(f"{what} {_three_digits(worst[what].value)}" for what in ("median", "p99", "longest"))
+        times = ", ".join(f"{what} {three_digits(worst[what].value)}" for what in ("median", "p99", "longest"))
         note = f"farthest apart at {size}: {times}, on rank {rank}"
         yield Captioned(f"{name} {group}".strip() + ", out of place and in place:", table, (note,))
 
@@ -199,7 +199,7 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
     whole = next((measurement for measurement in reversed(measurements) if measurement.name == "step_time"), None)
     if whole is None:
         return None
-    cells = [_three_digits(max(values[name], 0.0)) if name in values else "-" for name in _TIMES.values()]
+    cells = [three_digits(max(values[name], 0.0)) if name in values else "-" for name in _TIMES.values()]
     cells += [f"{values[name]:.0%}" if name in values else "-" for name in _SHARES.values()]
     mib = float(whole.labels.get("gradient_bytes", 0)) / 2**20
     caption = f"A training step of {whole.labels.get('ranks', '?')} ranks, {mib:.3g} MiB of gradients:"
@@ -210,7 +210,7 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
     predicted = {cap: measurement.value for cap, measurement in of_caps if measurement.name == "step_predicted"}
     for cap, measurement in of_caps:
         if measurement.name == "step_measured":
-            both = f"predicted {_three_digits(predicted[cap])}, measured {_three_digits(measurement.value)}"
+            both = f"predicted {three_digits(predicted[cap])}, measured {three_digits(measurement.value)}"
             notes.append(f"buckets of {cap:g} MiB: {both}")
     table = Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)))
     return Captioned(caption, table, tuple(notes))
@@ -236,11 +236,11 @@ def advice_table(measurements: Sequence[Measurement]) -> Captioned | None:
 
 
 def _spread(measured: Measurement) -> str:
-    least, most = (_three_digits(float(measured.labels[bound])) for bound in ("least", "most"))
-    return f"{_three_digits(measured.value)} ({least} to {most})"
+    least, most = (three_digits(float(measured.labels[bound])) for bound in ("least", "most"))
+    return f"{three_digits(measured.value)} ({least} to {most})"
 
 
-def _three_digits(seconds: float) -> str:
+def three_digits(seconds: float) -> str:
     """Three of them: more is noise."""
     return amount(float(f"{seconds:.3g}"), "s")
 

@@ -10,6 +10,7 @@ share   100%      47%         1%      33%       12%       1%    5%        6%
 
 from collections.abc import Container, Iterator
 
+from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.report import StepParts, TracedRank, TracedWindow, TraceReport
@@ -49,9 +50,7 @@ def tables(report: TraceReport, *, each: bool) -> Iterator[Captioned]:
         shown = window.ranks if each or len(ranks) <= _MOST_ROWS else tuple(ranks[:_MOST_ROWS])
         if left := len(ranks) - len(shown):
             notes.insert(0, f"and {left} ranks more: -v shows each")
-        which = f"Window {window.number}: the" if len(report.windows) > 1 else "The"
-        caption = f"{which} median of {count(window)}, in ms:"
-        yield Captioned(caption, _table(window, shown, to_blame), tuple(notes))
+        yield Captioned(f"{caption(report, window)}, in ms:", _table(window, shown, to_blame), tuple(notes))
 
 
 def blamed(report: TraceReport) -> dict[int | None, list[str]]:
@@ -64,15 +63,16 @@ def blamed(report: TraceReport) -> dict[int | None, list[str]]:
     )
 
 
-def count(window: TracedWindow) -> str:
-    """``4 steps of 2 ranks``, or how many ranks of how many."""
+def caption(report: TraceReport, window: TracedWindow) -> str:
+    """``The median of 4 steps of 2 ranks``, or how many ranks of how many."""
+    which = f"Window {window.number}: the" if len(report.windows) > 1 else "The"
     steps = max((len(rank.steps) for rank in window.ranks), default=0)
     given, all_of_them = len(window.ranks), window.world_size
     ranks = f"{given} of {all_of_them} ranks" if all_of_them and all_of_them > given else f"{given} ranks"
-    return f"{steps} step{'s' if steps != 1 else ''} of {'1 rank' if ranks == '1 ranks' else ranks}"
+    return f"{which} median of {steps} step{'s' if steps != 1 else ''} of {'1 rank' if ranks == '1 ranks' else ranks}"
 
 
-def name_of(rank: TracedRank) -> str:
+def name_of(rank: TracedRank | TraceFact) -> str:
     """Its number, else its file."""
     return str(rank.rank) if rank.rank is not None else one_line(rank.file).rpartition("/")[2]
 

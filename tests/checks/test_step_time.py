@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.ddp.step_time import CHECK, measurements
-from ddp_doctor.checks.ddp.step_time.measure import _how_many, common, joined, measure, on_gpu
+from ddp_doctor.checks.ddp.step_time.measure import _how_many, measure, on_gpu
 from ddp_doctor.checks.ddp.step_time.rounds import summary
 from ddp_doctor.checks.ddp.step_time.work import Plan, Work
 from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
@@ -352,9 +352,3 @@ def test_of_two_halves_nobody_says_which_is_slow():
     facts = [fact(0.010 if rank < 2 else 0.020, 0.022, rank=rank, ranks=4) for rank in range(4)]
 
     assert judge(recording(facts)) == []
-
-
-def test_spans_that_overlap_count_once():
-    assert joined([(3, 4), (0, 2), (1, 2.5)]) == [(0, 2.5), (3, 4)]
-    assert common([(0, 2.5), (3, 4)], [(2, 3.5)]) == 1.0
-    assert common([], [(0, 1)]) == 0.0

@@ -130,7 +130,7 @@ def test_a_rank_that_the_trace_does_not_tell_is_that_of_its_files_name(tmp_path,
 
     [fact] = read_traces([str(path)]).facts
 
-    assert (fact.rank, fact.rank_by) == (rank, "name" if rank is not None else "")
+    assert fact.rank == rank
 
 
 def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
@@ -138,7 +138,7 @@ def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
 
     [fact] = read_traces([str(tmp_path)]).facts
 
-    assert (fact.rank, fact.rank_by) == (1, "file")
+    assert fact.rank == 1
 
 
 @pytest.mark.parametrize(

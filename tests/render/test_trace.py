@@ -45,7 +45,7 @@ def rank(number: int, computes: Sequence[float], *, slowest: Sequence[float] = (
         called = {"called_us": reduces[0], "step": at, "size_bytes": 4096, "during": "backward", "exposed_us": alone_us}
         told = {"kind": "all_reduce", "begin_us": reduces[0], "end_us": reduces[1]}
         calls.append(TraceCall.model_validate(told | called))
-    of_rank = {"rank": number, "rank_by": "file", "world_size": 2, "file": f"rank{number}.json", "host": "node0"}
+    of_rank = {"rank": number, "world_size": 2, "file": f"rank{number}.json", "host": "node0"}
     more = {"backend": "gloo", "is_ddp": True, "left_out": 1, "marked_by": "profiler", "steps": steps, "calls": calls}
     return TraceFact.model_validate(of_rank | more | given)
 

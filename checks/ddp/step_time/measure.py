@@ -34,10 +34,10 @@ from ddp_doctor.knowledge.ddp import buckets
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.parse.trace.intervals import Interval, Times
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish
 
-Span = tuple[float, float]
 _COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
 _KERNELS = "nccl"  # ncclDevKernel_AllReduce_Sum_f32_RING_LL(…), ncclKernel_… before 2.19
 _DDP = "DistributedDataParallel."
@@ -67,12 +67,12 @@ def profiled(ctx: RankContext, work: Work, ddp: Any, missing: dict[str, str]) ->
     except Exception as error:  # noqa: BLE001 - any error of another build of torch is the reason
         missing[_WHAT] = _error_text(error)
         return None
-    busy = joined(trace.collectives)
+    busy = Times.union(trace.collectives)
     dearest = sorted(trace.own, key=lambda name: -trace.own[name])[:_DEAREST]
     return Profile(
         step_s=took,
-        collectives_s=sum(end - start for start, end in busy),
-        covered_s=common(busy, joined(trace.work)),
+        collectives_s=busy.total,
+        covered_s=(busy & Times.union(trace.work)).total,
         operations={name: trace.own[name] for name in dearest},
     )
 
@@ -100,8 +100,8 @@ def _error_text(error: Exception) -> str:
 class _Trace:
     """When collectives ran, when the model did, and how long each of its operations took by itself."""
 
-    collectives: list[Span] = field(default_factory=list)
-    work: list[Span] = field(default_factory=list)
+    collectives: list[Interval] = field(default_factory=list)
+    work: list[Interval] = field(default_factory=list)
     own: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
@@ -138,31 +138,8 @@ def on_gpu(events: Iterable[Any]) -> _Trace:
     return trace
 
 
-def _span(event: Any) -> Span:
+def _span(event: Any) -> Interval:
     return event.time_range.start / 1e6, event.time_range.end / 1e6
-
-
-def joined(spans: Iterable[Span]) -> list[Span]:
-    """The spans in order, those that overlap made one."""
-    found: list[Span] = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def common(first: list[Span], second: list[Span]) -> float:
-    """How long spans of both run at the same time; each list is in order and without overlap."""
-    total, here, there = 0.0, 0, 0
-    while here < len(first) and there < len(second):
-        total += max(0.0, min(first[here][1], second[there][1]) - max(first[here][0], second[there][0]))
-        if first[here][1] < second[there][1]:
-            here += 1
-        else:
-            there += 1
-    return total
 
 
 #: Sizes of the all-reduces for the curve of latency and bandwidth, and how often each is timed.

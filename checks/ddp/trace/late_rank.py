@@ -7,28 +7,12 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceFact, TraceStep
-from ddp_doctor.knowledge.trace import (
-    ERROR_TIMES,
-    EXPLAINED_SHARE,
-    LATE_SHARE,
-    LEAST_SHARE,
-    MORE_WORK,
-    PAUSE_OF_IDLE,
-    PAUSE_US,
-    PAUSES_US,
-    SAVING_SHARE,
-    SLOWER_GPU_TIMES,
-    SLOWER_SHARE,
-    SLOWER_STEPS,
-    SLOWER_TIMES,
-    SLOWER_TIMES_THE_NEXT,
-    STATE_DICT_TENSORS,
-)
+from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.remedies.kinds import by_trace, in_code
 from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
@@ -74,30 +58,18 @@ class Cause(NamedTuple):
     blames: bool = True  # whether the rank is to blame for it
 
 
-class Blamed(NamedTuple):
-    """A rank that is waited for."""
-
-    window: Window
-    late: Late
-    cause: Cause
-
-
 class Suspect:
     """A rank by which the others lose, beside them, in the steps in which they do."""
 
     def __init__(self, window: Window, late: Late) -> None:
         self.fact = window.ranks[late.place]
         self.others = [fact for fact in window.ranks if fact is not self.fact]
+        self.on_gpu = self.fact.device == "gpu"
         first = min(late.lost_us)
         self.late_in = [step for step in late.steps if step > first] or late.steps
         #: What delays the first collective of a step may lie behind the last one of the step before.
         self.steps = {*self.late_in, *(step - 1 for step in self.late_in)} & {step.number for step in self.fact.steps}
         self.lost_us = sum(late.lost_us[step] for step in self.late_in) / len(self.steps)
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the parts of its steps are the GPU's."""
-        return self.fact.device == "gpu"
 
     def compare(self, of: Callable[[TraceStep], float]) -> Compared:
         """A value of these steps, each rank's mean."""
@@ -111,16 +83,16 @@ class Suspect:
     def gap(self, step: TraceStep) -> float:
         """The longest time in which nothing ran, if it delays a step in which the rank is late."""
         is_last = step.gap and step.exposed and step.gap.begin_us >= step.exposed[-1][1]
-        return _gap(step) if step.number + bool(is_last) in self.late_in else 0.0
+        return step.gap_us if step.number + bool(is_last) in self.late_in else 0.0
 
     def idle(self, step: TraceStep) -> float:
         """… and all other such times of the step."""
-        return step.host_us + step.other_us - _gap(step) + self.gap(step)
+        return step.host_us + step.other_us - step.gap_us + self.gap(step)
 
-    def explains(self, of: Callable[[TraceStep], float], share: float = EXPLAINED_SHARE) -> Compared | None:
+    def explains(self, of: Callable[[TraceStep], float], share: float = numbers.EXPLAINED_SHARE) -> Compared | None:
         """The comparison, if it explains so much of what the others lose."""
         compared = self.compare(of)
-        least = max(share * self.lost_us, LEAST_SHARE * self.compare(lambda step: step.end_us - step.begin_us).others)
+        least = max(share * self.lost_us, numbers.LEAST_SHARE * self.compare(lambda step: step.length_us).others)
         return compared if compared.more >= least else None
 
     def works(self) -> Compared | None:
@@ -132,25 +104,18 @@ class Suspect:
         return self.compare(lambda step: prod(step.batch) if step.batch else 0.0)
 
 
-def _gap(step: TraceStep) -> float:
-    return step.gap.end_us - step.gap.begin_us if step.gap else 0.0
-
-
 @once_a_recording
-def blamed(recording: Recording) -> tuple[Blamed, ...]:
-    """The ranks that are waited for, of each window those by which most is lost first."""
-    return tuple(found for window in windows(recording) for found in _in_window(window))
-
-
-def _in_window(window: Window) -> Iterator[Blamed]:
-    """Those with a cause of their own, and one that merely is slower if it stands out."""
-    named = []
-    for late in window.late:
-        if late.share >= LATE_SHARE and _is_last(late, window.late) and (cause := _cause(Suspect(window, late))):
-            named.append(late)
-            yield Blamed(window, late, cause)
-    if window.late and window.late[0] not in named and _stands_out(window.late[0], window.late[1:]):
-        yield Blamed(window, window.late[0], _slower(Suspect(window, window.late[0])))
+def _waited_for(_recording: Recording, window: Window) -> tuple[tuple[Late, Cause], ...]:
+    """The ranks with a cause of their own, the most lost by it first, and a slower one that stands out."""
+    found = [
+        (late, cause)
+        for late in window.late
+        if late.share >= numbers.LATE_SHARE and _is_last(late, window.late) and (cause := _cause(Suspect(window, late)))
+    ]
+    for late in window.late[:1]:
+        if late not in [named for named, _ in found] and _stands_out(late, window.late[1:]):
+            found.append((late, _slower(Suspect(window, late))))
+    return tuple(found)
 
 
 def _often(late: Late) -> bool:
@@ -165,19 +130,20 @@ def _is_last(late: Late, ranks: Sequence[Late]) -> bool:
 def _stands_out(late: Late, others: Sequence[Late]) -> bool:
     """Whether it is more than what ranks that do the same differ by."""
     usual = max((other.share for other in others), default=0.0)
-    enough = late.share >= max(SLOWER_SHARE, SLOWER_TIMES_THE_NEXT * usual)
-    return enough and len(late.lost_us) >= SLOWER_STEPS and _often(late)
+    enough = late.share >= max(numbers.SLOWER_SHARE, numbers.SLOWER_TIMES_THE_NEXT * usual)
+    return enough and len(late.lost_us) >= numbers.SLOWER_STEPS and _often(late)
 
 
 def _cause(suspect: Suspect) -> Cause | None:
     """What this rank alone did, if it explains most of what the others lose."""
-    causes = (cause(suspect) for cause in (_loads, _saves, _pauses, _has_more_samples, _has_more_work))
-    return next((cause for cause in causes if cause is not None), None)
+    causes = (_loads, _saves, _pauses, _has_more_samples, _has_more_work)
+    return next(filter(None, (cause(suspect) for cause in causes)), None)
 
 
 def _loads(suspect: Suspect) -> Cause | None:
     loads, works = suspect.explains(lambda step: step.loader_us), suspect.works()
-    if loads is None or (suspect.samples().times >= MORE_WORK and works is not None and works.more >= loads.more):
+    is_larger = suspect.samples().times >= numbers.MORE_WORK
+    if loads is None or (is_larger and works and works.more >= loads.more):
         return None
     said = f"it loads data for {ms(loads.own)}, the others for {ms(loads.others)}"
     evidence = loads.evidence("the main thread in its loader")
@@ -188,12 +154,13 @@ def _loads(suspect: Suspect) -> Cause | None:
 
 
 def _saves(suspect: Suspect) -> Cause | None:
-    idle, usual = suspect.explains(suspect.idle, SAVING_SHARE), suspect.compare(lambda step: step.detached).others
+    idle = suspect.explains(suspect.idle, numbers.SAVING_SHARE)
+    usual = suspect.compare(lambda step: step.detached).others
     saves = [
         step
         for step in suspect.fact.steps
-        if step.detached - usual >= max(STATE_DICT_TENSORS, step.reduced / max(step.passes, 1))
-        or (_gap(step) >= PAUSE_US and step.gap and any(map(_SAVES.search, step.gap.inside)))
+        if step.detached - usual >= max(numbers.STATE_DICT_TENSORS, step.reduced / max(step.passes, 1))
+        or (step.gap and step.gap_us >= numbers.PAUSE_US and any(map(_SAVES.search, step.gap.inside)))
     ]
     if idle is None or not saves:
         return None
@@ -202,8 +169,9 @@ def _saves(suspect: Suspect) -> Cause | None:
 
 
 def _pauses(suspect: Suspect) -> Cause | None:
-    idle, gaps = suspect.explains(suspect.idle), [_gap(step) for step in suspect.fact.steps if _gap(step) >= PAUSE_US]
-    if idle is None or sum(gaps) < PAUSES_US or suspect.compare(suspect.gap).more < PAUSE_OF_IDLE * idle.more:
+    idle, gap = suspect.explains(suspect.idle), suspect.compare(suspect.gap)
+    gaps = [step.gap_us for step in suspect.fact.steps if step.gap_us >= numbers.PAUSE_US]
+    if idle is None or sum(gaps) < numbers.PAUSES_US or gap.more < numbers.PAUSE_OF_IDLE * idle.more:
         return None
     said = f"it pauses for up to {ms(max(gaps))} in {len(gaps)} of {len(suspect.fact.steps)} steps"
     return Cause("DDT106", said, idle.evidence(f"idle{_longest(suspect.fact)}"))
@@ -211,14 +179,14 @@ def _pauses(suspect: Suspect) -> Cause | None:
 
 def _longest(fact: TraceFact) -> str:
     """How long nothing ran at most, and in what, where that is told."""
-    step = max(fact.steps, key=_gap)
+    step = max(fact.steps, key=lambda step: step.gap_us)
     inside = step.gap.inside[-3:] if step.gap else ()
-    return f", at most {ms(_gap(step))} at once" + (f" in {' > '.join(inside)}" if inside else "")
+    return f", at most {ms(step.gap_us)} at once" + (f" in {' > '.join(inside)}" if inside else "")
 
 
 def _has_more_samples(suspect: Suspect) -> Cause | None:
     samples, longer = suspect.samples(), suspect.works() or suspect.explains(lambda step: step.loader_us)
-    if samples.times < MORE_WORK or not samples.others or not longer:
+    if samples.times < numbers.MORE_WORK or not samples.others or not longer:
         return None
     shapes = (next(step.batch for step in fact.steps if step.batch) for fact in (suspect.fact, suspect.others[0]))
     own, others = (" x ".join(map(str, shape)) for shape in shapes)
@@ -230,7 +198,7 @@ def _has_more_samples(suspect: Suspect) -> Cause | None:
 def _has_more_work(suspect: Suspect) -> Cause | None:
     what = "kernels" if suspect.on_gpu else "operators"
     counts = suspect.compare(lambda step: step.kernels if suspect.on_gpu else step.ops)
-    if counts.times < MORE_WORK or suspect.works() is None:
+    if counts.times < numbers.MORE_WORK or suspect.works() is None:
         return None
     return Cause(
         "DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.evidence(f"{what} of a step", unit=None)
@@ -241,7 +209,7 @@ def _slower(suspect: Suspect) -> Cause:
     """Why a rank with the same work as the others is late."""
     sizes_are_known = min(suspect.samples()) > 0
     busy = suspect.explains(lambda step: step.compute_us if suspect.on_gpu else step.op_us)
-    if busy and busy.times >= (SLOWER_GPU_TIMES if suspect.on_gpu else SLOWER_TIMES):
+    if busy and busy.times >= (numbers.SLOWER_GPU_TIMES if suspect.on_gpu else numbers.SLOWER_TIMES):
         what = "kernels" if suspect.on_gpu else "operators"
         said = f"the same {what} take {busy.times:.2g} times as long"
         if suspect.on_gpu or not sizes_are_known:
@@ -250,19 +218,21 @@ def _slower(suspect: Suspect) -> Cause:
         return Cause("DDT105", said, busy.evidence(f"its {what}"))
     idle = suspect.explains(lambda step: step.host_us)
     python = suspect.compare(lambda step: step.forward_us + step.optimizer_host_us) if suspect.on_gpu else idle
-    if idle and python and python.times >= SLOWER_TIMES and python.more >= idle.more / 4:
+    if idle and python and python.times >= numbers.SLOWER_TIMES and python.more >= idle.more / 4:
         return Cause("DDT105", f"its host leaves it idle for {ms(idle.more)} longer", idle.evidence("nothing runs"))
     return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
 
 
 def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Draft]:
-    several = len(windows(recording)) > 1
-    for window, late, cause in blamed(recording):
-        if cause.code != code:
-            continue
+    of_code = (
+        (window, late, cause)
+        for window in windows(recording)
+        for late, cause in _waited_for(recording, window)
+        if cause.code == code
+    )
+    for window, late, cause in of_code:
         fact, lost = window.ranks[late.place], sum(late.lost_us.values()) / len(late.lost_us)
         given = "" if window.is_whole else "of those given, "
-        where = f" in window {window.number}" if several else ""
         waited = Evidence(
             text=f"the others wait for it, with nothing else to do, in {len(late.steps)} of {len(late.lost_us)} steps;"
             f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
@@ -272,31 +242,28 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
         yield finding(
             (culprit_of(fact),) if cause.blames else NOBODY,
             capital(
-                f"{given}{rank_of(fact)} is waited for{where}: {ms(lost)} of a step of {ms(lost / late.share)}"
+                f"{given}{rank_of(fact)} is waited for{window.where}: {ms(lost)} of a step of {ms(lost / late.share)}"
                 f" ({late.share:.0%}): {cause.said}"
             ),
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
-            severity=Severity.ERROR if cause.blames and late.share >= 1 - 1 / ERROR_TIMES else None,
+            severity=Severity.ERROR if cause.blames and late.share >= 1 - 1 / numbers.ERROR_TIMES else None,
         )
 
 
-_SEE_GPU = remedy(
+_SEE_GPU = by_trace(
     "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and"
     " measure that node beside the others",
     "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
     "ddp-doctor run",
-    undo=NOTHING_TO_UNDO,
-    untried="a trace is read, nothing is run",
 )
-_SEE_HOST = remedy(
+_SEE_HOST = by_trace(
     "Look at what else runs on its processors, and bind each rank to cores of its own",
     "top -H -b -n 1 | head -30",
     "numactl --cpunodebind=NODE --membind=NODE python train.py",
     cost="a rank that is bound cannot use the cores of others",
     undo="start it without numactl",
-    untried="a trace is read, nothing is run",
 )
 _SAME_WORK = in_code(
     "Give all ranks the same work: look for what this rank alone does in forward and backward (validation, logging,"

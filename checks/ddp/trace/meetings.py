@@ -8,7 +8,8 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.trace.advice import READS, RUNTIME, barriers, in_small_calls, small_calls
+from ddp_doctor.parse.trace.collect import READS
+from ddp_doctor.views.trace.advice import RUNTIME, barriers, in_small_calls, small_calls
 from ddp_doctor.views.trace.usual import exposed_in, waited_in
 
 

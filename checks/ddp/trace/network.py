@@ -8,11 +8,11 @@ from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.trace import LATE_SHARE, SLOW_TRANSFER_SHARE, TRANSFER_BYTES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.trace.intervals import Times
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import by_trace
 from ddp_doctor.views.trace.arrivals import Meeting
 from ddp_doctor.views.trace.parts import median_parts
 from ddp_doctor.views.trace.windows import windows
@@ -47,11 +47,9 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
                 expected=expected,
                 expected_from="the largest all-reduce in the report of --against",
             ),
-            remedy(
+            by_trace(
                 "Measure these nodes again, beside the job's own settings; look at what else uses the network",
                 "ddp-doctor run",
-                undo=NOTHING_TO_UNDO,
-                untried="a trace is read, nothing is run",
             ),
         )
 

@@ -9,7 +9,8 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.trace.advice import COPIES, READS, RUNTIME, optimizer_kernels
+from ddp_doctor.parse.trace.collect import COPIES, READS
+from ddp_doctor.views.trace.advice import RUNTIME, optimizer_kernels
 from ddp_doctor.views.trace.usual import Usual, waited_in
 from ddp_doctor.views.trace.windows import windows
 from ddp_doctor.wording.findings import NOBODY, finding

@@ -1,14 +1,15 @@
 """How the rules DDT120 to DDT149 tell an advice: its bound in the title, how severe it is, and how it is tried."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from ddp_doctor.knowledge.trace import ERROR_TIMES, WARNING_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies.kinds import remedy
-from ddp_doctor.views.trace.advice import Advice, advice
+from ddp_doctor.model.recording import Recording, TraceAdvice
+from ddp_doctor.remedies.kinds import by_trace, remedy
+from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.usual import Measure, Usual
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
@@ -20,10 +21,9 @@ _TRY_IT = "ddp-doctor run --model MODULE:FACTORY --from-trace REPORT.json"
 class Told(NamedTuple):
     """An advice of a window, and what its steps usually hold."""
 
-    advice: Advice
+    advice: TraceAdvice
     usual: Usual
     window: Window
-    where: str  # `` in window 2`` where there are several
 
     def draft(
         self,
@@ -39,7 +39,7 @@ class Told(NamedTuple):
         step = Evidence(text="a usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,
-            f"{title}{self.where}: at most {most:.0%} of the step",
+            f"{title}{self.window.where}: at most {most:.0%} of the step",
             [*evidence, step],
             *remedies,
             confidence=Confidence.LIKELY if self.window.is_whole else Confidence.POSSIBLE,
@@ -49,28 +49,24 @@ class Told(NamedTuple):
     def time(self, text: str, measure: Measure) -> Evidence:
         """The time that a step of the ranks takes for something."""
         each = self.usual.of_ranks(measure)
-        span = (
-            ms(max(each)) if len(each) == 1 or max(each) < 1.05 * min(each) else f"{ms(min(each))} to {ms(max(each))}"
-        )
+        alike = len(each) == 1 or max(each) < 1.05 * min(each)
+        span = ms(max(each)) if alike else f"{ms(min(each))} to {ms(max(each))}"
         return Evidence(text=f"{text}: {span} of a step", value=max(each) / 1e6, unit="s")
 
 
-def told(recording: Recording, code: str) -> Iterator[Told]:
+def told(recording: Recording, rule: str) -> Iterator[Told]:
     """What a rule has to tell, for each window."""
-    several = len(windows(recording)) > 1
     for window in windows(recording):
-        where = f" in window {window.number}" if several else ""
         for each in advice(recording, window):
-            if each.code == code:
-                yield Told(each, Usual(window), window, where)
+            if each.code == rule:
+                yield Told(each, Usual(window), window)
 
 
-def setting(summary: str, *, cost: str, undo: str, references: tuple[str, ...] = ()) -> Remedy:
+def setting(summary: str, *, cost: str, undo: str) -> Remedy:
     """A change of DistributedDataParallel's arguments, which the doctor can try with the job's own model."""
     untried = "a trace is read, nothing is run; the command tries it, with your model"
-    return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried, references=references)
+    return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried)
 
 
-def code(summary: str, *, cost: str = "", undo: str = "put the former lines back") -> Remedy:
-    """Another change of the job's code."""
-    return remedy(summary, scope="code", cost=cost, undo=undo, untried="a trace is read, nothing is run")
+#: Another change of the job's code.
+code = partial(by_trace, scope="code", undo="put the former lines back")

@@ -16,10 +16,9 @@ _MOST_NAMES = 500_000
 #: More annotations, collectives and copies than a trace of a day has.
 _MOST_KEPT = 2_000_000
 _COLLECTIVE_KERNELS = ("nccl", "rccl", "msccl")  # how their names begin
-#: Operators that may wait for the GPU. The outermost one names the line in the user's code.
-_WAITING = frozenset(
-    ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::to", "aten::copy_")
-)
+#: Operators that may wait for the GPU: they read a number, or copy. The outermost one names the user's line.
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+COPIES = ("aten::to", "aten::copy_")
 #: The first operator of a model: its first input, of embeddings the second, has the batch.
 FIRST_INPUT = {
     **dict.fromkeys(("aten::linear", "aten::addmm", "aten::matmul", "aten::conv1d", "aten::conv2d", "aten::conv3d"), 0),
@@ -104,7 +103,7 @@ class Collected:
         self.collectives: list[Row] = []  # kernels, or gloo's annotations
         self.copies: list[Row] = []
         self.syncs: list[Row] = []  # of the CUDA runtime
-        self.waiting: list[Row] = []  # operators of _WAITING
+        self.waiting: list[Row] = []  # operators of READS and COPIES
         self.reducer: list[Row] = []
         self.inputs: list[Row] = []  # operators of FIRST_INPUT
         self.detached: list[Row] = []  # tensors
@@ -163,7 +162,7 @@ class Collected:
             return self.calls
         if name.startswith(_ANNOTATIONS):
             return self.annotations
-        tables = ((FIRST_INPUT, self.inputs), (_WAITING, self.waiting), (_REDUCER, self.reducer))
+        tables = ((FIRST_INPUT, self.inputs), ((*READS, *COPIES), self.waiting), (_REDUCER, self.reducer))
         of_name = {"record_param_comms": self.records, "aten::detach": self.detached}
         of_name |= {key: rows for keys, rows in tables for key in keys}
         return of_name.get(name)

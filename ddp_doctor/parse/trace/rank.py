@@ -11,9 +11,11 @@ from ddp_doctor.parse.trace.calls import Call, collectives
 from ddp_doctor.parse.trace.collect import (
     ACCUMULATES,
     BACK_FROM_BUCKET,
+    COPIES,
     FIRST_INPUT,
     INTO_BUCKET,
     PACKED,
+    READS,
     UNPACKED,
     UNUSED_SEARCH,
     Collected,
@@ -66,23 +68,16 @@ class _Rank:
         self.names = list(found.numbers)
         self.steps, self.marked_by, self.left_out, self.main = self._steps()
         self.forwards = self._annotated("DistributedDataParallel.forward")
-        optimizers, loaders = self._annotated("Optimizer.step#"), self._annotated("enumerate(DataLoader)")
-        self.optimizers, self.loaders = optimizers, loaders
-        self.in_loader = Times.union(_spans(loaders))
-        self.in_optimizer = Times.union(_spans(optimizers))
+        self.optimizers = self._annotated("Optimizer.step#")
+        self.loaders = self._annotated("enumerate(DataLoader)")
+        self.in_loader = Times.union(_spans(self.loaders))
+        self.in_optimizer = Times.union(_spans(self.optimizers))
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
         self.averaging = [_called(call) for call in self.calls if self._averages(call)]
-        for rows in (
-            found.on_gpu,
-            found.copies,
-            found.syncs,
-            found.waiting,
-            found.reducer,
-            found.inputs,
-            found.detached,
-        ):
+        kept = (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs, found.detached)
+        for rows in kept:
             rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
         self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
@@ -104,9 +99,7 @@ class _Rank:
         return TraceFact(
             file=self.name,
             rank=rank if isinstance(rank, int) else None,
-            rank_by="file" if isinstance(rank, int) else "",
             world_size=size if isinstance(size, int) else None,
-            backend=str(info.get("backend") or ""),
             host=str(self.header.get("host_name") or ""),
             device="gpu" if self.on_gpu else "cpu",
             gpu=str(gpu) if self.on_gpu else "",
@@ -120,9 +113,6 @@ class _Rank:
             hook=any(row.name == INTO_BUCKET[1] for row in found.reducer),
             loader=("workers" if any("MultiProcessing" in name for name in loaders) else "main") if loaders else "none",
             optimizer=next((row.name.partition("#")[2].partition(".")[0] for row in self.optimizers), ""),
-            shapes=bool(self.header.get("record_shapes")),
-            stacks=bool(found.frames),
-            events=found.events,
             damaged=self.stream.damaged,
             cut=self.stream.cut,
             processes=max(len(found.processes), 1),
@@ -228,7 +218,7 @@ class _Rank:
             forward_us=_total(forwards),
             backward_us=sum(end - begin for begin, end in backward),
             backward_end_us=backward[-1][1] - origin if backward else None,
-            first_reduce_us=self._first_reduce(backward, origin),
+            first_reduce_us=next((at - origin for at in self._sent(backward[-1:])), None),
             loader_us=self.in_loader.within(begin, end).total,
             optimizer_host_us=self.in_optimizer.within(begin, end).total,
             passes=len(forwards),
@@ -242,7 +232,7 @@ class _Rank:
             reduced=len(into),
             copied_back=len(back),
             copied_back_us=_total(back),
-            averaged=self._averaged(backward),
+            averaged=sum(bool(self._sent([span])) for span in backward),
             buffers_us=sum(map(self._buffers, forwards)),
             searched_us=_total(searched) if searched else None,
             detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
@@ -250,7 +240,7 @@ class _Rank:
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
-            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in ("aten::to", "aten::copy_"))),
+            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in COPIES)),
         )
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
@@ -263,13 +253,9 @@ class _Rank:
                 spans.append((rows.begins[first], rows.begins[last - 1] + rows.lasts[last - 1]))
         return spans
 
-    def _first_reduce(self, backward: Sequence[tuple[float, float]], origin: float) -> float | None:
-        begin, end = backward[-1] if backward else (0.0, 0.0)
-        return next((at - origin for at in self.averaging if begin <= at < end), None)
-
-    def _averaged(self, backward: Sequence[tuple[float, float]]) -> int:
-        """In how many backward passes gradients were averaged."""
-        return sum(any(begin <= at < end for at in self.averaging) for begin, end in backward)
+    def _sent(self, backward: Sequence[tuple[float, float]]) -> list[float]:
+        """When gradients were sent to be averaged, in these passes."""
+        return [at for begin, end in backward for at in self.averaging if begin <= at < end]
 
     def _buffers(self, forward: Row) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
@@ -343,7 +329,7 @@ class _Rank:
         since, until = (reducer[0].begin, reducer[-1].end) if reducer else (end, end)
         for row in outer:
             in_optimizer = self.in_optimizer.within(row.begin, row.end).begins
-            if row.name not in ("aten::to", "aten::copy_") and not (since <= row.begin < until or in_optimizer):
+            if row.name in READS and not (since <= row.begin < until or in_optimizer):
                 yield row
 
     def _users_line(self, moment: float) -> str:

@@ -10,8 +10,9 @@ from statistics import median_low
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import TracedRank, TraceReport
+from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line
-from ddp_doctor.render.trace_table import PARTS, blamed, count, is_seen, name_of
+from ddp_doctor.render.trace_table import PARTS, blamed, caption, is_seen, name_of
 from ddp_doctor.views.trace.windows import windows
 
 #: Ranks with a row, those that a finding names first.
@@ -31,22 +32,17 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
     for traced, window in zip(report.windows, windows(recording), strict=True):
         ranks = sorted(zip(traced.ranks, window.ranks, strict=True), key=lambda each: each[0].rank not in to_blame)
         shown = sorted(ranks[:_MOST_ROWS], key=lambda each: traced.ranks.index(each[0]))
-        longest = max((rank.median.step for rank in traced.ranks), default=0.0) or 1.0
-        which = f"Window {traced.number}: the" if len(report.windows) > 1 else "The"
+        most = max((rank.median.step for rank in traced.ranks), default=0.0) or 1.0
         yield {
-            "title": f"{which} median of {count(traced)}",
-            "legend": [(name, title.replace("\n", " ")) for name, title in PARTS.items() if is_seen(traced, name)],
+            "title": caption(report, traced),
+            "legend": [(name, words.replace("\n", " ")) for name, words in PARTS.items() if is_seen(traced, name)],
             "bars": [
-                (name_of(rank), to_blame.get(rank.rank, []), _told(rank), list(_parts(rank, longest)))
+                (name_of(rank), to_blame.get(rank.rank, []), three_digits(rank.median.step), list(_parts(rank, most)))
                 for rank, _ in shown
             ],
             "lines": list(_lines([fact for _, fact in shown])),
             "left": len(ranks) - len(shown),
         }
-
-
-def _told(rank: TracedRank) -> str:
-    return amount(float(f"{rank.median.step:.3g}"), "s")
 
 
 def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
@@ -57,7 +53,7 @@ def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
         width = 100 * seconds / longest
         if width > 0:
             share = f"{seconds / rank.median.step:.0%} of the step"
-            words = f"{title.replace(chr(10), ' ')}: {amount(float(f'{seconds:.3g}'), 's')}, {share}"
+            words = f"{title.replace(chr(10), ' ')}: {three_digits(seconds)}, {share}"
             yield _bar(name, start, width, words, title.partition("\n")[0])
         start += width
 
@@ -75,7 +71,7 @@ def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
     common = sorted(set(of_ranks[0]).intersection(*of_ranks)) if of_ranks else []
     if not common:
         return
-    length = {number: max(of[number].end_us - of[number].begin_us for of in of_ranks) for number in common}
+    length = {number: max(of[number].length_us for of in of_ranks) for number in common}
     middle = median_low(length.values())
     usual = next(number for number in common if length[number] == middle)
     longest = max(common, key=lambda number: length[number])
@@ -95,8 +91,8 @@ def _line(title: str, rows: Sequence[tuple[TraceFact, TraceStep]]) -> Part:
     drawn = []
     for (fact, step), zero in zip(rows, zeros, strict=True):
         scale = _Scale(begin + zero, end + zero)
-        name = str(fact.rank) if fact.rank is not None else one_line(fact.file).rpartition("/")[2]
-        drawn.append({"name": name, "work": list(_work(step, scale)), "calls": list(_communication(fact, step, scale))})
+        calls = list(_communication(fact, step, scale))
+        drawn.append({"name": name_of(fact), "work": list(_work(step, scale)), "calls": calls})
     return {"title": title, "end": _ms(end - begin), "rows": drawn, "is_aligned": zeros is known}
 
 
@@ -119,12 +115,12 @@ def _last_together(fact: TraceFact, step: TraceStep) -> float | None:
 
 def _work(step: TraceStep, scale: _Scale) -> Iterator[Part]:
     """The step, and over it when communication alone ran, and its longest gap."""
-    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.end_us - step.begin_us)}")
+    yield scale.bar("step", step.begin_us, step.end_us, f"the step: {_ms(step.length_us)}")
     for begin, end in step.exposed:
         yield scale.bar("waiting", begin, end, f"communication alone: {_ms(end - begin)}", "communication")
     if gap := step.gap:
         inside = f" in {one_line(' > '.join(gap.inside))}" if gap.inside else ""
-        words = f"nothing ran{inside}: {_ms(gap.end_us - gap.begin_us)}"
+        words = f"nothing ran{inside}: {_ms(step.gap_us)}"
         yield scale.bar("host", gap.begin_us, gap.end_us, words, "gap")
 
 
@@ -138,4 +134,4 @@ def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[
 
 
 def _ms(us: float) -> str:
-    return amount(float(f"{us / 1e6:.3g}"), "s")
+    return three_digits(us / 1e6)

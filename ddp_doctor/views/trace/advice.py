@@ -2,34 +2,22 @@
 
 from collections.abc import Iterator
 from statistics import fmean, median
-from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceCall, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.knowledge.ddp.buckets import FIRST_BUCKET_BYTES, MIB
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.recording import Recording, once_a_recording
+from ddp_doctor.model.recording import Recording, TraceAdvice, once_a_recording
+from ddp_doctor.parse.trace.collect import COPIES, READS
 from ddp_doctor.views.trace.usual import Calls, Measure, Usual, exposed_in, idle, is_bucket, is_map, waited_in
 from ddp_doctor.views.trace.windows import Window
 
-#: Operators that copy to the GPU, and what the host waits in besides: those that read a number, and the runtime.
-COPIES = ("aten::to", "aten::copy_")
-READS = ("aten::item", "aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero")
+#: Calls of the runtime that wait, where no operator that reads or copies is around them.
 RUNTIME = tuple(f"{name}{what}Synchronize" for name in ("cuda", "hip") for what in ("Stream", "Device", "Event"))
 
 
-class Advice(NamedTuple):
-    """One change, its sign in the trace, and the most that it can bring."""
-
-    code: str  # of the rule that tells it
-    at_most: float  # of the median step, 0 to 1: an upper bound computed from the trace
-    setting: str = ""  # an argument of DistributedDataParallel that `run --from-trace` can try; else empty
-    value: float | bool | None = None  # … and the value to try; None is to leave it out
-    had: float | bool | None = None  # … that the job had, as far as the trace shows it; a switch had the contrary
-
-
 @once_a_recording
-def advice(_recording: Recording, window: Window) -> tuple[Advice, ...]:
+def advice(_recording: Recording, window: Window) -> tuple[TraceAdvice, ...]:
     """All of it, the largest bound first."""
     usual = Usual(window)
     if not usual.step_us:
@@ -44,39 +32,43 @@ def advice(_recording: Recording, window: Window) -> tuple[Advice, ...]:
 #: These do nothing, so they are told whatever they cost.
 _NEEDLESS = ("DDT123", "DDT129")
 #: Where one of these is told, it is not said besides that communication shows.
-_OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
+_OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129"))
 
 
-def _settings(usual: Usual) -> Iterator[Advice]:
+def _advice(
+    code: str, at_most: float, setting: str = "", *, value: bool | float | None = None, had: float | None = None
+) -> TraceAdvice:
+    return TraceAdvice(code=code, at_most=at_most, setting=setting, value=value, had=had)
+
+
+def _settings(usual: Usual) -> Iterator[TraceAdvice]:
     """What arguments of DistributedDataParallel, and no_sync, change."""
     buckets, averaged = usual.buckets, _averaging(usual)
     if buckets.tiny:
         fewer = 1 - buckets.by_default / buckets.count
-        yield Advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", None, buckets.cap_mib)
+        yield _advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", had=buckets.cap_mib)
     late = _late_start(usual)
     if searches(usual):
-        cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
         if unused(usual) == 0:
-            yield Advice("DDT123", usual.at_most(cost), "find_unused_parameters", value=False)
-        elif usual.at_most(cost) >= numbers.SEARCH_SHARE:
-            yield Advice("DDT134", usual.at_most(cost), "static_graph", value=True)
+            cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
+            yield _advice("DDT123", usual.at_most(cost), "find_unused_parameters", value=False)
     elif starts_late(usual):
-        yield Advice("DDT122", usual.at_most(late), "bucket_cap_mb", None, buckets.cap_mib)
+        yield _advice("DDT122", usual.at_most(late), "bucket_cap_mb", had=buckets.cap_mib)
     elif by_hand(usual):
-        yield Advice("DDT122", usual.at_most(_sent(usual, exposed_in(lambda call: call.kind == "all_reduce"))))
+        yield _advice("DDT122", usual.at_most(_sent(usual, exposed_in(lambda call: call.kind == "all_reduce"))))
     if (passes := accumulated(usual)) > 1:
         cost = _sum(averaged, lambda step, _: step.copied_back_us)
-        yield Advice("DDT124", usual.at_most(_times(cost, 1 - 1 / passes)))
+        yield _advice("DDT124", usual.at_most(_times(cost, 1 - 1 / passes)))
     back = usual.at_most(lambda step, _: min(step.copied_back_us, idle(step)) if usual.on_gpu else step.copied_back_us)
     if back >= numbers.COPIED_BACK_SHARE:
-        yield Advice("DDT130", back, "gradient_as_bucket_view", value=True)
+        yield _advice("DDT130", back, "gradient_as_bucket_view", value=True)
 
 
 def _of_job(measure: Measure) -> Measure:
     """The same as a part of the step without the profiler, which makes operators and launches longer, nothing else."""
 
     def longer(step: TraceStep, calls: Calls) -> float:
-        length = step.end_us - step.begin_us
+        length = step.length_us
         return measure(step, calls) * length / (length - _of_profiler(step))
 
     return longer
@@ -159,20 +151,20 @@ def accumulated(usual: Usual) -> float:
     return usual.count(passes)
 
 
-def _host(usual: Usual) -> Iterator[Advice]:
+def _host(usual: Usual) -> Iterator[TraceAdvice]:
     """What the host does before, between and after launches."""
     if usual.least(_loading, fmean) >= numbers.INPUT_SHARE:
-        yield Advice("DDT120", usual.at_most(_of_job(_loading), fmean))
+        yield _advice("DDT120", usual.at_most(_of_job(_loading), fmean))
     if optimizer_kernels(usual) >= numbers.MANY_KERNELS:
         most = usual.at_most(_updating if usual.on_gpu else lambda step, _: step.optimizer_us)
         if most >= numbers.OPTIMIZER_SHARE:
-            yield Advice("DDT125", most)
+            yield _advice("DDT125", most)
     if not usual.on_gpu:
         return
-    yield Advice("DDT127", usual.at_most(_of_job(_reading)))
-    yield Advice("DDT131", usual.at_most(_of_job(_copying)))
+    yield _advice("DDT127", usual.at_most(_of_job(_reading)))
+    yield _advice("DDT131", usual.at_most(_of_job(_copying)))
     if usual.least(_launching) >= numbers.LAUNCH_SHARE:
-        yield Advice("DDT132", usual.at_most(lambda step, _: step.host_us))
+        yield _advice("DDT132", usual.at_most(lambda step, _: step.host_us))
 
 
 def _loading(step: TraceStep, _: Calls) -> float:
@@ -206,13 +198,13 @@ def _copying(step: TraceStep, _: Calls) -> float:
     return min(waited, idle(step) - _of_profiler(step)) + min(step.pageable_us, step.other_us)
 
 
-def _collectives(usual: Usual) -> Iterator[Advice]:
+def _collectives(usual: Usual) -> Iterator[TraceAdvice]:
     """Collectives beside the gradients' buckets."""
     if usual.count(small_calls) >= numbers.FEWEST_SMALL and not by_hand(usual):
-        yield Advice("DDT126", usual.at_most(_of_job(in_small_calls)))
-    yield Advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)
+        yield _advice("DDT126", usual.at_most(_of_job(in_small_calls)))
+    yield _advice("DDT128", usual.at_most(_in_buffers), "broadcast_buffers", value=False)
     if usual.count(barriers) >= 1:
-        yield Advice("DDT129", usual.at_most(_of_job(_in_barriers)))
+        yield _advice("DDT129", usual.at_most(_of_job(_in_barriers)))
 
 
 def small_calls(step: TraceStep, calls: Calls) -> float:
@@ -260,13 +252,13 @@ def _in_barriers(step: TraceStep, calls: Calls) -> float:
     return exposed(step, calls) + min(waited_in(step, *RUNTIME), idle(step))
 
 
-def _exposed(usual: Usual) -> Iterator[Advice]:
+def _exposed(usual: Usual) -> Iterator[TraceAdvice]:
     """Communication that shows although nothing else is wrong with it."""
     most = usual.at_most(_sent(usual, exposed_in(is_bucket)))
     if most >= numbers.EXPOSED_SHARE:
         mib = usual.buckets.size_bytes / MIB
-        smaller = mib >= 8 and usual.buckets.count <= 3
-        yield Advice("DDT133", most, "bucket_cap_mb" if smaller else "", float(round(mib / 8)) if smaller else None)
+        smaller = float(round(mib / 8)) if mib >= 8 and usual.buckets.count <= 3 else None
+        yield _advice("DDT133", most, "bucket_cap_mb" if smaller else "", value=smaller)
 
 
 def _sum(*measures: Measure) -> Measure:

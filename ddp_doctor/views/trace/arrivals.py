@@ -114,7 +114,7 @@ def _came(fact: TraceFact, call: TraceCall) -> float:
 
 def _ends_apart(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> bool:
     """Whether calls that should end together do not, whatever the clocks of the ranks are."""
-    step = median([step.end_us - step.begin_us for fact in ranks for step in fact.steps] or [0.0])
+    step = median([step.length_us for fact in ranks for step in fact.steps] or [0.0])
     for place in range(1, len(ranks)):
         both = [meeting.spans for meeting in met if meeting.kind not in _ROOTED and {0, place} <= set(meeting.spans)]
         apart = [spans[place][1] - spans[0][1] for spans in both]
@@ -126,7 +126,7 @@ def _ends_apart(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> bool:
 
 def late(ranks: Sequence[TraceFact], met: Sequence[Meeting]) -> tuple[Late, ...]:
     """What the others lose by each rank, the one by which they lose most first; of many, those that come latest."""
-    lengths = grouped((step.number, step.end_us - step.begin_us) for fact in ranks for step in fact.steps)
+    lengths = grouped((step.number, step.length_us) for fact in ranks for step in fact.steps)
     total = sum(mean(lengths[step]) for step in {meeting.step for meeting in met})
     exposed = [Times.union(*(step.exposed for step in fact.steps)) for fact in ranks]
     found = []

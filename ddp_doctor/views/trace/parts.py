@@ -56,7 +56,7 @@ def _of_step(step: TraceStep, waits: Times, *, told: bool) -> Parts:
     waiting = (Times.union(step.exposed) & waits).total
     rest = max(step.exposed_us - waiting, 0.0)
     return Parts(
-        step=step.end_us - step.begin_us,
+        step=step.length_us,
         compute=step.compute_us,
         optimizer=step.optimizer_us,
         loading=step.loading_us,

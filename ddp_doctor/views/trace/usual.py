@@ -51,7 +51,7 @@ class Usual:
         self.on_gpu = all(fact.device == "gpu" for fact in window.ranks)
         self.is_ddp = any(fact.is_ddp for fact in window.ranks)
         self._steps = [_steps(fact) for fact in window.ranks]
-        self.step_us = max(self.of_ranks(_length), default=0.0)
+        self.step_us = max(self.of_ranks(lambda step, _: step.length_us), default=0.0)
 
     def of_ranks(self, measure: Measure, average: Average = median) -> list[float]:
         """The measure of a usual step, for each rank."""
@@ -71,8 +71,8 @@ class Usual:
         A rank is spared what it waits for the others besides, if that is what they were late by. So a rank that is
         late bounds it: what the others wait for it is nothing that they could be spared.
         """
-        spared, length = self.of_ranks(measure, average), average(self.of_ranks(_length, average))
-        exposed = self.of_ranks(_exposed, average)
+        spared, exposed = self.of_ranks(measure, average), self.of_ranks(lambda step, _: step.exposed_us, average)
+        length = average(self.of_ranks(lambda step, _: step.length_us, average))
         waited = [each - min(exposed) for each in exposed]
         return min(max(spared), *map(sum, zip(spared, waited, strict=True)), length) / length
 
@@ -118,14 +118,6 @@ def idle(step: TraceStep) -> float:
 def waited_in(step: TraceStep, *names: str) -> float:
     """How long the host waits for the GPU in operators of these names."""
     return sum(sync.wait_us for sync in step.syncs if sync.name in names)
-
-
-def _length(step: TraceStep, _: Calls) -> float:
-    return step.end_us - step.begin_us
-
-
-def _exposed(step: TraceStep, _: Calls) -> float:
-    return step.exposed_us
 
 
 def _steps(fact: TraceFact) -> list[tuple[TraceStep, Calls]]:

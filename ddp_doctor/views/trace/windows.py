@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ddp_doctor.facts.trace import TraceFact
@@ -17,6 +17,7 @@ class Window:
     number: int  # from 1, the earliest first
     ranks: tuple[TraceFact, ...]  # by rank
     world_size: int | None  # of the job, where it is told
+    where: str = ""  # `` in window 2`` where several are judged
 
     @property
     def is_whole(self) -> bool:
@@ -40,6 +41,8 @@ def windows(recording: Recording) -> tuple[Window, ...]:
     every, wanted = _every_window(recording), recording.options.window
     if wanted == "latest":
         return every[-1:]
+    if wanted == "all" and len(every) > 1:
+        return tuple(replace(window, where=f" in window {window.number}") for window in every)
     return tuple(window for window in every if wanted in ("all", str(window.number)))
 
 
