@@ -55,6 +55,8 @@ TINY_TIMES = 3
 LARGE_FIRST_BYTES = 16 << 20
 #: … if so much of backward is over when it is sent: 0.02 to 0.2 by default, 0.95 to 1 with one bucket (measured).
 LATE_START = 0.5
+#: Looking for parameters that are unused indeed is worth a hint from here on.
+SEARCH_SHARE = 0.10
 #: Copying gradients back took 1 to 7 % of the steps of small models (measured): from here on it is worth a trial.
 COPIED_BACK_SHARE = 0.08
 #: Kernels (operators on a CPU) of the optimizer for each parameter. SGD one after another has 1, foreach 0.02 to 0.15,

@@ -168,6 +168,7 @@ def test_settings_that_can_be_tried_are_named_with_the_value_to_try():
         ("DDT123", "find_unused_parameters", False),
         ("DDT128", "broadcast_buffers", False),
         ("DDT130", "gradient_as_bucket_view", True),
+        ("DDT134", "static_graph", True),
     } <= settings
 
 
@@ -224,13 +225,13 @@ def test_no_sync_is_missing_where_each_pass_for_one_update_averages(
     assert told(*facts).get("DDT124") == (0.225 if fires else None)
 
 
-@pytest.mark.parametrize(("used", "told_of"), [(14, ["DDT123"]), (12, [])])
+@pytest.mark.parametrize(("used", "code"), [(14, "DDT123"), (12, "DDT134")])
 @pytest.mark.parametrize("by_map", [True, False])
-def test_unused_parameters_are_told_by_the_map_or_by_what_is_copied_back(used: int, told_of: list[str], by_map: bool):
+def test_unused_parameters_are_told_by_the_map_or_by_what_is_copied_back(used: int, code: str, by_map: bool):
     of_map = [call(size_bytes=56, dtype="int", exposed_us=150)] if by_map else []
     facts = alike(*of_map, exposed_us=200, searched_us=100.0, reduced=used, copied_back=14)
 
-    assert list(told(*facts)) == told_of
+    assert list(told(*facts)) == [code]
 
 
 def test_what_is_on_for_nothing_is_told_whatever_it_costs():

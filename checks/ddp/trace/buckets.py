@@ -1,4 +1,4 @@
-"""DDT121 - DDT124, DDT130, DDT133: how DistributedDataParallel averages gradients."""
+"""DDT121 - DDT124, DDT130, DDT133, DDT134: how DistributedDataParallel averages gradients."""
 
 from collections.abc import Iterator
 
@@ -99,6 +99,14 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
         )
 
 
+_STATIC = setting(
+    "DistributedDataParallel(model, static_graph=True): it notes in the first step which parameters are unused, if they"
+    " are the same in every step",
+    cost="a graph that changes between steps ends with an error",
+    undo="leave static_graph out",
+)
+
+
 @rule("DDT123", "find-unused-parameters-needless", Severity.WARNING, TraceFact)
 def find_unused_needless(recording: Recording) -> Iterator[Draft]:
     """find_unused_parameters=True although every parameter gets a gradient in every step.
@@ -117,12 +125,6 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
         cost="a step in which a parameter gets no gradient ends with an error",
         undo="DistributedDataParallel(model, find_unused_parameters=True)",
     )
-    note_them = setting(
-        "DistributedDataParallel(model, static_graph=True): it notes in the first step which parameters are unused, if"
-        " they are the same in every step",
-        cost="a graph that changes between steps ends with an error",
-        undo="leave static_graph out",
-    )
     for found in told(recording, "DDT123"):
         gradients = found.usual.count(lambda step, _: step.reduced)
         yield found.draft(
@@ -130,7 +132,27 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
             found.time("looking for unused parameters", lambda step, _: step.searched_us or 0.0),
             found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
             found.time(_SHOWS, exposed_in(is_bucket)),
-            remedies=(leave_out, note_them),
+            remedies=(leave_out, _STATIC),
+        )
+
+
+@rule("DDT134", "unused-parameters-searched", Severity.INFO, TraceFact)
+def unused_searched(recording: Recording) -> Iterator[Draft]:
+    """find_unused_parameters=True that is needed, and costs a tenth of the step or more at most.
+
+    Finds: Each step looks for unused parameters, and some are unused, or the trace does not tell. At most: as in
+        find-unused-parameters-needless.
+    Why: If the same parameters are unused in every step, DDP need not look for them.
+    Remedy: static_graph=True, or take the parameters that are never used out of the model.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT134"):
+        yield found.draft(
+            "Each step looks for unused parameters, of which there are some",
+            found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
+            remedies=(_STATIC,),
+            severity=Severity.INFO,
         )
 
 

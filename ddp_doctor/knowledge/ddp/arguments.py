@@ -14,6 +14,7 @@ COST = MappingProxyType(
     {
         "bucket_cap_mb": "what is best depends on the model and on the network: try again where either changes",
         "gradient_as_bucket_view": "gradients are views of the buckets: detach_() raises on them",
+        "static_graph": "each step must use the same parameters in the same way",
         "find_unused_parameters": "a step that leaves a parameter without a gradient then raises",
         "broadcast_buffers": "buffers, such as the running statistics of BatchNorm, then differ between ranks",
     }

@@ -32,7 +32,7 @@ def advice(_recording: Recording, window: Window) -> tuple[TraceAdvice, ...]:
 #: These do nothing, so they are told whatever they cost.
 _NEEDLESS = ("DDT123", "DDT129")
 #: Where one of these is told, it is not said besides that communication shows.
-_OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129"))
+_OF_COMMUNICATION = frozenset(("DDT121", "DDT122", "DDT123", "DDT124", "DDT126", "DDT129", "DDT134"))
 
 
 def _advice(
@@ -49,9 +49,11 @@ def _settings(usual: Usual) -> Iterator[TraceAdvice]:
         yield _advice("DDT121", usual.at_most(_times(averaged, fewer)), "bucket_cap_mb", had=buckets.cap_mib)
     late = _late_start(usual)
     if searches(usual):
+        cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
         if unused(usual) == 0:
-            cost = _sum(lambda step, _: step.searched_us or 0.0, _sent(usual, exposed_in(is_map)), late)
             yield _advice("DDT123", usual.at_most(cost), "find_unused_parameters", value=False)
+        elif usual.at_most(cost) >= numbers.SEARCH_SHARE:
+            yield _advice("DDT134", usual.at_most(cost), "static_graph", value=True)
     elif starts_late(usual):
         yield _advice("DDT122", usual.at_most(late), "bucket_cap_mb", had=buckets.cap_mib)
     elif by_hand(usual):
