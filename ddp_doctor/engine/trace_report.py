@@ -34,7 +34,9 @@ def _window(recording: Recording, window: Window) -> TracedWindow:
 
 
 def _rank(fact: TraceFact, steps: tuple[Parts, ...], middle: Parts) -> TracedRank:
-    told = {name: getattr(fact, name) for name in ("rank", "file", "host", "device", "gpu", "left_out")}
+    told = {
+        name: getattr(fact, name) for name in ("rank", "file", "host", "device", "gpu", "left_out", "cut", "damaged")
+    }
     numbered = zip(fact.steps, steps, strict=True)
     return TracedRank(
         **told,

@@ -229,6 +229,8 @@ class TracedRank(Frozen):
     device: Literal["cpu", "gpu"]  # what computes
     gpu: str  # its model
     left_out: int  # the first recorded steps, which are not judged
+    cut: bool = False  # whether its file ends before its end; whole steps before that are here
+    damaged: int = 0  # events that could not be read
     median: StepParts  # the median of each part, scaled to the length of the median step
     steps: tuple[TracedStep, ...]  # all that are judged
 

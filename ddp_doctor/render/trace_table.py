@@ -111,6 +111,11 @@ def _notes(window: TracedWindow) -> Iterator[str]:
     if left := max((rank.left_out for rank in window.ranks), default=0):
         which = "recorded step is" if left == 1 else f"{left} recorded steps are"
         yield f"the first {which} left out: the profiler starts there, and DDP may rebuild its buckets"
+    for rank in window.ranks:
+        if rank.cut:
+            yield f"the file of rank {name_of(rank)} is cut off: its whole steps before that are used"
+        if rank.damaged:
+            yield f"the file of rank {name_of(rank)} is damaged: {rank.damaged} of its events could not be read"
 
 
 def _longest(window: TracedWindow) -> str:

@@ -46,7 +46,7 @@ def rank(number: int, computes: Sequence[float], *, slowest: Sequence[float] = (
         told = {"kind": "all_reduce", "begin_us": reduces[0], "end_us": reduces[1]}
         calls.append(TraceCall.model_validate(told | called))
     of_rank = {"rank": number, "world_size": 2, "file": f"rank{number}.json", "host": "node0"}
-    more = {"backend": "gloo", "is_ddp": True, "left_out": 1, "marked_by": "profiler", "steps": steps, "calls": calls}
+    more = {"is_ddp": True, "left_out": 1, "marked_by": "profiler", "steps": steps, "calls": calls}
     return TraceFact.model_validate(of_rank | more | given)
 
 
@@ -89,6 +89,14 @@ def test_of_many_ranks_those_to_blame_come_first_and_v_shows_each():
     assert table.count("\n") < 24
     assert "and 24 ranks more: -v shows each" in table
     assert len(re.findall(r"^ +(?:!! )?\d+ +90\.0 ", whole, re.MULTILINE)) == 40
+
+
+def test_a_file_that_is_cut_off_or_damaged_is_named():
+    [table] = tables(judged(rank(0, [20, 20, 20], cut=True), rank(1, [20, 20, 20], damaged=3)))
+
+    whole = " ".join(table.split())
+    assert "the file of rank 0 is cut off: its whole steps before that are used" in whole
+    assert "the file of rank 1 is damaged: 3 of its events could not be read" in whole
 
 
 def test_each_window_has_a_table_of_its_own():
