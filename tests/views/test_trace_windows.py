@@ -87,3 +87,16 @@ def test_where_nobody_tells_how_many_ranks_there_are_those_up_to_the_last_are_al
 
     assert windows(recording(unknown))[0].is_whole
     assert problem(recording(unknown[1:])) == "2 of an unknown number of ranks are here: others may have come later"
+
+
+def test_one_rank_that_meets_others_is_not_the_whole_job_although_nobody_tells_its_size():
+    alone = (TWO[0].model_copy(update={"world_size": None}),)
+
+    assert not windows(recording(alone))[0].is_whole
+    assert "waiting or transfer is not known" in problem(recording(alone))
+
+
+def test_a_number_of_ranks_without_end_takes_no_time():
+    told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
+
+    assert not windows(told)[0].is_whole

@@ -20,8 +20,12 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks of the job are here; where nobody tells how many there are, those up to the last."""
-        return [fact.rank for fact in self.ranks] == list(range(self.world_size or len(self.ranks)))
+        """Whether all ranks of the job are here; where nobody tells how many there are, those up to the last.
+
+        Who meets others in collectives is not alone.
+        """
+        size = self.world_size or max(len(self.ranks), 2 if any(fact.calls for fact in self.ranks) else 1)
+        return len(self.ranks) == size and all(fact.rank == place for place, fact in enumerate(self.ranks))
 
     @cached_property
     def met(self) -> Met:
