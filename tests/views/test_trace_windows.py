@@ -100,3 +100,16 @@ def test_a_number_of_ranks_without_end_takes_no_time():
     told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
 
     assert not windows(told)[0].is_whole
+
+
+def test_a_rank_without_collectives_among_ranks_that_meet_is_not_judged_in_silence():
+    three = job([EVEN, EVEN, EVEN])
+    told = recording((three[0].model_copy(update={"calls": ()}), *three[1:]))
+
+    assert "rank0.json.gz: no collective is in it" in problem(told)
+
+
+def test_a_trace_without_steps_says_what_would_tell_them_apart():
+    told = problem(recording((TWO[0].model_copy(update={"steps": (), "calls": (), "marked_by": ""}),)))
+
+    assert "neither profiler.step() nor Optimizer.step" in told

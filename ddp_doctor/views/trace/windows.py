@@ -81,6 +81,8 @@ def _usable(facts: Sequence[TraceFact]) -> list[TraceFact]:
 def _why_not(fact: TraceFact) -> str:
     if fact.processes > 1:
         return f"{fact.file}: {fact.processes} processes are merged in it; give one file for each rank"
+    if not fact.marked_by:
+        return f"{fact.file}: neither profiler.step() nor Optimizer.step tells its steps apart"
     if not fact.steps:
         return f"{fact.file}: no whole step is in it"
     return f"{fact.file}: neither the trace nor its name tells the rank; name it rank0.json"
@@ -133,6 +135,8 @@ def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
         )
     if here == 1:
         return ""
+    if silent := next((fact.file for fact in window.ranks if not fact.calls), ""):
+        return f"{silent}: no collective is in it, although the other ranks have some"
     if window.met.problem or window.met.meetings:
         return window.met.problem
     return "no collective of its ranks can be matched"
