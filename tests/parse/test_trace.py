@@ -251,3 +251,30 @@ def test_sets_of_times_are_sets(one: list[tuple[int, int]], other: list[tuple[in
     assert moments(a & b) == moments(one) & moments(other)
     assert moments(a.within(begin, end)) == moments(one) & set(range(begin, end))
     assert a.total == len(moments(one))
+
+
+def test_numbers_that_no_job_has_are_no_ranks_and_no_steps():
+    marks = ",".join(
+        json.dumps({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{name}", "ts": at, "dur": 9.0})
+        for at, name in ((0, "9" * 5_000), (10, "3"), (20, "4"))
+    )
+    info = json.dumps({"rank": True, "world_size": -2})
+    fact = read(f'{{"distributedInfo": {info}, "traceEvents": [{marks}]}}')
+
+    assert (fact.rank, fact.world_size) == (None, None)
+    assert [step.number for step in fact.steps] == [3, 4]
+
+
+def test_many_forwards_and_detached_tensors_in_one_step_take_linear_time():
+    def row(cat: str, name: str, at: float, dur: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": at, "dur": dur, "pid": 1, "tid": 1}
+
+    events = [row("user_annotation", f"ProfilerStep#{number}", number * 1e6, 1e6) for number in (2, 3)]
+    for at in range(20_000):
+        events.append(row("user_annotation", "DistributedDataParallel.forward", 3e6 + at * 50, 10.0))
+        events.append(row("cpu_op", "aten::detach", 3e6 + at * 50 + 20, 1.0))
+    text = json.dumps({"traceEvents": events})
+    before = time.process_time()
+
+    assert read(text).steps[-1].detached == 20_000
+    assert time.process_time() - before < 10

@@ -82,8 +82,40 @@ def test_a_process_alone_needs_no_rank():
     assert problem(recording((alone,))) == "no collective is in it: who waits for whom cannot be told"
 
 
-def test_where_nobody_tells_how_many_ranks_there_are_those_up_to_the_last_are_all():
+def test_where_nobody_tells_how_many_ranks_there_are_there_may_be_more():
+    """Healthy was said once of three ranks of four."""
     unknown = tuple(fact.model_copy(update={"world_size": None}) for fact in job([EVEN] * 3))
+    by_group = tuple(
+        fact.model_copy(update={"calls": tuple(call.model_copy(update={"ranks": 3}) for call in fact.calls)})
+        for fact in unknown
+    )
 
-    assert windows(recording(unknown))[0].is_whole
+    assert windows(recording(by_group))[0].is_whole
+    assert not windows(recording(unknown))[0].is_whole
     assert problem(recording(unknown[1:])) == "2 of an unknown number of ranks are here: others may have come later"
+
+
+def test_one_rank_that_meets_others_is_not_the_whole_job_although_nobody_tells_its_size():
+    alone = (TWO[0].model_copy(update={"world_size": None}),)
+
+    assert not windows(recording(alone))[0].is_whole
+    assert "waiting or transfer is not known" in problem(recording(alone))
+
+
+def test_a_number_of_ranks_without_end_takes_no_time():
+    told = recording(tuple(fact.model_copy(update={"world_size": 10**30}) for fact in TWO))
+
+    assert not windows(told)[0].is_whole
+
+
+def test_a_rank_without_collectives_among_ranks_that_meet_is_not_judged_in_silence():
+    three = job([EVEN, EVEN, EVEN])
+    told = recording((three[0].model_copy(update={"calls": ()}), *three[1:]))
+
+    assert "rank0.json.gz: no collective is in it" in problem(told)
+
+
+def test_a_trace_without_steps_says_what_would_tell_them_apart():
+    told = problem(recording((TWO[0].model_copy(update={"steps": (), "calls": (), "marked_by": ""}),)))
+
+    assert "neither profiler.step() nor Optimizer.step" in told

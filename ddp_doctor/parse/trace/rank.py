@@ -29,6 +29,10 @@ __all__ = ["NotATrace", "read_trace"]
 
 #: Kept of a window: its latest steps, and so many collectives.
 _MOST_STEPS, _MOST_CALLS = 64, 3_000
+#: Of the number of a step.
+_MOST_DIGITS = 18
+#: Ranks are below this.
+_MOST_RANKS = 10_000_000
 #: Of a step: the longest times of communication alone.
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
@@ -75,7 +79,7 @@ class _Rank:
         self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
-        self.averaging = [_called(call) for call in self.calls if self._averages(call)]
+        self.averaging = sorted(_called(call) for call in self.calls if self._averages(call))
         kept = (found.on_gpu, found.copies, found.syncs, found.waiting, found.reducer, found.inputs, found.detached)
         for rows in kept:
             rows.sort()
@@ -88,7 +92,7 @@ class _Rank:
         info = info if isinstance(info, dict) else {}
         base_us = _number(self.header.get("baseTimeNanoseconds")) / 1e3
         origin = self.steps[0].begin if self.steps else 0.0
-        rank, size = info.get("rank"), info.get("world_size")
+        rank, size = (_sensible(info.get(name)) for name in ("rank", "world_size"))
         found = self.found
         loaders = {row.name for row in self.loaders}
         devices = self.header.get("deviceProperties")
@@ -98,8 +102,8 @@ class _Rank:
         steps = [self._step(step, origin) for step in self.steps]
         return TraceFact(
             file=self.name,
-            rank=rank if isinstance(rank, int) else None,
-            world_size=size if isinstance(size, int) else None,
+            rank=rank,
+            world_size=size or None,
             host=str(self.header.get("host_name") or ""),
             device="gpu" if self.on_gpu else "cpu",
             gpu=str(gpu) if self.on_gpu else "",
@@ -127,7 +131,8 @@ class _Rank:
             return [], marked_by, 0, 0
         if marks:
             numbered = ((row.name.partition("#")[2], row) for row in sorted(marks))
-            steps = [_Step(int(number), row.begin, row.end) for number, row in numbered if number.isdecimal()]
+            told = ((number, row) for number, row in numbered if number.isdecimal() and len(number) <= _MOST_DIGITS)
+            steps = [_Step(int(number), row.begin, row.end) for number, row in told]
         else:
             ends = [row.end for row in updates]
             steps = [_Step(number, *span) for number, span in enumerate(pairwise(ends), start=1)]
@@ -235,7 +240,7 @@ class _Rank:
             averaged=sum(bool(self._sent([span])) for span in backward),
             buffers_us=sum(map(self._buffers, forwards)),
             searched_us=_total(searched) if searched else None,
-            detached=sum(not any(passed.begin <= row.begin < passed.end for passed in forwards) for row in detached),
+            detached=sum(not self._in_forward(row.begin) for row in detached),
             gap=self._gap(idle, origin),
             syncs=tuple(syncs),
             pageable=len(pageable),
@@ -255,7 +260,8 @@ class _Rank:
 
     def _sent(self, backward: Sequence[tuple[float, float]]) -> list[float]:
         """When gradients were sent to be averaged, in these passes."""
-        return [at for begin, end in backward for at in self.averaging if begin <= at < end]
+        sent = self.averaging
+        return [at for begin, end in backward for at in sent[bisect_left(sent, begin) : bisect_left(sent, end)]]
 
     def _buffers(self, forward: Row) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
@@ -368,10 +374,13 @@ class _Rank:
             )
 
     def _during(self, moment: float) -> Literal["forward", "backward", ""]:
-        at = bisect_right(self.forwards, (moment,)) - 1
-        if at >= 0 and moment < self.forwards[at].end:
+        if self._in_forward(moment):
             return "forward"
         return "backward" if self._nodes_at(moment) else ""
+
+    def _in_forward(self, moment: float) -> bool:
+        at = bisect_left(self.forwards, (moment, float("inf"))) - 1
+        return at >= 0 and moment < self.forwards[at].end
 
     def _nodes_at(self, moment: float) -> list[str]:
         """The nodes of autograd that run."""
@@ -413,6 +422,11 @@ def _sum(rows: Rows, begin: float, end: float) -> float:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _sensible(value: Any) -> int | None:
+    """A rank or a number of ranks."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST_RANKS else None
 
 
 def _groups(info: dict[str, Any]) -> dict[str, int]:

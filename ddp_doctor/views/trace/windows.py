@@ -21,8 +21,10 @@ class Window:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all ranks of the job are here; where nobody tells how many there are, those up to the last."""
-        return [fact.rank for fact in self.ranks] == list(range(self.world_size or len(self.ranks)))
+        """Whether all ranks of the job are here. Whose traces do not tell their number may be some of more."""
+        calls = [call for fact in self.ranks for call in fact.calls]
+        size = self.world_size or max((call.ranks or 0 for call in calls), default=1)
+        return len(self.ranks) == size and all(fact.rank == place for place, fact in enumerate(self.ranks))
 
     @cached_property
     def met(self) -> Met:
@@ -80,6 +82,8 @@ def _usable(facts: Sequence[TraceFact]) -> list[TraceFact]:
 def _why_not(fact: TraceFact) -> str:
     if fact.processes > 1:
         return f"{fact.file}: {fact.processes} processes are merged in it; give one file for each rank"
+    if not fact.marked_by:
+        return f"{fact.file}: neither profiler.step() nor Optimizer.step tells its steps apart"
     if not fact.steps:
         return f"{fact.file}: no whole step is in it"
     return f"{fact.file}: neither the trace nor its name tells the rank; name it rank0.json"
@@ -132,6 +136,8 @@ def _unsure(window: Window, usable: Sequence[TraceFact]) -> str:
         )
     if here == 1:
         return ""
+    if silent := next((fact.file for fact in window.ranks if not fact.calls), ""):
+        return f"{silent}: no collective is in it, although the other ranks have some"
     if window.met.problem or window.met.meetings:
         return window.met.problem
     return "no collective of its ranks can be matched"
