@@ -49,9 +49,8 @@ class Told(NamedTuple):
     def time(self, text: str, measure: Measure) -> Evidence:
         """The time that a step of the ranks takes for something."""
         each = self.usual.of_ranks(measure)
-        alike = len(each) == 1 or max(each) < 1.05 * min(each)
-        span = ms(max(each)) if alike else f"{ms(min(each))} to {ms(max(each))}"
-        return Evidence(text=f"{text}: {span} of a step", value=max(each) / 1e6, unit="s")
+        differ = f", {ms(min(each))} to {ms(max(each))} by rank" if max(each) >= 1.05 * min(each) else ""
+        return Evidence(text=f"{text}, of a step{differ}", value=max(each) / 1e6, unit="s")
 
 
 def told(recording: Recording, rule: str) -> Iterator[Told]:

@@ -33,6 +33,8 @@ _MOST_STEPS, _MOST_CALLS = 64, 3_000
 _MOST_DIGITS = 18
 #: Ranks are below this.
 _MOST_RANKS = 10_000_000
+#: No step takes eleven days, whatever a file says.
+_LONGEST_STEP_US = 1e12
 #: Of a step: the longest times of communication alone.
 _MOST_EXPOSED = 100
 #: Names that enclose a gap or a call: the innermost ones are kept.
@@ -137,7 +139,7 @@ class _Rank:
             ends = [row.end for row in updates]
             steps = [_Step(number, *span) for number, span in enumerate(pairwise(ends), start=1)]
         last = self._last_moment()
-        whole = [step for step in steps if step.end <= last]
+        whole = [step for step in steps if step.end <= last and 0 < step.end - step.begin < _LONGEST_STEP_US]
         first = [step for step in steps if marks and step.number < 2] or (steps[:1] if len(steps) > 2 else [])
         first = first if len(first) < len(steps) else first[:-1]
         kept = [step for step in whole if step not in first][-_MOST_STEPS:]
