@@ -94,6 +94,11 @@ RUN = [block for block in blocks() if block.language in ("console", "text") and 
 WITHOUT_A_GPU = pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="the documents show a machine without GPUs")
 
 
+def from_checkout(command: str) -> str:
+    """The command, of which examples in tests/ are found from anywhere."""
+    return command.replace(" tests/", f" {ROOT}/tests/")
+
+
 @WITHOUT_A_GPU
 @pytest.mark.ranks
 @pytest.mark.parametrize(
@@ -103,12 +108,12 @@ def test_what_a_document_tells_to_type_works_and_prints_what_it_shows(home: Path
     printed = ""
     for block in [block for block in RUN if block.document == document]:
         if block.note == "shows":
-            printed = typed(block.said.replace(" tests/", f" {ROOT}/tests/"), home).stdout
+            printed = typed(from_checkout(block.said), home).stdout
         if block.language == "text":
             assert is_part(block.text, printed), f"{block}\n{printed}"
             continue
         for line in block.typed():
-            done = typed(line.command, home)
+            done = typed(from_checkout(line.command), home)
             printed = done.stdout
             assert done.returncode in UNDERSTOOD, f"{block}: {line.command}\n{printed}"
             assert "Traceback" not in printed
