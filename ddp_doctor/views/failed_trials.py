@@ -21,7 +21,7 @@ from ddp_doctor.parse.nccl_log import parse_nccl_log
 #: torch's watchdog aborts a rank whose communicator failed.
 _ABORTED = -6
 #: What stands before the words of a line in which NCCL warns, or in which torch repeats its warning.
-_BEFORE_WORDS = re.compile(r"(?:.*(?:NCCL WARN |[lL]ast [eE]rror: ?)|\[rank\d{1,7}\]: )(?:NET/IB ?: )?")
+_BEFORE_WORDS = re.compile(r"(?:^.*(?:NCCL WARN |[lL]ast [eE]rror: ?)|\[rank\d{1,7}\]: )(?:NET/IB ?: )?")
 _WARNING = re.compile(r"NCCL WARN ([^\n]{1,300})")
 #: The longest text that is kept of a line.
 _MOST = 300

@@ -146,7 +146,9 @@ def _flood(piece: bytes, size: int) -> Iterator[bytes]:
         yield piece
 
 
-@pytest.mark.parametrize("piece", [b'{"name": "' + b"x" * 1_000_000, b" " * 1_000_000, b"{" * 1_000_000], ids=["string", "blanks", "nesting"])
+@pytest.mark.parametrize(
+    "piece", [b'{"name": "' + b"x" * 1_000_000, b" " * 1_000_000, b"{" * 1_000_000], ids=["string", "blanks", "nesting"]
+)
 def test_a_string_or_a_nesting_without_end_is_passed_over_in_bounded_time(piece: bytes):
     began = time.process_time()
     with pytest.raises(NotATrace):

@@ -1,5 +1,7 @@
 """What NCCL and torch say before they fail, as rules of ``run`` read it."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +137,14 @@ def test_any_text_is_read_and_what_is_kept_is_short(text: str, line: str):
 
 
 MEMORY = "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12"
+
+
+def test_a_long_line_takes_no_more_time_than_its_length():
+    line = "5" * 200_000 + " Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+    began = time.process_time()
+
+    assert complaints(line)
+    assert time.process_time() - began < 2
 
 
 def test_nccls_last_error_behind_an_exception_of_nccl2_is_known_as_in_a_log():
