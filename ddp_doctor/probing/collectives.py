@@ -218,7 +218,8 @@ def _differs(tensor: "torch.Tensor", expected: "torch.Tensor") -> "torch.Tensor"
 _COMPARED_AT_ONCE = 1 << 20
 
 
-def _count_differing(tensor: "torch.Tensor", expected: "torch.Tensor") -> int:
+def count_differing(tensor: "torch.Tensor", expected: "torch.Tensor") -> int:
+    """How many elements have other bits; in pieces, so that it takes little memory beside them."""
     import torch
 
     pieces = (torch.split(whole, _COMPARED_AT_ONCE) for whole in (tensor, expected.expand_as(tensor)))
@@ -331,7 +332,7 @@ def timed(
             share.copy_(expect.share_of(call.rank, index, share))
         call.run()
         taken = zip(row.takes(call.rank, call.ranks, 0), call.taken_shares, strict=True)
-        wrong = sum(_count_differing(share, expect.share_of(*which, share)) for which, share in taken)
+        wrong = sum(count_differing(share, expect.share_of(*which, share)) for which, share in taken)
     moved = 4 * count * (ranks if row.of_shares else 1)
     algbw = moved / median(times) / 1e9
     return SizeResult(
