@@ -135,7 +135,7 @@ def memory_to_look(_: HarnessContext) -> int:
         profiled.export_chrome_trace(trace.name)
         events = json.loads(Path(trace.name).read_text())["traceEvents"]
     held = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
-    return max(held) - min(held) + kept.nbytes
+    return int(max(held) - min(held)) + kept.nbytes
 
 
 def test_looking_at_a_result_takes_no_more_memory_than_is_asked_for_beside_it(ranks: Ranks):
