@@ -211,8 +211,8 @@ def test_a_healthy_job_is_healthy():
     assert found(job([SLOW])) == []
 
 
-def against(ranks: tuple[TraceFact, ...], busbw: float | None) -> list[str]:
-    made = recording(ranks)
+def against(ranks: tuple[TraceFact, ...], busbw: float | None, window: str = "latest") -> list[str]:
+    made = recording(ranks, window)
     made = made.model_copy(update={"options": made.options.model_copy(update={"expected_busbw": busbw})})
     return [finding.title for finding in network.slow_transfer.apply(made)]
 
@@ -229,4 +229,14 @@ def test_transfer_is_slow_only_where_a_preflight_measured_more_than_it_reaches_b
     # 32 MiB in the 2 ms after the last one came; the rank that waits sees 6 ms.
     [title] = against(large, 200e9)
     assert title.startswith("Transfer itself is slow: all-reduces reach 16.8 GB/s of the 200 that were measured")
+    later = tuple(
+        fact.model_copy(
+            update={"steps": tuple(step.model_copy(update={"number": step.number + 50}) for step in fact.steps)}
+        )
+        for fact in large
+    )
+    assert [title.split(":")[0] for title in against((*large, *later), 200e9, "all")] == [
+        "Transfer itself is slow in window 1",
+        "Transfer itself is slow in window 2",
+    ]
     assert against(large, 100e9) == against(large, None) == against(ranks, 200e9) == against(large[:1], 200e9) == []

@@ -38,8 +38,8 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
             continue
         yield likely(
             NOBODY,
-            f"Transfer itself is slow: all-reduces reach {rate / 1e9:.3g} GB/s of the {expected / 1e9:.3g} that were"
-            f" measured, and transfer is {share:.0%} of the step",
+            f"Transfer itself is slow{window.where}: all-reduces reach {rate / 1e9:.3g} GB/s of the"
+            f" {expected / 1e9:.3g} that were measured, and transfer is {share:.0%} of the step",
             Evidence(
                 text="bus bandwidth of the all-reduces of a step, from when the last rank has come",
                 value=rate,
