@@ -163,6 +163,22 @@ def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
     assert (found.kind, found.suspects) == ("died-everywhere", ())
 
 
+@pytest.mark.parametrize(
+    ("code", "where"), [(-9, WAITING), (0, step(2, left=True))], ids=["killed in a collective", "exited after it"]
+)
+def test_ranks_that_end_one_after_another_in_one_place_and_not_because_of_a_peer_have_one_cause(code, where):
+    """On a machine whose cores are all busy, one runs on half a second after the other."""
+    dead = [rank(n, where, exit_code=code, exited_at=2.0 + n / 2) for n in range(2)]
+    found = judge(trial(*dead, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died-everywhere", ())
+
+
+def test_a_rank_that_exits_out_of_a_collective_after_another_one_did_may_answer_it():
+    dead = [rank(0, step(2, left=True), exit_code=3, exited_at=2.0), rank(1, WAITING, exit_code=3, exited_at=2.5)]
+    found = judge(trial(*dead, outcome="broken"))
+    assert (found.kind, found.suspects) == ("died", (0,))
+
+
 def test_ranks_that_crash_in_different_places_seconds_apart_are_not_put_together():
     first = rank(0, step(1), exit_code=-11, exited_at=2.0)
     found = judge(trial(first, rank(1, WAITING, exit_code=-11, exited_at=4.0), outcome="broken"))

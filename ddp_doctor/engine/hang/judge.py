@@ -10,6 +10,7 @@ aligned (judgement.py).
 """
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.engine.hang.judgement import (
@@ -134,8 +135,23 @@ def _first_to_go(dead: Sequence[RankEvidence], trial: TrialRecord) -> list[RankE
     at_once = [rank for rank in dead if gone[rank.rank] - min(gone.values()) <= margin]
     unknown = trial.launcher == "torchrun" and not any(rank.exit_code for rank in at_once)
     causes = [rank for rank in at_once if rank in first] or ([] if unknown else at_once)
-    alike = {(rank.exit_code, _last_step(rank)) for rank in causes if rank.exit_code in _OWN_FAULTS}
-    return [rank for rank in dead if rank in causes or (rank.exit_code, _last_step(rank)) in alike]
+    alike = {(rank.exit_code, _last_step(rank)) for rank in causes}
+    return [
+        rank
+        for rank in dead
+        if rank in causes or (_ended_by_itself(rank, trial) and (rank.exit_code, _last_step(rank)) in alike)
+    ]
+
+
+def _ended_by_itself(rank: RankEvidence, trial: TrialRecord) -> bool:
+    """Whether no death of a peer can have ended it, however much later it ended.
+
+    The doctor's own ranks get no SIGKILL before they are judged, and one that is in no step waits for nobody.
+    """
+    if rank.exit_code in _OWN_FAULTS:
+        return True
+    alone = rank.exit_code == -signal.SIGKILL or (rank.open_step is None and rank.exit_code not in _ANSWERS)
+    return alone and trial.launcher != "torchrun"
 
 
 def _last_step(rank: RankEvidence) -> tuple[str, int] | None:
