@@ -304,7 +304,7 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
             "make_batch of tests.models.planted:batch_without_step must take the step: def make_batch(step)",
         ),
         ("planted:four_things", "returns a tuple of 4"),
-        ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp"),
+        ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp, optimizer"),
         ("planted:no_model", "returns type dict; it must return a torch.nn.Module"),
         ("planted:loss_of_torch", "type CrossEntropyLoss as loss; it must be a function loss(output, batch)"),
         ("planted:inputs_and_target", "make_batch returns (inputs, target), and forward(images) takes no target"),

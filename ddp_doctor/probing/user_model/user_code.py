@@ -13,7 +13,7 @@ import inspect
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -81,12 +81,20 @@ SEED = 20240229
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the factory returned: the model, what makes its batches, its loss, and DDP's options."""
+    """What the factory returned: the model, what makes its batches, its loss, and DDP's options.
+
+    ``optimizer`` makes one from parameters; ``step`` is a whole step of the job, as it clips and accumulates, and
+    returns its loss; ``units`` are the modules to shard, or their classes; ``mesh`` is a DeviceMesh.
+    """
 
     model: Any
     make_batch: Callable[[int], Any] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Callable[[Any], Any] | None = None
+    step: Callable[[Any, Any, Any], Any] | None = None
+    units: Sequence[Any] = ()
+    mesh: Any = None
 
 
 def seed(value: int = SEED) -> None:
@@ -165,8 +173,10 @@ def not_taken(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return ""
 
 
-#: What a factory may return by name.
+#: What a factory may return by name, in a dict or in an object …
 _NAMES = ("model", "make_batch", "loss", "ddp")
+#: … and in a dict alone: an object of the user's may have an attribute of that name that is something else.
+_MORE = ("optimizer", "step", "units", "mesh")
 _TO_RETURN = "a torch.nn.Module, (model, make_batch), or a dict or an object with model, make_batch, loss and ddp"
 
 
@@ -183,9 +193,11 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
         raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
     if not isinstance(model, torch.nn.Module):
         raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
-    make_batch, loss, options = (parts.get(part) for part in _NAMES[1:])
+    make_batch, loss, options, optimizer, step, units, mesh = (parts.get(part) for part in (*_NAMES[1:], *_MORE))
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
     _require_function(name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])")
+    _require_function(name, optimizer, "optimizer(parameters)", 1, "lambda parameters: AdamW(parameters, lr=1e-4)")
+    _require_function(name, step, "step(model, optimizer, batch)", 3, "def step(model, optimizer, batch): ...")
     if options and not isinstance(options, Mapping):
         raise Misuse(f"{name} returns a {type(options).__name__} as DDP's options; it must be a dict")
     taken = {"module", "device_ids", "output_device", "process_group", "self"}
@@ -195,7 +207,7 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
         raise Misuse(
             f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
         )
-    return Loaded(parts["model"], make_batch, loss, dict(options or {}))
+    return Loaded(parts["model"], make_batch, loss, dict(options or {}), optimizer, step, tuple(units or ()), mesh)
 
 
 def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
@@ -205,8 +217,8 @@ def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
         return {"model": returned}
     if isinstance(returned, Mapping):
         parts = dict(returned)
-        if unknown := [part for part in parts if part not in _NAMES]:
-            raise Misuse(f"{name} returns {unknown[0]!r} in its dict, which holds {', '.join(_NAMES)}")
+        if unknown := [part for part in parts if part not in _NAMES + _MORE]:
+            raise Misuse(f"{name} returns {unknown[0]!r} in its dict, which holds {', '.join(_NAMES + _MORE)}")
     elif isinstance(returned, tuple) and not hasattr(returned, "model"):
         parts = dict(zip(("model", "make_batch", "ddp"), returned, strict=False)) if len(returned) < 4 else {}
     else:
@@ -233,7 +245,12 @@ def _require_function(name: str, given: Any, form: str, arguments: int, example:
         kind = type(given).__name__
         raise Misuse(f"{name} returns type {kind} as {what}; it must be a function {form}, such as {example}")
     if problem := not_taken(given, *[None] * arguments):
-        takes = "the step" if what == "make_batch" else "the output and the batch"
+        takes = {
+            "make_batch": "the step",
+            "loss": "the output and the batch",
+            "optimizer": "the parameters",
+            "step": "the model, the optimizer and a batch",
+        }[what]
         raise Misuse(f"{what} of {name} must take {takes}: def {form} (Python says: {problem})")
 
 
