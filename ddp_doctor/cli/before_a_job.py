@@ -17,6 +17,7 @@ from ddp_doctor.cli.options import (
     JoinTimeoutOption,
     MasterAddrOption,
     MasterPortOption,
+    MeshOption,
     MinBusbwOption,
     ModelOption,
     NnodesOption,
@@ -24,6 +25,7 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
+    ProveOption,
     RequireGpusOption,
     SkipOption,
     command,
@@ -62,9 +64,8 @@ def run(
     iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
     warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
     min_busbw: MinBusbwOption = None,
-    prove: Annotated[
-        bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
-    ] = True,
+    mesh: MeshOption = None,
+    prove: ProveOption = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
     require_gpus: RequireGpusOption = None,
@@ -76,7 +77,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored, of_model, sweep
+    from ddp_doctor.cli.given import axes, ignored, of_model, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
@@ -94,6 +95,7 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
+        mesh=axes(mesh),
         **of_model(model, from_trace),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )

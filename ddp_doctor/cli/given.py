@@ -7,7 +7,7 @@ from typing import Any
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.choices import UsageError, as_usage_error
-from ddp_doctor.model.recording import Floor
+from ddp_doctor.model.recording import Axis, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -85,6 +85,14 @@ def sweep(
         "warmup": warmup,
         "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
     }
+
+
+def axes(text: str | None) -> tuple[Axis, ...]:
+    """The axes of --mesh. Raises UsageError."""
+    if text is not None and not text.strip():
+        raise UsageError("--mesh names no axis: give NAME=RANKS for each, such as dp=2,shard=4")
+    with as_usage_error():
+        return tuple(Axis(name=name, size=size) for name, size in options.mesh(text or ""))
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

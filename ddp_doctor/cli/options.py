@@ -98,6 +98,14 @@ CollectiveOption = Annotated[
         completed=complete.collectives,
     ),
 ]
+MeshOption = Annotated[
+    str | None,
+    option(
+        WHAT,
+        "NAME=N,...",
+        "Test the mesh of your job, the outermost axis first, as init_device_mesh takes it: dp=2,shard=4.",
+    ),
+]
 MinBusbwOption = Annotated[
     list[str] | None,
     option(
@@ -106,6 +114,9 @@ MinBusbwOption = Annotated[
         "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
         "--min-busbw",
     ),
+]
+ProveOption = Annotated[
+    bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
 ]
 _RedactOption = Annotated[
     bool,

@@ -6,6 +6,7 @@
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
+    --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
 
@@ -20,9 +21,9 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, MESH, STEP_TIME, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
 
@@ -66,6 +67,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
+        *_mesh(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -134,6 +136,12 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
         if not any(size.size_bytes == moved for fact in facts for size in fact.sizes):
             why = f"{facts[0].short_of or 'time'} was short" if facts else why_none
             yield NotAsAsked(f"--min-busbw {least.typed}", COLLECTIVES, why)
+
+
+def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    mesh, result = recording.options.mesh, by_id.get(MESH)
+    if mesh and (result is None or result.status not in _RAN or result.reason):
+        yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

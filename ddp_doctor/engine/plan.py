@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, Check
+from ddp_doctor.model.check import COLLECTIVES, MESH, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -42,7 +42,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
         else:
             not_run.append(NotRun(check=check.id, reason=reason))
     _require_run(options, checks, chosen)
-    _require_collectives(options)
+    _require_named(options)
     if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
@@ -100,14 +100,16 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
         raise UsageError(f"--model {model} would not be run: {way}, or leave --model out")
 
 
-def _require_collectives(options: Options) -> None:
-    """Raises UsageError where --only or --skip leaves out what --collective or --min-busbw names."""
-    if not (options.collectives or options.min_busbw):
-        return
-    named = "--collective" if options.collectives else "--min-busbw"
-    if COLLECTIVES in options.skip or (options.only and COLLECTIVES not in options.only):
-        way = f"name {COLLECTIVES} in --only, too" if options.only else f"take {COLLECTIVES} out of --skip"
-        raise UsageError(f"what {named} names would not be run: {way}")
+def _require_named(options: Options) -> None:
+    """Raises UsageError where --only or --skip leaves out the check of what another option names."""
+    for given, option, check in (
+        (options.collectives, "--collective", COLLECTIVES),
+        (options.min_busbw, "--min-busbw", COLLECTIVES),
+        (options.mesh, "--mesh", MESH),
+    ):
+        if given and (check in options.skip or (options.only and check not in options.only)):
+            way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
+            raise UsageError(f"what {option} names would not be run: {way}")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
@@ -126,6 +128,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs healthy runs to compare with: --baseline"
     elif check.needs_model and not options.model:
         reason = "needs a model of yours: --model"
+    elif check.needs_mesh and not options.mesh:
+        reason = "needs the mesh of your job: --mesh"
     return reason
 
 

@@ -119,6 +119,18 @@ class Floor(Frozen):
         return f"{self.collective}:{self.size_bytes}={self.bytes_per_s / 1e9:.12g}GB/s"
 
 
+class Axis(Frozen):
+    """One axis of a mesh of ranks; the last one of a mesh has neighbouring ranks."""
+
+    name: str  # as the job calls it: dp, shard, tp
+    size: int  # ranks of each of its groups
+
+
+def mesh_typed(mesh: Sequence[Axis]) -> str:
+    """As ``--mesh`` takes it: ``dp=2,shard=4``."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in mesh)
+
+
 class TraceAdvice(Frozen):
     """A change that a trace advises."""
 
@@ -151,6 +163,7 @@ class Options(Frozen):
     iters: int | None = None  # --iters
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
+    mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None

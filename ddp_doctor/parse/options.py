@@ -131,3 +131,26 @@ def require_collective(name: str, known: Collection[str], option: str) -> None:
     near = get_close_matches(re.sub(r"\W+", "_", name.lower()), known, 1, 0.4)
     meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
     raise ValueError(f"{option}: there is no collective {name[:80]!r}{meant}")
+
+
+#: A name that torch takes for an axis, and Python for an argument.
+_AXIS = re.compile(r"(\w{1,40})=(\d{1,9})")
+_MOST_AXES = 8
+
+
+def mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of ``--mesh dp=2,shard=4``; none for nothing. Raises ValueError with one sentence."""
+    if not text:
+        return ()
+    found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
+    axes = [(axis[1], int(axis[2])) for axis in found if axis is not None]
+    if len(axes) < len(found) or not all(name.isidentifier() for name, _ in axes):
+        raise ValueError(f"--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not {text[:80]!r}")
+    if empty := [name for name, size in axes if size == 0]:
+        raise ValueError(f"--mesh {text[:80]}: axis {empty[0]} has no ranks; an axis has at least 1")
+    names = [name for name, _ in axes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"--mesh {text[:80]} has two axes {twice[0]}: each needs a name of its own")
+    if len(axes) > _MOST_AXES:
+        raise ValueError(f"--mesh {text[:80]} has {len(axes)} axes; at most {_MOST_AXES} are tested")
+    return tuple(axes)

@@ -2,7 +2,7 @@
 
 import shlex
 
-from ddp_doctor.model.recording import Options
+from ddp_doctor.model.recording import Options, mesh_typed
 
 JOIN_TIMEOUT_S = 60.0
 
@@ -21,6 +21,7 @@ def typed(
         ("--fail-on", options.fail_on.value, usual.fail_on.value),
         ("--model", options.model, usual.model),
         ("--from-trace", options.from_trace, usual.from_trace),
+        ("--mesh", mesh_typed(options.mesh), ""),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]

@@ -98,6 +98,12 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--collective", "gather", "--sizes", "many"], "--sizes takes sizes such as 8, 512K or 1G"),
         (["run", "--collective", "gather", "--iters", "0"], "--iters"),
         (["run", "--min-busbw", "gather:1M=180"], "'180' has no unit; write it as 180GB/s"),
+        (["run", "--mesh", ""], "--mesh names no axis"),
+        (["run", "--mesh", "dp"], "--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not 'dp'"),
+        (["run", "--mesh", "dp=two"], "--mesh takes NAME=RANKS for each axis"),
+        (["run", "--mesh", "dp=2,shard=0"], "axis shard has no ranks"),
+        (["run", "--mesh", "dp=2,tp=2,dp=2"], "has two axes dp"),
+        (["run", "--mesh", "dp=2", "--only", "p2p"], "what --mesh names would not be run: name mesh in --only, too"),
         (["run", "--min-busbw", "barrier:1M=1GB/s"], "--min-busbw of sizes: there is no collective 'barrier'"),
         (["run", "--min-busbw", "gather"], "--min-busbw takes COLLECTIVE:SIZE=RATE"),
         (
@@ -484,6 +490,7 @@ def test_the_options_of_run_are_these():
             "--markdown",
             "--master-addr",
             "--master-port",
+            "--mesh",
             "--min-busbw",
         ),
         *(

@@ -426,6 +426,7 @@ TARGETS: tuple[Target, ...] = (
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
     direct(options.nnodes, "4", "2:4", refuses=ValueError),
     direct(options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    direct(options.mesh, "dp=2,shard=4", "pp=2, dp=1,tp=8", refuses=ValueError),
     direct(options.sizes, "8:1G:4", "512K", refuses=ValueError),
     Target(options.size, lambda text: options.size(text, "--sizes"), ("8", "512KiB"), (ValueError,)),
     Target(options.floor, lambda text: options.floor(text, TABLE), ("all_reduce:1G=180GB/s",), (ValueError,)),
