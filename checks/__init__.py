@@ -63,6 +63,7 @@ def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
+        compile,  # noqa: A004 - the name of the check
         ddp_modes,
         gradient_sync,
         initial_state,
@@ -88,6 +89,7 @@ def _all_checks() -> tuple[Check, ...]:
         p2p.CHECK,
         collectives.CHECK,
         user_model.CHECK,
+        compile.CHECK,
         step_time.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),

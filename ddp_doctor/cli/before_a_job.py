@@ -67,6 +67,9 @@ def run(
     ] = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    compiled: Annotated[
+        bool, option(WHAT, None, "Look at how torch.compile takes the model of --model on each rank.", "--compile")
+    ] = False,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -94,7 +97,7 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
-        **of_model(model, from_trace),
+        **of_model(model, from_trace, compiled=compiled),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
