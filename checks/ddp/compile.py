@@ -158,9 +158,7 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
         tuple(
             Evidence(
                 text=f"step {number}, rank {rank}, batch {step.batch}:"
-                f" {step.compiled[0].reason or 'not compiled before'}",
-                value=float(len(step.compiled)),
-                unit="compilations",
+                f" {step.compiled[0].reason or 'not compiled before'}"
             )
             for number, of_step in sorted(uneven.items())
             for rank, step in of_step

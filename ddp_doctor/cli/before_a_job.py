@@ -8,6 +8,7 @@ from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
+    CompileOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
@@ -67,9 +68,7 @@ def run(
     ] = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
-    compiled: Annotated[
-        bool, option(WHAT, None, "Look at how torch.compile takes the model of --model on each rank.", "--compile")
-    ] = False,
+    compiled: CompileOption = False,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,

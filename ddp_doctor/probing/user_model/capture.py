@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,8 @@ _STEPS = 4
 class CompileProbe(ModelProbe):
     """What torch.compile makes of the model, step by step, with each rank's own batches."""
 
+    _captured = False  # a graph, on any rank
+
     def capture(self) -> CompiledFact:
         """The graphs of all steps. Raises Skip where nothing is compiled, and Failed."""
         ctx = self.ctx
@@ -40,12 +43,11 @@ class CompileProbe(ModelProbe):
             started, capture = ctx.clock(), Capture()
             steps: list[CompiledStep] = []
             try:
-                steps += self._steps(loaded, capture, by_factory)
-            except Stopped:
-                pass  # the trouble of a rank is in what was seen
+                with suppress(Stopped):  # for the trouble of a rank
+                    steps.extend(self._steps(loaded, capture, by_factory))
             finally:
                 capture.end()
-        if not any(step.graphs for step in steps) and "trouble" not in self.seen:
+        if steps and not self._captured:
             raise Failed(f"torch.compile compiled nothing of {ctx.model}: it is switched off in it, or in the job")
         return CompiledFact(
             model=ctx.model,
@@ -63,7 +65,8 @@ class CompileProbe(ModelProbe):
 
         model: Any = loaded.model
         model.train()
-        run = model if by_factory else torch.compile(model, backend=capture.backend)
+        compiles = self.ctx.options.compile and not by_factory
+        run = torch.compile(model, backend=capture.backend) if compiles else model
         for number in range(_STEPS):
             batch = self._batch(loaded, number)
             if batch is None:
@@ -71,7 +74,9 @@ class CompileProbe(ModelProbe):
             seed(SEED + number)
             began = self.ctx.clock()
             with capture.step() as step:
-                _, trouble = attempt("forward", partial(batch.forward, run))
+                _, trouble = attempt("forward", partial(step.run, batch.forward, run))
+            if trouble and not trouble.where:
+                trouble = trouble.model_copy(update={"where": step.raised_at})
             self._took_s.append(self.ctx.clock() - began)
             self._settle("forward", trouble, f"capture {number}")
             yield self._compared(number, batch, step)
@@ -98,17 +103,21 @@ class CompileProbe(ModelProbe):
             graphs=len(step.graphs),
             breaks=tuple(step.breaks[:MOST_NAMES]),
             compiled=tuple(step.compiled[:MOST_NAMES]),
-            parting=self._parting(number, shapes, step),
+            parting=self._parting(number, batch, shapes, step),
         )
 
-    def _parting(self, number: int, shapes: str, step: Step) -> Parting | None:
-        """From most of the ranks that captured something here; without sizes where their batches have others."""
+    def _parting(self, number: int, batch: Batch, shapes: str, step: Step) -> Parting | None:
+        """From most of the ranks that captured something here; without sizes where their batches may have others."""
+        import torch
+
         ctx = self.ctx
         with ctx.step("compare_graphs", f"step {number}"):
-            sizes = len(set(ctx.exchange(f"shapes {number}", shapes))) == 1 and not number
+            known = all(isinstance(part, torch.Tensor) for _, part in batch.parts())
+            sizes = set(ctx.exchange(f"shapes {number}", shapes if known else "")) == {shapes} and not number
             text = json.dumps(step.lines(sizes=sizes)) if step.graphs or step.breaks else ""
             marks = ctx.exchange(f"graphs {number}", text and hashlib.sha256(text.encode()).hexdigest())
             captured = [place for place, mark in enumerate(marks) if mark]
+            self._captured |= bool(captured)
             if len({marks[place] for place in captured}) < 2:
                 return None
             texts = ctx.exchange(f"calls {number}", text)

@@ -11,7 +11,7 @@ Held against torch 2.6 to 2.15.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,12 +44,25 @@ class Step:
     graphs: list[Any] = field(default_factory=list)  # torch.fx.GraphModule
     breaks: list[GraphBreak] = field(default_factory=list)
     compiled: list[Compilation] = field(default_factory=list)
+    raised_at: str = ""  # the user's line that torch was tracing when it raised
+
+    def run(self, call: Callable[..., object], *args: Any) -> None:
+        """Call, and note where in the user's code torch was where it raises: its own frames alone are on the stack."""
+        try:
+            call(*args)
+        except Exception as error:
+            self.raised_at = _own_line(getattr(error, "real_stack", None) or ())
+            raise
 
     def lines(self, *, sizes: bool) -> list[tuple[str, str]]:
         """Breaks and calls, each with the user's line; without ``sizes`` whole numbers are left out."""
-        modules = [module for graph in self.graphs for module in graph.modules() if hasattr(module, "graph")]
-        breaks = [(f"a graph break: {each.reason}", each.where) for each in self.breaks]
-        return breaks + [line for module in modules for line in _calls(module.graph, sizes=sizes)]
+        found = [(f"a graph break ({each.reason})", each.where) for each in self.breaks]
+        found.append(("no more graph breaks", ""))
+        for graph in self.graphs:
+            for module in graph.modules():  # the graphs of checkpointed regions are within it
+                if hasattr(module, "graph"):
+                    found += _calls(module.graph, sizes=sizes)
+        return found
 
 
 class Capture:
@@ -122,14 +135,20 @@ class Capture:
 
 
 def _break(reason: Any) -> GraphBreak:
-    frames = [frame for frame in reason.user_stack if is_of_the_job(frame.filename)] or list(reason.user_stack)
-    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return GraphBreak(reason=_first(reason.reason), where=where)
+    return GraphBreak(reason=_first(reason.reason), where=_own_line(reason.user_stack))
+
+
+def _own_line(stack: Iterable[Any]) -> str:
+    """The innermost frame of the user's code, or of any."""
+    frames = list(stack)
+    own = [frame for frame in frames if is_of_the_job(frame.filename)] or frames
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _first(text: str) -> str:
-    """The first line, without what torch adds to it."""
-    line = (text.strip().splitlines() or [""])[0].partition(" (HINT")[0].partition("  #")[0]
+    """Torch's explanation, or the first line, without what is added to it."""
+    lines = text.partition("Explanation: ")[2].splitlines() or text.strip().splitlines() or [""]
+    line = lines[0].partition(" (HINT")[0].partition("  #")[0]
     return " ".join(line.split())[:_LONGEST_REASON]
 
 
