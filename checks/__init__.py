@@ -64,6 +64,7 @@ def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
+        compile,  # noqa: A004 - the name of the check
         ddp_modes,
         gradient_sync,
         initial_state,
@@ -90,6 +91,7 @@ def _all_checks() -> tuple[Check, ...]:
         collectives.CHECK,
         mesh.CHECK,
         user_model.CHECK,
+        compile.CHECK,
         step_time.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),

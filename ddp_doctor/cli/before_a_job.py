@@ -8,6 +8,7 @@ from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
+    CompileOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
@@ -68,6 +69,7 @@ def run(
     prove: ProveOption = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    compiled: CompileOption = False,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -96,7 +98,7 @@ def run(
         backend=backend,
         prove=prove,
         mesh=axes(mesh),
-        **of_model(model, from_trace),
+        **of_model(model, from_trace, compiled=compiled),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None

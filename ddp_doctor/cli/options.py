@@ -89,6 +89,9 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
+CompileOption = Annotated[
+    bool, option(WHAT, None, "Look at what torch.compile makes of the model of --model on each rank.", "--compile")
+]
 CollectiveOption = Annotated[
     list[str] | None,
     option(

@@ -2,6 +2,7 @@
 
     --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
     --model net:make      a forward and backward of that model, alone and in DDP
+    --compile             the graphs of several steps of that model
     --from-trace FILE     steps with each change that can be tried
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
@@ -21,7 +22,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, MESH, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, COMPILE, GPUS, MESH, STEP_TIME, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
@@ -62,6 +63,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
             if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
         ),
         *_model(recording, by_id),
+        *_compile(recording, by_id),
         *_from_trace(recording, by_id),
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
@@ -96,6 +98,12 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+
+
+def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    result = by_id.get(COMPILE)
+    if recording.options.compile and (result is None or result.status not in _RAN):
+        yield NotAsAsked("--compile", COMPILE, _why(result))
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -12,12 +12,13 @@ from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
 ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
-PROCESS_GROUP, COLLECTIVES, MESH, P2P, USER_MODEL, STEP_TIME, BASELINE = (
+PROCESS_GROUP, COLLECTIVES, MESH, P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = (
     "process_group",
     "collectives",
     "mesh",
     "p2p",
     "user_model",
+    "compile",
     "step_time",
     "baseline",
 )

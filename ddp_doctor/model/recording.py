@@ -155,6 +155,7 @@ class Options(Frozen):
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
+    compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
     baseline: str = ""  # the file of --baseline
