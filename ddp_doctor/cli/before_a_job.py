@@ -24,6 +24,7 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
+    ReplayOption,
     RequireGpusOption,
     SkipOption,
     command,
@@ -67,6 +68,7 @@ def run(
     ] = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    replay: ReplayOption = None,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -76,7 +78,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored, of_model, sweep
+    from ddp_doctor.cli.given import ignored, of_model, of_replay, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
@@ -95,6 +97,7 @@ def run(
         backend=backend,
         prove=prove,
         **of_model(model, from_trace),
+        **of_replay(replay),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None

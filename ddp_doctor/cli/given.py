@@ -50,6 +50,15 @@ def of_model(model: str, from_trace: str) -> dict[str, Any]:
     return {"model": model, "from_trace": from_trace, "advice": advice}
 
 
+def of_replay(path: str | None) -> dict[str, Any]:
+    """The field of Options for --replay. Raises UsageError."""
+    if path is None:
+        return {}
+    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+
+    return {"replay": load_job_collectives(path)}
+
+
 def sweep(
     collectives: Sequence[str] | None,
     sizes: str,

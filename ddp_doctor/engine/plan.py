@@ -43,6 +43,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
             not_run.append(NotRun(check=check.id, reason=reason))
     _require_run(options, checks, chosen)
     _require_collectives(options)
+    _require_replay(options, checks)
     if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
@@ -110,6 +111,17 @@ def _require_collectives(options: Options) -> None:
         raise UsageError(f"what {named} names would not be run: {way}")
 
 
+def _require_replay(options: Options, checks: Sequence[Check]) -> None:
+    """Raises UsageError where --only or --skip leaves out what --replay is for, or --only names it without a job."""
+    own = next((check.id for check in checks if check.needs_job), "")
+    if options.replay is None:
+        if own in options.only:
+            raise UsageError(f"{own} replays the collectives of a job: give --replay, and no --only for it")
+    elif own in options.skip or (options.only and own not in options.only):
+        way = f"name {own} in --only, too" if options.only else f"take {own} out of --skip"
+        raise UsageError(f"--replay {options.replay.path} would not be run: {way}")
+
+
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     needed, reason = check.from_level(options.model), None
     if check.id in options.skip:
@@ -126,6 +138,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs healthy runs to compare with: --baseline"
     elif check.needs_model and not options.model:
         reason = "needs a model of yours: --model"
+    elif check.needs_job and options.replay is None:
+        reason = "needs the collectives of a job: --replay"
     return reason
 
 

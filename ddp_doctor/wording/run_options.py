@@ -21,6 +21,7 @@ def typed(
         ("--fail-on", options.fail_on.value, usual.fail_on.value),
         ("--model", options.model, usual.model),
         ("--from-trace", options.from_trace, usual.from_trace),
+        ("--replay", options.replay.path if options.replay else "", ""),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]
