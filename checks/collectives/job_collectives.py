@@ -94,8 +94,9 @@ class _Replayed:
         return Counter(fact.stopped for fact in self.facts.values())
 
     def where(self, waits: Mapping[int, tuple[JobCall, ...]]) -> str:
-        """Ranks 0, 1 in all_reduce 18 of group 2."""
-        return where_they_wait((f"in {self.job.words(call)}", rank) for rank, calls in waits.items() for call in calls)
+        """``ranks 0, 1 wait in all_reduce 18 of group 2``."""
+        places = ((f"in {self.job.words(call)}", rank) for rank, calls in waits.items() for call in calls)
+        return (words := where_they_wait(places))[:1].lower() + words[1:]
 
     @property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -138,20 +139,24 @@ def hangs(recording: Recording) -> Iterator[Draft]:
 
     Finds: With ``--replay`` the job's calls in their order, made by ranks that do nothing else; they stand in the same
         collectives as the job's ranks in the dumps. Who is named is whom the dumps name, as `ddp-doctor logs` does.
-    Why: The calls themselves hang: a rank leaves one out, or calls its groups in another order. No network, GPU or
-        time-out has to do with it.
+    Why: The calls that were recorded cannot all meet, on any network or GPU: a rank calls its groups in another order,
+        leaves a call out, or came no further because it stood still or was gone.
     Remedy: Look for what makes this rank's calls differ: a condition on the rank or on data, an early end of a loop.
+        Where its calls end too early, look at where it stood: `ddp-doctor attach`, its stack, its last output.
     See: docs/how-to/see-what-keeps-a-job-waiting.md
     """
     replayed = _replayed(recording)
     if replayed is None or replayed.differ or not replayed.hangs_as_the_job:
         return
-    who = f"{capital(rank_list(replayed.job.blamed))} left the job's others waiting" if replayed.job.blamed else ""
-    title = (
-        f"{who or 'The job hangs by its own calls'}: they hang here in the same place: {replayed.where(replayed.waits)}"
-    )
-    detail = f"By {replayed.job.source}: {replayed.job.says}" if replayed.job.says else ""
-    yield proved(_culprits(recording, replayed), title, replayed.evidence, _LOOK, detail=detail)
+    job, waits = replayed.job, replayed.waits
+    never_came = bool(job.blamed) and waits.keys().isdisjoint(job.blamed)
+    does = "never came" if never_came else "made calls that do not meet the others'"
+    who = f"{capital(rank_list(job.blamed))} {does}; " if job.blamed else ""
+    says = f"By {job.source}: {job.says}" if job.says else ""
+    if never_came:
+        says += " Whether it left the call out or stood still in its own code, no recorder tells."
+    title = f"{who}{'the' if who else 'The'} replay hangs where the job hung: {replayed.where(waits)}"
+    yield proved(_culprits(recording, replayed), title, replayed.evidence, _LOOK, detail=says.strip())
 
 
 @rule("DD651", "job-calls-differ", Severity.ERROR, JobCollectivesFact)
@@ -207,13 +212,17 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     job, first = replayed.job, replayed.facts[min(replayed.facts)]
     moved = max(fact.moved_bytes for fact in replayed.facts.values())
     title = (
-        f"The job's {job.count} collectives of {len(job.groups)} groups ran through in {replayed.seconds:.1f} s;"
-        f" a rank gave {moved / 1e6:.1f} MB at most"
+        f"The job's {job.count} collectives of {len(job.groups)} groups ran through in {replayed.seconds:.2g} s;"
+        f" a rank gave {moved:,} bytes at most"
     )
-    hung = f"The job hung {replayed.where(replayed.waited)}. " if replayed.waited else ""
-    detail = (
-        f"{hung}It was not by the order, sizes and groups of the collectives that {job.source} hold." if hung else ""
-    )
+    detail = ""
+    if replayed.waited:
+        detail = f"In the job, {replayed.where(replayed.waited)}; "
+        detail += (
+            f"here {rank_list(job.unknown)}, of which nothing was recorded, made the calls of the others, and all met."
+            if job.unknown
+            else "not by the order, sizes or groups of these calls: here all met."
+        )
     if first.largest_bytes:
         detail += f" Tensors larger than {first.largest_bytes >> 10} KiB were cut to that."
     yield proved(
@@ -247,15 +256,20 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     if replayed is None or replayed.differ or replayed.hangs_as_the_job:
         return
     if any(fact.stopped == "hung" for fact in replayed.facts.values()):
-        where = f"the job stood {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
-        title = f"The job's collectives hang here {replayed.where(replayed.waits)}; {where}"
+        where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
+        title = f"The job's collectives hang here: {replayed.where(replayed.waits)}; {where}"
         yield possible(NOBODY, title, replayed.evidence)
 
 
 def _measurements(recording: Recording) -> Iterator[Measurement]:
     for at in recording.facts(JobCollectivesFact):
         for kind in at.fact.kinds:
-            labels = {"rank": at.rank or 0, "collective": kind.op, "ranks": kind.ranks, "size_bytes": kind.size_bytes}
+            labels: dict[str, str | int | float] = {
+                "rank": at.rank or 0,
+                "collective": kind.op,
+                "ranks": kind.ranks,
+                "size_bytes": kind.size_bytes,
+            }
             yield Measurement(name="job_collective_time", value=kind.median_s, unit="s", labels=labels)
 
 

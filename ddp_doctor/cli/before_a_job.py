@@ -97,13 +97,12 @@ def run(
         backend=backend,
         prove=prove,
         **of_model(model, from_trace),
-        **of_replay(replay),
+        **of_replay(replay, is_written="reproducer" in outputs.paths),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known)
-    return run(options, launch, outputs)
+    return run(options, Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known), outputs)
 
 
 @command("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")

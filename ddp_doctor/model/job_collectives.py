@@ -38,7 +38,7 @@ class JobCollectives(Frozen):
     path: str  # as --replay has it
     source: str  # "the dumps", "the trace": how sentences call it
     world: int | None = None  # the job's ranks; None where the only dump does not tell
-    groups: tuple[JobGroup, ...]
+    groups: tuple[JobGroup, ...]  # in the order in which they are made
     ranks: tuple[tuple[JobCall, ...], ...]  # the calls of each rank; one list where ``world`` is not known
     unknown: tuple[int, ...] = ()  # ranks of which nothing was recorded: they call what the first known rank did
     left_out: dict[str, int] = Field(default_factory=dict)  # operations that are not run: how many calls

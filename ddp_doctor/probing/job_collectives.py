@@ -7,7 +7,7 @@ that was open in the job is waited for last.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Literal
 
@@ -46,7 +46,7 @@ class Replay:
         self.groups: list[Any] = [dist.new_group(members) for members in self.members]
         self.pending: dict[int, tuple[Any, float]] = {}  # by index of the call: torch's work, and when it was made
         self.times: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-        self.buffers: dict[tuple[str, int], Any] = {}
+        self.buffers: dict[tuple[str, str], Any] = {}
         self.issued = self.moved = 0
         self.stopped: Literal["", "hung", "differs", "raised", "time"] = ""
         self.error, self.waited_s = "", 0.0
@@ -133,29 +133,31 @@ class Replay:
         import torch.distributed as dist
 
         members, elements = self.members[call.group], self._elements(call)
-        how: dict[str, Any] = {"group": self.groups[call.group], "async_op": True}
-        if call.op == knowledge.BARRIER:
-            return dist.barrier(**how)
-        given = self._buffer("given", elements, call.dtype)
         root = members[0] if call.root is None else call.root
-        is_root = root == self.ctx.group_rank
-        if call.op == "all_reduce":
-            return dist.all_reduce(given, **how)
-        if call.op == "broadcast":
-            return dist.broadcast(given, root, **how)
-        if call.op == "reduce":
-            return dist.reduce(given, root, **how)
-        if call.op == "all_to_all":
-            return dist.all_to_all_single(self._buffer("taken", elements, call.dtype), given, **how)
-        if call.op == "reduce_scatter":
-            return dist.reduce_scatter_tensor(self._buffer("taken", elements // len(members), call.dtype), given, **how)
-        whole = self._buffer("taken", elements * len(members), call.dtype)
-        if call.op == "all_gather":
-            return dist.all_gather_into_tensor(whole, given, **how)
-        parts = list(whole.split(elements)) if is_root else None
-        if call.op == "gather":
-            return dist.gather(given, parts, root, **how)
-        return dist.scatter(given, parts, root, **how)
+        how: dict[str, Any] = {"group": self.groups[call.group], "async_op": True}
+        given = self._buffer("given", elements, call.dtype)
+
+        def taken(count: int) -> Any:
+            return self._buffer("taken", count, call.dtype)
+
+        def parts() -> Any:
+            return list(taken(elements * len(members)).split(elements)) if root == self.ctx.group_rank else None
+
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(given, **how),
+            "broadcast": lambda: dist.broadcast(given, root, **how),
+            "reduce": lambda: dist.reduce(given, root, **how),
+            "all_gather": lambda: dist.all_gather_into_tensor(taken(elements * len(members)), given, **how),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(taken(elements // len(members)), given, **how),
+            "all_to_all": lambda: dist.all_to_all_single(taken(elements), given, **how),
+            "gather": lambda: dist.gather(given, parts(), root, **how),
+            "scatter": lambda: dist.scatter(given, parts(), root, **how),
+            knowledge.BARRIER: lambda: dist.barrier(**how),
+        }
+        # gloo makes an all-reduce of it, whose work never says that it is done (torch 2.13 ProcessGroupGloo.cpp,
+        # _reduce_scatter_base).
+        is_made_by_gloo = call.op == "reduce_scatter" and self.ctx.backend == "gloo"
+        return calls["all_reduce" if is_made_by_gloo else call.op]()
 
     def _kinds(self) -> tuple[CallKind, ...]:
         by_time: Sequence[tuple[tuple[str, int, int], list[float]]] = sorted(
