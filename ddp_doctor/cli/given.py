@@ -52,6 +52,17 @@ def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
     return {"model": model, "from_trace": from_trace, "advice": advice, "compile": compiled}
 
 
+def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
+    """The field of Options for --replay; ``is_written``: with --reproducer. Raises UsageError."""
+    if path is None and is_written:
+        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+    if path is None:
+        return {}
+    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+
+    return {"replay": load_job_collectives(path)}
+
+
 def sweep(
     collectives: Sequence[str] | None,
     sizes: str,

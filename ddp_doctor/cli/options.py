@@ -134,6 +134,10 @@ RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the 
 FromTraceOption = Annotated[
     str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
 ]
+ReplayOption = Annotated[
+    str | None,
+    option(WHAT, "DUMP", "Run a job's collectives again: a dump of the flight recorder, or a folder of all ranks'."),
+]
 BaselineOption = Annotated[
     str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")
 ]

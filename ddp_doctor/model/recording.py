@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from ddp_doctor.model.base import Frozen, Memo, grouped
 from ddp_doctor.model.choices import Backend, Command, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
@@ -158,6 +159,7 @@ class Options(Frozen):
     compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
+    replay: JobCollectives | None = None  # what --replay names: the collectives of a job
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor

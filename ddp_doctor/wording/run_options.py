@@ -22,6 +22,7 @@ def typed(
         ("--model", options.model, usual.model),
         ("--from-trace", options.from_trace, usual.from_trace),
         ("--mesh", mesh_typed(options.mesh), ""),
+        ("--replay", options.replay.path if options.replay else "", ""),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]
