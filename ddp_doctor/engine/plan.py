@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, JOB_COLLECTIVES, MESH, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -93,7 +93,10 @@ def no_such_check(name: str, checks: Sequence[Check]) -> str:
 def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Check]) -> None:
     """Raises UsageError where --model names a model, and --only or --skip leaves out all that would run it."""
     own, model = next((check.id for check in checks if check.needs_model), None), options.model
-    if own is None or not model or any(check.runs_model(model) for check in chosen):
+    runs = [check.id for check in chosen if check.runs_model(model)]
+    if not (options.compile or COMPILE in options.only):
+        runs = [check for check in runs if check != COMPILE]  # which runs it only if it is compiled
+    if own is None or not model or runs:
         return
     if own in options.skip or (options.only and own not in options.only):
         way = f"name {own} in --only, too" if options.only else f"take {own} out of --skip"

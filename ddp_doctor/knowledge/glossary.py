@@ -17,6 +17,8 @@ GLOSSARY: dict[str, str] = {
     "all-gather, reduce-scatter, all-to-all": "all ranks get what each had; each gets its part of the sum of all; each gives each a share: FSDP and ZeRO call the first two, expert parallel training the third",
     "ring": "the order in which NCCL passes data from rank to rank; an all-reduce goes round it twice",
     "bucket": "gradients that DDP reduces together as soon as all of them are there; 25 MiB by default",
+    "graph break": "where a graph of torch.compile ends before the function does; what stands there runs uncompiled",
+    "recompilation": "torch.compile takes a function again, because a guard failed: a size, a type or a value that it had taken for constant",
     "straggler": "a rank that arrives late at a collective, so that all others wait for it",
     "watchdog": "the thread of torch that notices a collective which takes too long",
     "flight recorder": "torch's list of the last collectives of a rank",

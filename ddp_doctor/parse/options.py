@@ -46,14 +46,17 @@ def written(host: str, port: int) -> str:
 
 
 _FORM = "--model takes MODULE:FACTORY, such as train.models:make"
-_CHECK = "user_model"
+_CHECKS = ("user_model", "compile")
 
 
 def require_factory(name: str, only: Collection[str] = ()) -> None:
     """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
     if not name:
-        if _CHECK in only:
-            raise ValueError(f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY")
+        for check in _CHECKS:
+            if check in only:
+                raise ValueError(
+                    f"--only {check} needs a model of yours: name what makes it with --model MODULE:FACTORY"
+                )
         return
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:

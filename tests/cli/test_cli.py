@@ -71,7 +71,9 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
         (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
         (["run", "--from-trace", "trace.json"], "is tried with a model of yours: give --model MODULE:FACTORY, too"),
+        (["run", "--compile"], "--compile looks at a model of yours: give --model MODULE:FACTORY, too"),
         (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
+        (["run", "--only", "compile"], "--only compile needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
         (["run", "--node-rank", "first"], "--node-rank"),
@@ -478,7 +480,17 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--baseline", "--budget", "--collective", "--fail-on", "--from-trace", "--hostfile", "--hosts"),
+        *(
+            "--backend",
+            "--baseline",
+            "--budget",
+            "--collective",
+            "--compile",
+            "--fail-on",
+            "--from-trace",
+            "--hostfile",
+            "--hosts",
+        ),
         *(
             "--html",
             "--ignore",
