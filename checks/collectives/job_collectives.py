@@ -10,6 +10,7 @@ What hangs here hangs by the order, sizes or groups of the calls, whatever the m
 It comes last: a rank that hangs in it is of no use to another check.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ddp_doctor.model.check import JOB_COLLECTIVES, Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.report import Measurement
@@ -27,13 +28,9 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.job_collectives import Replay
 from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
-from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, where_they_wait
+from ddp_doctor.wording.ranks import assumed, capital, rank_culprit, rank_list, where_they_wait
 
 _MOST_KINDS = 8
-_LOOK = in_code(
-    "Look in the script at the condition or the order by which this rank's calls differ from the others'",
-    "ddp-doctor run --replay DUMP --only job_collectives --reproducer reproducer.py   # for a bug report",
-)
 
 
 def probe(ctx: RankContext) -> JobCollectivesFact:
@@ -129,6 +126,12 @@ def _replayed(recording: Recording) -> _Replayed | None:
     return _Replayed(job, {at.rank or 0: at.fact for at in facts})
 
 
+def _remedy(job: JobCollectives, summary: str) -> Remedy:
+    ranks = f" --nproc-per-node {job.world}" if job.world else ""
+    again = f"ddp-doctor run --replay {shlex.quote(job.path)} --only {JOB_COLLECTIVES}{ranks}"
+    return in_code(summary, f"{again} --reproducer reproducer.py   # a script for a bug report")
+
+
 def _culprits(recording: Recording, replayed: _Replayed) -> tuple[Culprit, ...]:
     return tuple(rank_culprit(recording, rank) for rank in replayed.job.blamed)
 
@@ -155,8 +158,13 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     says = f"By {job.source}: {job.says}" if job.says else ""
     if never_came:
         says += " Whether it left the call out or stood still in its own code, no recorder tells."
+        cure = (
+            "Look at where it stood, by its stack or last output; else at the condition by which it leaves the call out"
+        )
+    else:
+        cure = "Look in the script at the condition or the order by which these calls differ from the others'"
     title = f"{who}{'the' if who else 'The'} replay hangs where the job hung: {replayed.where(waits)}"
-    yield proved(_culprits(recording, replayed), title, replayed.evidence, _LOOK, detail=says.strip())
+    yield proved(_culprits(recording, replayed), title, replayed.evidence, _remedy(job, cure), detail=says.strip())
 
 
 @rule("DD651", "job-calls-differ", Severity.ERROR, JobCollectivesFact)
@@ -187,7 +195,7 @@ def calls_differ(recording: Recording) -> Iterator[Draft]:
         _culprits(recording, replayed),
         f"{title} at number {at.seq} of {job.groups[at.group].words}: {said}",
         replayed.evidence,
-        _LOOK,
+        _remedy(job, "Make the same call on all ranks of the group there: look at what its shape or order depends on"),
         detail=f"The replay made all calls before it.{f' By {job.source}: {job.says}' if job.says else ''}",
     )
 
@@ -219,8 +227,8 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     if replayed.waited:
         detail = f"In the job, {replayed.where(replayed.waited)}; "
         detail += (
-            f"here {rank_list(job.unknown)}, of which nothing was recorded, made the calls of the others, and all met."
-            if job.unknown
+            f"here {assumed(job)}, of which nothing was recorded, made the calls of the others, and all met."
+            if assumed(job)
             else "not by the order, sizes or groups of these calls: here all met."
         )
     if first.largest_bytes:

@@ -174,7 +174,9 @@ def _of_dumps(job: DumpSet, calls: Mapping[str, tuple[RecordedCall, ...]]) -> _J
         is_default = group.members == job.world or group.words == "the default group"
         if is_default or group.members_are_known or not alone:
             index_of |= {(rank, group.name): len(found.groups) for rank in seen}
-            found.groups.append(JobGroup(words=group.words, ranks=() if is_default else group.members))
+            members = () if is_default else tuple(rank for rank in group.members if rank >= 0)
+            found.groups.append(JobGroup(words=group.words, ranks=members))
+            found.world = max(found.world or 0, max(members, default=-1) + 1) or None
     for rank, dump in sorted(job.dumps.items()):
         for recorded in calls[dump.file]:
             group_index = index_of.get((rank, recorded.entry.group))
@@ -182,7 +184,7 @@ def _of_dumps(job: DumpSet, calls: Mapping[str, tuple[RecordedCall, ...]]) -> _J
             if op is None or recorded.is_transfer or group_index is None:
                 if recorded.entry.op != "coalesced":  # what was coalesced has entries of its own
                     found.left_out[
-                        recorded.entry.op if group_index is not None else f"calls of {recorded.entry.group}"
+                        recorded.entry.op if group_index is not None else f"calls of group {recorded.entry.group}"
                     ] += 1
                 continue
             _add(found.calls[rank], _call(recorded, op, group_index))

@@ -516,7 +516,8 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--sizes", "--skip", "--svg"),
+        *("--rdzv-endpoint", "--record", "--redact", "--replay", "--reproducer", "--require-gpus", "--settings"),
+        *("--sizes", "--skip", "--svg"),
         *("--verbose", "--warmup", "-q", "-v"),
     ]
 

@@ -289,6 +289,12 @@ TARGETS: tuple[Target, ...] = (
         _FLIGHT_DUMPS,
     ),
     Target(
+        flight_recorder.recorded_calls,
+        lambda text: list(flight_recorder.recorded_calls(_of_bytes(text), 1.0)),
+        _FLIGHT_DUMPS,
+        (ValueError, RecursionError),
+    ),
+    Target(
         flight_recorder.entry_of,
         lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
         _FLIGHT_DUMPS[:1],
