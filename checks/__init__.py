@@ -55,6 +55,7 @@ def _all_checks() -> tuple[Check, ...]:
         allreduce,
         collectives,
         gpu_speed,
+        job_collectives,
         mesh,
         nccl_diagnostics,
         p2p,
@@ -64,6 +65,7 @@ def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
+        compile,  # noqa: A004 - the name of the check
         ddp_modes,
         gradient_sync,
         initial_state,
@@ -90,7 +92,9 @@ def _all_checks() -> tuple[Check, ...]:
         collectives.CHECK,
         mesh.CHECK,
         user_model.CHECK,
+        compile.CHECK,
         step_time.CHECK,
+        job_collectives.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,

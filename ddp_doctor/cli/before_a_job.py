@@ -8,6 +8,7 @@ from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
+    CompileOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
@@ -26,6 +27,7 @@ from ddp_doctor.cli.options import (
     NprocOption,
     OnlyOption,
     ProveOption,
+    ReplayOption,
     RequireGpusOption,
     SkipOption,
     command,
@@ -68,6 +70,8 @@ def run(
     prove: ProveOption = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    compiled: CompileOption = False,
+    replay: ReplayOption = None,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -77,7 +81,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import axes, ignored, of_model, sweep
+    from ddp_doctor.cli.given import axes, ignored, of_model, of_replay, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
@@ -96,13 +100,13 @@ def run(
         backend=backend,
         prove=prove,
         mesh=axes(mesh),
-        **of_model(model, from_trace),
+        **of_model(model, from_trace, compiled=compiled),
+        **of_replay(replay, is_written="reproducer" in outputs.paths),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known)
-    return run(options, launch, outputs)
+    return run(options, Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known), outputs)
 
 
 @command("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")

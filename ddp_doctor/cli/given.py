@@ -42,12 +42,25 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     return found
 
 
-def of_model(model: str, from_trace: str) -> dict[str, Any]:
-    """The fields of Options for --model and --from-trace. Raises UsageError."""
+def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
+    """The fields of Options for --model, --from-trace and --compile. Raises UsageError."""
     from ddp_doctor.app.advice import load_advice  # few runs need it
 
+    if compiled and not model:
+        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
     advice = load_advice(from_trace, model) if from_trace else ()
-    return {"model": model, "from_trace": from_trace, "advice": advice}
+    return {"model": model, "from_trace": from_trace, "advice": advice, "compile": compiled}
+
+
+def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
+    """The field of Options for --replay; ``is_written``: with --reproducer. Raises UsageError."""
+    if path is None and is_written:
+        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+    if path is None:
+        return {}
+    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+
+    return {"replay": load_job_collectives(path)}
 
 
 def sweep(

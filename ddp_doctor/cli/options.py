@@ -89,6 +89,9 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
+CompileOption = Annotated[
+    bool, option(WHAT, None, "Look at what torch.compile makes of the model of --model on each rank.", "--compile")
+]
 CollectiveOption = Annotated[
     list[str] | None,
     option(
@@ -130,6 +133,10 @@ _RedactOption = Annotated[
 RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
 FromTraceOption = Annotated[
     str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
+]
+ReplayOption = Annotated[
+    str | None,
+    option(WHAT, "DUMP", "Run a job's collectives again: a dump of the flight recorder, or a folder of all ranks'."),
 ]
 BaselineOption = Annotated[
     str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")

@@ -2,7 +2,9 @@
 
     --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
     --model net:make      a forward and backward of that model, alone and in DDP
+    --compile             the graphs of several steps of that model
     --from-trace FILE     steps with each change that can be tried
+    --replay DUMP         all that was recorded of the job's collectives, on all its ranks
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
@@ -21,11 +23,12 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, MESH, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, COMPILE, GPUS, JOB_COLLECTIVES, MESH, STEP_TIME, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.ranks import rank_list
 
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
@@ -62,7 +65,9 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
             if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
         ),
         *_model(recording, by_id),
+        *_compile(recording, by_id),
         *_from_trace(recording, by_id),
+        *_replay(recording, by_id),
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
@@ -98,6 +103,12 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
 
 
+def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    result = by_id.get(COMPILE)
+    if recording.options.compile and (result is None or result.status not in _RAN):
+        yield NotAsAsked("--compile", COMPILE, _why(result))
+
+
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
     if not recording.options.advice:
         return
@@ -109,6 +120,25 @@ def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Itera
     why = "; ".join(dict.fromkeys(untried)) if trials else _why(by_id.get(STEP_TIME))
     if untried or not trials:
         yield NotAsAsked(f"--from-trace {recording.options.from_trace}", STEP_TIME, why)
+
+
+def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    job = recording.options.replay
+    if job is None:
+        return
+    from ddp_doctor.facts.job_collectives import JobCollectivesFact
+
+    stops = {at.rank: at.fact for at in recording.facts(JobCollectivesFact) if at.fact.stopped in ("raised", "time")}
+    why = "" if recording.facts(JobCollectivesFact) else _why(by_id.get(JOB_COLLECTIVES))
+    if stops:
+        rank, fact = min(stops.items(), key=lambda stop: stop[0] or 0)
+        why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
+    elif job.left_out:
+        why = f"not run: {', '.join(f'{name} ({count})' for name, count in sorted(job.left_out.items()))}"
+    elif job.unknown:
+        why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
+    if why:
+        yield NotAsAsked(f"--replay {job.path}", JOB_COLLECTIVES, why)
 
 
 def _collectives(recording: Recording) -> Iterator[NotAsAsked]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, MESH, Check
+from ddp_doctor.model.check import COLLECTIVES, JOB_COLLECTIVES, MESH, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -101,15 +101,19 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
 
 
 def _require_named(options: Options) -> None:
-    """Raises UsageError where --only or --skip leaves out the check of what another option names."""
+    """Raises UsageError where --only or --skip leaves out the check of what another option names, or --only names one
+    of those without what it needs."""
     for given, option, check in (
         (options.collectives, "--collective", COLLECTIVES),
         (options.min_busbw, "--min-busbw", COLLECTIVES),
         (options.mesh, "--mesh", MESH),
+        (options.replay, "--replay", JOB_COLLECTIVES),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
             raise UsageError(f"what {option} names would not be run: {way}")
+        if not given and check in options.only and check is not COLLECTIVES:
+            raise UsageError(f"{check} runs what {option} names: give it, or take {check} out of --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
@@ -130,6 +134,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs a model of yours: --model"
     elif check.needs_mesh and not options.mesh:
         reason = "needs the mesh of your job: --mesh"
+    elif check.needs_job and options.replay is None:
+        reason = "needs the collectives of a job: --replay"
     return reason
 
 

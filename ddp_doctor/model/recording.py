@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from ddp_doctor.model.base import Frozen, Memo, grouped
 from ddp_doctor.model.choices import Backend, Command, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
@@ -155,8 +156,10 @@ class Options(Frozen):
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"
+    compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
+    replay: JobCollectives | None = None  # what --replay names: the collectives of a job
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor
