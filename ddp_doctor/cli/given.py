@@ -102,10 +102,9 @@ def sweep(
 
 def axes(text: str | None) -> tuple[Axis, ...]:
     """The axes of --mesh. Raises UsageError."""
-    if text is not None and not text.strip():
-        raise UsageError("--mesh names no axis: give NAME=RANKS for each, such as dp=2,shard=4")
     with as_usage_error():
-        return tuple(Axis(name=name, size=size) for name, size in options.mesh(text or ""))
+        found = options.mesh(text) if text is not None else ()
+    return tuple(Axis(name=name, size=size) for name, size in found)
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

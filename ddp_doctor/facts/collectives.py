@@ -137,12 +137,10 @@ class AxisGroup(Frozen):
 
     axis: str
     members: tuple[int, ...]  # original ranks, in the order of the axis
-    tested: tuple[str, ...] = ()  # collectives, rows of knowledge/collectives.py
-    not_offered: dict[str, str] = Field(default_factory=dict)  # collective, and what the backend says
+    untested: dict[str, str] = Field(default_factory=dict)  # collective, and why it was not called, or not timed
     sources: dict[int, int] = Field(default_factory=dict)  # as of CollectiveFact
     wrong: tuple[WrongShare, ...] = ()
     sizes: dict[str, SizeResult] = Field(default_factory=dict)  # by collective, all groups of the axis at once
-    short_of_memory: tuple[str, ...] = ()  # collectives that were not timed for it
 
 
 class MeshFact(Fact):
@@ -153,7 +151,6 @@ class MeshFact(Fact):
     mesh: tuple[Axis, ...]
     made: bool = False  # whether all ranks were told the same, so that they made its groups
     groups: tuple[AxisGroup, ...] = ()
-    wrong_at_once: tuple[WrongShare, ...] = ()  # of all-reduces on all axes at the same time
 
 
 _GbPerS = Annotated[float, Field(gt=0)]

@@ -15,6 +15,8 @@ GLOSSARY: dict[str, str] = {
     "collective": "an operation that all ranks of a group must enter: all-reduce, broadcast, barrier",
     "all-reduce": "a collective after which all ranks have the sum of what each had; DDP averages gradients by it",
     "all-gather, reduce-scatter, all-to-all": "all ranks get what each had; each gets its part of the sum of all; each gives each a share: FSDP and ZeRO call the first two, expert parallel training the third",
+    "mesh": "the ranks of a job in rows and columns, as `init_device_mesh` gives them their places: row by row, so that neighbouring ranks share the last axis",
+    "axis": "one direction of a mesh: data parallel (dp), shard, tensor (tp), pipeline (pp); each of its groups is a row of ranks that differ in nothing else",
     "ring": "the order in which NCCL passes data from rank to rank; an all-reduce goes round it twice",
     "bucket": "gradients that DDP reduces together as soon as all of them are there; 25 MiB by default",
     "graph break": "where a graph of torch.compile ends before the function does; what stands there runs uncompiled",

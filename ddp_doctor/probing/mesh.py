@@ -6,11 +6,11 @@ compare over the control store what they would make, and make nothing where they
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
-from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, WrongShare
+from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, SizeResult, WrongShare
 from ddp_doctor.knowledge import axes
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.model.context import RankContext
@@ -39,6 +39,8 @@ def misfit(mesh: Sequence[Axis], ranks: int) -> str:
 
 def compared_and_driven(ctx: RankContext) -> MeshFact:
     """Compare, make and drive the mesh. Raises Misused where its axes do not multiply to the world on any rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     mesh = ctx.options.mesh
     with ctx.step("compare_meshes"):
         told = ctx.exchange("mesh", mesh_typed(mesh))
@@ -46,31 +48,21 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
         return MeshFact(mesh=mesh)
     if why := misfit(mesh, ctx.world_size):
         raise Misused(why)
-    made = _made(ctx, mesh)
-    groups = [_driven(ctx, axis.name, group) for axis, group in made if axis.size > 1]
-    at_once = _at_once(ctx, [group for axis, group in made if axis.size > 1])
-    return MeshFact(mesh=mesh, made=True, groups=tuple(groups), wrong_at_once=tuple(at_once))
-
-
-def _made(ctx: RankContext, mesh: Sequence[Axis]) -> list[tuple[Axis, Any]]:
-    from torch.distributed.device_mesh import init_device_mesh
-
     names, sizes = tuple(axis.name for axis in mesh), tuple(axis.size for axis in mesh)
     with ctx.step("init_device_mesh", mesh_typed(mesh)):
         made = init_device_mesh(ctx.device.partition(":")[0], sizes, mesh_dim_names=names)
-    return [(axis, made.get_group(axis.name)) for axis in mesh]
-
-
-def _members(ctx: RankContext, group: Any) -> tuple[int, ...]:
-    import torch.distributed as dist
-
-    return tuple(ctx.ranks[rank] for rank in dist.get_process_group_ranks(group))
+    groups = {axis.name: made.get_group(axis.name) for axis in mesh if axis.size > 1}
+    driven = [_driven(ctx, axis, group) for axis, group in groups.items()]
+    return MeshFact(mesh=mesh, made=True, groups=tuple(_at_once(ctx, driven, [*groups.values()])))
 
 
 def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
     """What the collectives of an axis bring, and how fast they are, in this rank's group beside all others."""
-    members, tested, refused, short = _members(ctx, group), list[str](), dict[str, str](), list[str]()
-    sources, wrong, sizes = Counter[int](), list[WrongShare](), {}
+    import torch.distributed as dist
+
+    members = tuple(ctx.ranks[rank] for rank in dist.get_process_group_ranks(group))
+    sources, wrong = Counter[int](), list[WrongShare]()
+    untested, sizes = dict[str, str](), dict[str, SizeResult]()
     for row in map(TABLE.__getitem__, axes.sends(axis)):
         op, size = "sum" * row.reduces, _BYTES[ctx.device.partition(":")[0]]
         try:
@@ -78,48 +70,34 @@ def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
                 with ctx.within(axis, members):
                     looked_at, found = wrong_shares(ctx, row, case, group, members)
                 sources.update(looked_at)
-                wrong += [share.model_copy(update={"case": f"{row.words} {share.case}"}) for share in found]
+                name = f"{row.words} of axis {axis}, {case.words(row)}"
+                wrong += [share.model_copy(update={"case": name}) for share in found]
         except NotOffered as why:
-            refused[row.name] = str(why)
-            meet(ctx)  # all refused, and go on together
-            continue
-        tested.append(row.name)
-        if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):
-            short.append(row.name)
-            continue
-        with ctx.within(axis, members):
-            sizes[row.name] = timed(ctx, row, size, _TIMES, group=group)
+            untested[row.name] = f"not offered by the backend: {why}"
+        if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):  # all refused it, or none did
+            untested.setdefault(row.name, "memory was short for its time")
+        if row.name not in untested:
+            with ctx.within(axis, members):
+                sizes[row.name] = timed(ctx, row, size, _TIMES, group=group)
     return AxisGroup(
-        axis=axis,
-        members=members,
-        tested=tuple(tested),
-        not_offered=refused,
-        sources=dict(sources),
-        wrong=tuple(wrong),
-        sizes=sizes,
-        short_of_memory=tuple(short),
+        axis=axis, members=members, sources=dict(sources), wrong=tuple(wrong), sizes=sizes, untested=untested
     )
 
 
-def _at_once(ctx: RankContext, groups: Sequence[Any]) -> list[WrongShare]:
-    """All-reduces on all axes at the same time, as of a job that hides one behind the other."""
+def _at_once(ctx: RankContext, driven: Sequence[AxisGroup], groups: Sequence[Any]) -> Iterator[AxisGroup]:
+    """Add what is wrong in all-reduces on all axes at the same time, as of a job that hides one behind the other."""
     import torch
     import torch.distributed as dist
 
     meet(ctx)
     with ctx.step("all_reduce", "on all axes at once"):
-        tensors = [torch.full((ELEMENTS,), float(ctx.group_rank + 1), device=ctx.device) for _ in groups]
-        works = [
-            dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in zip(tensors, groups, strict=True)
-        ]
-        for work in works:
+        tensors = [torch.full((ELEMENTS,), float(ctx.rank + 1), device=ctx.device) for _ in groups]
+        pairs = zip(tensors, groups, strict=True)
+        for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in pairs]:
             work.wait()
-        sums = [float(sum(rank + 1 for rank in dist.get_process_group_ranks(group))) for group in groups]
-        off = [int((tensor != due).sum().item()) for tensor, due in zip(tensors, sums, strict=True)]
-    return [
-        WrongShare(
-            case="all-reduces on all axes at once", elements=count, of=ELEMENTS, expected=due, got=float(tensor.max())
-        )
-        for count, due, tensor in zip(off, sums, tensors, strict=True)
-        if count
-    ]
+    for of_axis, tensor in zip(driven, tensors, strict=True):
+        due = float(sum(rank + 1 for rank in of_axis.members))
+        off = int((tensor != due).sum().item())
+        name, got = f"all-reduces on all axes at once, axis {of_axis.axis}", float(tensor.max().item())
+        wrong = [WrongShare(case=name, elements=off, of=ELEMENTS, expected=due, got=got)] * (off > 0)
+        yield of_axis.model_copy(update={"wrong": (*of_axis.wrong, *wrong)})

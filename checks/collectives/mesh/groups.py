@@ -12,7 +12,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.remedies.nccl import against_wrong_sums
 from ddp_doctor.remedies.torch_calls import DOCS
-from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.findings import NOBODY, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_culprits, rank_of, ranks_at
 from ddp_doctor.wording.wrong_shares import Taken, share_evidence, whose_share
@@ -63,8 +63,8 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
     """A group of an axis in which a collective brings something else than what was given.
 
     Finds: Shares, and sums of them, that arrive otherwise than their senders are known to have given them, in the
-        collectives that jobs call on an axis of this name; and sums that are wrong only while all axes are at work at
-        the same time. A rank is named where all that it gives, or all that it takes, is wrong in its group.
+        collectives that jobs call on an axis of this name, and in all-reduces on all axes at the same time. A rank is
+        named where all that it gives, or all that it takes, is wrong in its group.
     Why: Parameters, gradients or activations are silently wrong.
     Remedy: GPUs: NCCL_P2P_DISABLE=1 tells whether peer-to-peer transfers corrupt data; then memory errors. Else the
         library: another NCCL or torch.
@@ -75,19 +75,18 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
         for rank in recording.facts(MeshFact)
         for group in rank.fact.groups
     )
-    for (axis, members), ranks in taken.items():
-        wrong = [share_evidence(rank.rank, share) for rank in ranks for share in rank.wrong]
-        if wrong:
-            culprits, whose = whose_share(recording, ranks)
-            title = f"Axis {axis} of the mesh gives wrong results among {ranks_at(recording, members)}: {whose}"
-            yield proved(culprits, title, wrong[:6], *against_wrong_sums(recording))
-    at_once = [rank for rank in recording.facts(MeshFact) if rank.fact.wrong_at_once]
-    if at_once and not any(share.wrong for ranks in taken.values() for share in ranks):
-        yield likely(
-            NOBODY,
-            f"All-reduces on all axes at once are wrong on {ranks_at(recording, map(rank_of, at_once))}; on each axis"
-            " alone they are right",
-            [share_evidence(rank_of(rank), share) for rank in at_once for share in rank.fact.wrong_at_once][:6],
+    faulty = {group: ranks for group, ranks in taken.items() if any(rank.wrong for rank in ranks)}
+    blamed = {group: whose_share(recording, ranks) for group, ranks in faulty.items()}
+    for (culprits, whose, _), groups in grouped(
+        ((*told, "" if told[0] else group), group) for group, told in blamed.items()
+    ).items():
+        axes, members = [*dict.fromkeys(axis for axis, _ in groups)], {rank for _, ranks in groups for rank in ranks}
+        names = f"axes {name_list(axes)} of the mesh give" if len(axes) > 1 else f"axis {axes[0]} of the mesh gives"
+        wrong = [(rank.rank, share) for group in groups for rank in faulty[group] for share in rank.wrong]
+        yield proved(
+            culprits,
+            f"{capital(names)} wrong results among {ranks_at(recording, members)}: {whose}",
+            [share_evidence(*each) for each in wrong[:6]],
             *against_wrong_sums(recording),
         )
 
@@ -102,12 +101,10 @@ def axis_of_mesh_not_tested(recording: Recording) -> Iterator[Draft]:
     Remedy: None; where the job needs them, another backend or release.
     See: docs/how-to/check-a-mesh.md
     """
-    found = recording.facts(MeshFact)
-    groups = [group for rank in found for group in rank.fact.groups]
-    refused = {(group.axis, name): why for group in groups for name, why in group.not_offered.items()}
-    short = {(group.axis, name): "memory was short" for group in groups for name in group.short_of_memory}
-    for what, missing in (("offered by the backend", refused), ("timed", short)):
-        if missing:
-            names = [f"{TABLE[name].words} of axis {axis}" for axis, name in missing]
-            lines = [Evidence(text=f"{name} of axis {axis}: {why}") for (axis, name), why in missing.items()]
-            yield proved(NOBODY, f"Not {what}: {name_list(names)}", lines)
+    found = [group for rank in recording.facts(MeshFact) for group in rank.fact.groups]
+    untested = {
+        f"{TABLE[name].words} of axis {group.axis}": why for group in found for name, why in group.untested.items()
+    }
+    if untested:
+        lines = [Evidence(text=f"{what}: {why}") for what, why in untested.items()]
+        yield proved(NOBODY, f"Not tested, or not timed: {name_list([*untested])}", lines)

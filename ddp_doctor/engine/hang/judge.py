@@ -274,7 +274,8 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     absent = [rank for rank in ranks if rank.rank in awaited and reached(rank, trial) < here and not _ended(rank)]
     if absent:
         step = next((open_ for open_ in there if absent[0].rank in open_.members), step)
-        return Judgement("never-entered", numbers(absent), tuple(waiting), step)
+        waits = [rank for rank in waiting if not step.members or (waiting[rank] in there and waiting[rank].members)]
+        return Judgement("never-entered", numbers(absent), tuple(waits), step)
     return _group_hangs(waiting, here, trial) or _left_behind(ranks, trial, here)
 
 
