@@ -135,7 +135,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs healthy runs to compare with: --baseline"
     elif check.needs_model and not options.model:
         reason = "needs a model of yours: --model"
-    elif check.needs_mesh and not options.mesh:
+    elif check.needs_mesh and not (options.mesh or options.model):
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"

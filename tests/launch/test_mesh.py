@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.collectives import mesh
+from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import MeshFact
 from ddp_doctor.model.choices import Status
@@ -157,8 +159,48 @@ def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
     assert "2 x 4 is 8 ranks, and the world has 2" in (reading.reason or "")
 
 
+# --- the mesh that the user's factory returns -----------------------------------------------------------
+
+
+def with_model(play: Play, name: str) -> Scenario:
+    """The check of a model of tests/models/meshes.py, and that of its mesh, in the same processes."""
+    model = f"tests.models.meshes:{name}"
+    return play(user_model.probe, 4, 60.0, "user_model", needs_model=True, model=model, then=[mesh.CHECK])
+
+
 @pytest.mark.parametrize(
-    ("ranks", "mesh"),
+    ("name", "groups"),
+    [
+        ("two_by_two", {("dp", (0, 2)), ("dp", (1, 3)), ("shard", (0, 1)), ("shard", (2, 3))}),
+        ("without_names", {("dim_0", (0, 2)), ("dim_0", (1, 3)), ("dim_1", (0, 1)), ("dim_1", (2, 3))}),
+        ("in_an_order_of_its_own", {("tp", (0, 2)), ("tp", (1, 3)), ("dp", (0, 3)), ("dp", (1, 2))}),
+    ],
+)
+def test_the_mesh_of_a_model_is_driven_as_it_was_made(play: Play, name: str, groups: set[tuple[str, tuple[int, ...]]]):
+    scenario = with_model(play, name)
+
+    assert scenario.codes == []
+    facts = scenario.outcome.recording.facts(MeshFact)
+    assert {(group.axis, group.members) for rank in facts for group in rank.fact.groups if group.sizes} == groups
+
+
+def test_a_factory_that_makes_another_mesh_on_one_rank_is_told_before_it_hangs(play: Play):
+    scenario = with_model(play, "in_another_order_on_rank_1")
+
+    assert told(scenario) == (["DD643"], {BAD})
+    assert "would make another mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
+
+
+def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
+    scenario = with_model(play, "of_half_of_the_ranks")
+
+    assert scenario.codes == []
+    readings = scenario.outcome.recording.of_check("mesh")
+    assert {reading.reason for reading in readings} == {"the mesh of --model, shard=2, is not of all ranks"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes_of"),
     [
         (2, "dp=2"),
         (2, "dp=1,tp=2"),
@@ -172,10 +214,10 @@ def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
         (8, "pp=2,dp=2,tp=2"),
     ],
 )
-def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, mesh: str):
-    scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=mesh)
+def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, axes_of: str):
+    scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=axes_of)
 
     assert scenario.codes == []
     facts = scenario.outcome.recording.facts(MeshFact)
     measured = {group.axis for rank in facts for group in rank.fact.groups if group.sizes and not group.wrong}
-    assert (len(facts), measured) == (ranks, {axis.name for axis in axes(mesh) if axis.size > 1})
+    assert (len(facts), measured) == (ranks, {axis.name for axis in axes(axes_of) if axis.size > 1})
