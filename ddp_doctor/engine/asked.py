@@ -94,8 +94,10 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     if facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
-        too_slow = "no step in DDP was run; let make_batch return a smaller batch"
+        too_slow = "no synchronised step was run; let make_batch return a smaller batch"
         why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
+    elif untested := [fact.sharded.not_compared for fact in facts if fact.sharded and fact.sharded.not_compared]:
+        why = f"its steps were not held against those of one rank alone: {untested[0]}"
     elif facts or others:
         return
     else:
