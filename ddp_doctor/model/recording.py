@@ -129,6 +129,18 @@ class TraceAdvice(Frozen):
     had: bool | float | None = None  # … what the job had, as far as the trace shows it; a switch had the contrary
 
 
+class FitOptions(Frozen):
+    """What ``fit`` was asked to estimate."""
+
+    memory_bytes: int | None = None  # --memory of a GPU; null: that of the smallest GPU here
+    ranks: int | None = None  # --ranks, also more than there are here; null: one for each GPU here, else 2
+    precision: Literal["fp32", "bf16", "amp"] = "fp32"  # --precision
+    strategy: str = ""  # --strategy: a row of knowledge/ddp/strategies.py; empty: whichever fits
+    batch: int | None = None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
+    seq: int | None = None  # --seq: … and tokens of each
+    measure: bool = False  # --measure: run steps of what fits
+
+
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
@@ -142,7 +154,7 @@ class Options(Frozen):
     fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
-    model: str = ""  # the user's own, "package.module:factory"
+    model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
     baseline: str = ""  # the file of --baseline
@@ -151,6 +163,7 @@ class Options(Frozen):
     iters: int | None = None  # --iters
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
+    fit: FitOptions | None = None  # of fit
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None
