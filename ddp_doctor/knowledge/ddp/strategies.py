@@ -1,0 +1,50 @@
+"""How a model's parameters, gradients and optimizer state can be spread over ranks, and what each way keeps on a rank.
+
+Sources: the papers on ZeRO (arXiv 1910.02054, stages 1 to 3) and FSDP (arXiv 2304.11277); torch 2.13,
+torch/nn/parallel/distributed.py, torch/distributed/optim/zero_redundancy_optimizer.py and
+torch/distributed/fsdp/_fully_shard/. fully_shard is public as torch.distributed.fsdp.fully_shard since torch 2.6.
+"""
+
+from dataclasses import dataclass
+
+#: torch that has torch.distributed.fsdp.fully_shard.
+FSDP2_NEEDS = "2.6"
+#: What CUDA's caching allocator keeps beyond what is allocated, as a share of that, in a training that splits and
+#: joins blocks of many sizes: 15 % of eight LLM trainings on A100s in the mean, up to 33 % (GMLake, arXiv 2401.08156).
+RESERVE = 0.15
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to spread a model over ranks."""
+
+    name: str
+    words: str
+    needs: str = ""  # the oldest torch that has it, where not all do
+    shards_parameters: bool = False  # FSDP2; gradients and optimizer state are sharded with them
+    shards_state: bool = False  # the optimizer's state alone
+    bucket_view: bool = False  # gradients are views into DDP's buckets
+    reshards: bool = False  # whole parameters are freed after the forward of their unit, and gathered again
+    within_node: bool = False  # sharded over the ranks of a node, replicated over nodes
+    offloads: bool = False  # parameters, gradients and state are in the host's memory
+
+
+STRATEGIES = (
+    Strategy("ddp", "DDP"),
+    Strategy("ddp-bucket-view", "DDP, gradient_as_bucket_view=True", bucket_view=True),
+    Strategy("zero1", "ZeRO-1: DDP with ZeroRedundancyOptimizer", bucket_view=True, shards_state=True),
+    Strategy("zero2", "ZeRO-2: FSDP2, reshard_after_forward=False", FSDP2_NEEDS, shards_parameters=True),
+    Strategy("zero3", "ZeRO-3: FSDP2", FSDP2_NEEDS, shards_parameters=True, reshards=True),
+    Strategy(
+        "hsdp", "HSDP: FSDP2 inside each node", FSDP2_NEEDS, shards_parameters=True, reshards=True, within_node=True
+    ),
+    Strategy(
+        "zero3-offload",
+        "ZeRO-3 with CPU offload: FSDP2, CPUOffloadPolicy",
+        FSDP2_NEEDS,
+        shards_parameters=True,
+        reshards=True,
+        offloads=True,
+    ),
+)
+BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
