@@ -8,6 +8,7 @@
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
+    fit net:make          an estimate; with --measure steps of what fits
 
 What no option names may be absent, skipped or too dear: the summary says what was tested. That options contradict each
 other is refused before anything starts (engine/plan.py).
@@ -20,7 +21,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, GPUS, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import BASELINE, COLLECTIVES, FIT, FIT_MEASURED, GPUS, STEP_TIME, USER_MODEL
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
@@ -50,6 +51,8 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_gpus(recording, by_id))
     if not recording.command.has_ranks:
         return ()
+    if recording.command is Command.FIT:
+        return tuple(_fit(recording, by_id))
     options = recording.options
     only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
     has_ranks = any(reading.rank is not None for reading in recording.collected())
@@ -94,6 +97,16 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+
+
+def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
+
+    options = recording.options
+    if recording.first(FitFact) is None:
+        yield NotAsAsked(options.typed_model, FIT, _why(by_id.get(FIT)))
+    elif options.fit is not None and options.fit.measure and recording.first(FitMeasuredFact) is None:
+        yield NotAsAsked("--measure", FIT_MEASURED, _why(by_id.get(FIT_MEASURED)))
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

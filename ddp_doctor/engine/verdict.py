@@ -17,6 +17,8 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
+from ddp_doctor.views.fit import advice
+from ddp_doctor.views.fit import unknown as unknown_fit
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
@@ -92,6 +94,8 @@ def _verdict(
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
     if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
         return Verdict.UNSURE  # how much of that is noise too few runs tell
+    if recording.command is Command.FIT and unknown_fit(recording):
+        return Verdict.UNSURE
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
@@ -186,7 +190,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
         return None
     if bad[0].check == BASELINE:
         return bad[0].reason
-    return f"--model {recording.options.model} cannot be used: {bad[0].reason}"
+    return f"{recording.options.typed_model} cannot be used: {bad[0].reason}"
 
 
 def _bar(recording: Recording) -> Severity:
@@ -299,6 +303,8 @@ def summary(
         from ddp_doctor.engine.trace_report import healthy  # no other command has to wait for it
 
         judged = healthy(recording, warned=warnings > 0)
+    elif recording.command is Command.FIT:
+        judged = advice(recording)
     elif subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
     else:
@@ -324,6 +330,7 @@ def _why_unsure(
     reasons = {result.reason or "" for result in stuck}
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
+    asked = asked or (unknown_fit(recording) if recording.command is Command.FIT and not stuck else None)
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)

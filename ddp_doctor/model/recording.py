@@ -134,6 +134,7 @@ class FitOptions(Frozen):
 
     memory_bytes: int | None = None  # --memory of a GPU; null: that of the smallest GPU here
     ranks: int | None = None  # --ranks, also more than there are here; null: one for each GPU here, else 2
+    ranks_per_node: int | None = None  # --nproc-per-node; null: one for each GPU here, else up to 8
     precision: Literal["fp32", "bf16", "amp"] = "fp32"  # --precision
     strategy: str = ""  # --strategy: a row of knowledge/ddp/strategies.py; empty: whichever fits
     batch: int | None = None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
@@ -167,6 +168,11 @@ class Options(Frozen):
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None
+
+    @property
+    def typed_model(self) -> str:
+        """The user's model as it was typed: the argument of ``fit``, the option of ``run``."""
+        return self.model if self.command == Command.FIT.value else f"--model {self.model}"
 
 
 class Job(Frozen):

@@ -45,27 +45,34 @@ def written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_FORM = "--model takes MODULE:FACTORY, such as train.models:make"
 _CHECK = "user_model"
+#: What a model of transformers' own configurations begins with.
+_CONFIGURATION = "hf:"
 
 
-def require_factory(name: str, only: Collection[str] = ()) -> None:
+def is_configuration(name: str) -> bool:
+    """Whether a model is named by its configuration, ``hf:llama,num_hidden_layers=16``, and no factory makes it."""
+    return name.startswith(_CONFIGURATION)
+
+
+def require_factory(name: str, only: Collection[str] = (), option: str = "--model") -> None:
     """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
     if not name:
         if _CHECK in only:
             raise ValueError(f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY")
         return
+    form = f"{option} takes MODULE:FACTORY, such as train.models:make"
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"{dotted}:{factory or 'make'}"
-        meant = f"; for this file: --model {hint}" if _is_path(dotted) else ""
-        raise ValueError(f"{_FORM}: a module's name, not its file{meant}")
+        meant = f"; for this file: {option} {hint}" if _is_path(dotted) else ""
+        raise ValueError(f"{form}: a module's name, not its file{meant}")
     if not colon:
-        raise ValueError(f"{_FORM}; there is no colon in {name[:80]!r}")
+        raise ValueError(f"{form}; there is no colon in {name[:80]!r}")
     for part in (module, factory):
         if not _is_path(part):
-            raise ValueError(f"{_FORM}; {part[:80]!r} is no name in Python")
+            raise ValueError(f"{form}; {part[:80]!r} is no name in Python")
 
 
 def _is_path(text: str) -> bool:
@@ -89,6 +96,20 @@ def size(text: str, option: str) -> int:
         raise ValueError(f"{option} takes sizes such as 8, 512K or 1G (bytes, by 1024), not {text[:80]!r}")
     if bytes_of % _ELEMENT_BYTES:
         raise ValueError(f"{option}: {bytes_of} bytes are no whole number of fp32 elements; take a multiple of 4")
+    return bytes_of
+
+
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT])(?:i?B)?", re.IGNORECASE | re.ASCII)
+
+
+def memory(text: str) -> int:
+    """Bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
+    found = _MEMORY.fullmatch(text.strip())
+    if found is None:
+        why = "has no unit" if text.strip().replace(".", "", 1).isdigit() else "is no size"
+        raise ValueError(f"--memory takes the memory of one GPU, such as 80GiB: {text[:40]!r} {why}")
+    if not (bytes_of := int(float(found[1]) * (1 << 10 * _POWERS.index(found[2].upper())))):
+        raise ValueError("--memory 0: nothing fits no memory")
     return bytes_of
 
 
