@@ -82,9 +82,11 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
 
 def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
     """Estimate on one rank of this node or, to measure, on all that are there. Returns the exit code."""
-    measures = options.fit is not None and options.fit.measure
-    ranks = _ranks(nproc_per_node) if measures else 1
-    return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=ranks), outputs)
+    assert options.fit is not None
+    ranks = _ranks(nproc_per_node)
+    started = ranks if options.fit.measure else 1
+    options = options.model_copy(update={"fit": options.fit.model_copy(update={"ranks_per_node": ranks})})
+    return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=started), outputs)
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:

@@ -17,8 +17,6 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
 from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report, Tool, finished_at
-from ddp_doctor.views.fit import advice
-from ddp_doctor.views.fit import unknown as unknown_fit
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
@@ -88,14 +86,13 @@ def _verdict(
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
-    if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
+    cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet
+    if not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
     if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
         return Verdict.UNSURE  # how much of that is noise too few runs tell
-    if recording.command is Command.FIT and unknown_fit(recording):
-        return Verdict.UNSURE
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
     return Verdict.HEALTHY
@@ -174,6 +171,15 @@ def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set
         elif rank is not None:
             nodes.add(world.node_of(rank))
     return nodes
+
+
+def _unknown_fit(recording: Recording) -> str:
+    """Why ``fit`` cannot say whether anything fits, where it has estimates; empty for all other commands."""
+    if recording.command is not Command.FIT:
+        return ""
+    from ddp_doctor.views.fit import unknown
+
+    return unknown(recording)
 
 
 def _slower(diagnosis: Diagnosis) -> Finding | None:
@@ -304,6 +310,8 @@ def summary(
 
         judged = healthy(recording, warned=warnings > 0)
     elif recording.command is Command.FIT:
+        from ddp_doctor.views.fit import advice
+
         judged = advice(recording)
     elif subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
@@ -330,7 +338,7 @@ def _why_unsure(
     reasons = {result.reason or "" for result in stuck}
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
-    asked = asked or (unknown_fit(recording) if recording.command is Command.FIT and not stuck else None)
+    asked = asked or (None if stuck else _unknown_fit(recording))
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)

@@ -137,7 +137,9 @@ class FitOptions(Frozen):
     ranks_per_node: int | None = None  # --nproc-per-node; null: one for each GPU here, else up to 8
     precision: Literal["fp32", "bf16", "amp"] = "fp32"  # --precision
     strategy: str = ""  # --strategy: a row of knowledge/ddp/strategies.py; empty: whichever fits
-    batch: int | None = None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
+    batch: int | None = (
+        None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
+    )
     seq: int | None = None  # --seq: … and tokens of each
     measure: bool = False  # --measure: run steps of what fits
 

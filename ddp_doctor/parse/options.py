@@ -143,6 +143,16 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     return name, size(size_of, "--min-busbw"), bytes_per_s
 
 
+def require_strategy(name: str, known: Collection[str]) -> None:
+    """Raises ValueError with the nearest name for a ``--strategy`` that is none of those known; none is fine."""
+    if name and name not in known:
+        from difflib import get_close_matches
+
+        near = ["zero3"] if "fsdp" in name.lower() else get_close_matches(name.lower(), known, 1, 0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--strategy: there is no {name[:80]!r}{meant or ';'} there are {', '.join(known)}")
+
+
 def require_collective(name: str, known: Collection[str], option: str) -> None:
     """Raises ValueError with the nearest name for a collective that is none of those known."""
     if name in known:

@@ -28,9 +28,10 @@ class Memory:
     whose: str  # "--memory", "the smallest of 8 GPUs, GPU 3"
 
 
-def gib(size: float) -> str:
-    """``31.2 GiB``, ``0.45 GiB``."""
-    return f"{size / 2**30:.3g} GiB"
+def size(number: float) -> str:
+    """Bytes as ``31.2 GiB``, ``460 MiB``."""
+    unit, name = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
+    return f"{number / unit:.{0 if number >= 1000 * unit else 3}{'f' if number >= 1000 * unit else 'g'}} {name}"
 
 
 def asked(recording: Recording) -> FitOptions:
@@ -81,7 +82,9 @@ def estimates(recording: Recording) -> tuple[FitEstimate, ...]:
         return ()
     several_nodes = fact.ranks > fact.ranks_per_node
     room, is_whole = memory(recording), not _lacks(fact)
-    measured = grouped(((each.fact.strategy, each.fact.checkpointing), each.fact) for each in recording.facts(FitMeasuredFact))
+    measured = grouped(
+        ((each.fact.strategy, each.fact.checkpointing), each.fact) for each in recording.facts(FitMeasuredFact)
+    )
     order = list(BY_NAME)
     shown = [each for each in fact.estimates if several_nodes or not BY_NAME[each.strategy].within_node]
     return tuple(
@@ -135,7 +138,9 @@ def _cost(each: FitEstimate) -> tuple[bool, bool]:
 def name_of(each: FitEstimate) -> str:
     """``ZeRO-1``, ``DDP with activation checkpointing``: for a sentence."""
     short = each.words.partition(":")[0]
-    return f"{short}{' and' if ' with ' in short else ' with'} activation checkpointing" if each.checkpointing else short
+    return (
+        f"{short}{' and' if ' with ' in short else ' with'} activation checkpointing" if each.checkpointing else short
+    )
 
 
 def advice(recording: Recording) -> str:
@@ -144,7 +149,7 @@ def advice(recording: Recording) -> str:
     taken, room = to_take(recording, wanted), memory(recording)
     if taken is None or room is None:
         return ""
-    fits = f"{name_of(taken)} fits with {gib(taken.needed_bytes)} of {gib(room.size_bytes)}"
+    fits = f"{name_of(taken)} fits with {size(taken.needed_bytes)} of {size(room.size_bytes)}"
     if wanted:
         return fits
     first, sharded = estimates(recording)[0], _of(recording, "zero3")
@@ -155,7 +160,7 @@ def advice(recording: Recording) -> str:
     ratio = taken.sent_bytes / first.sent_bytes if first.sent_bytes else 1.0
     sends = "as much as DDP" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times as much as DDP"
     costs = ", and computes each forward twice" if taken.checkpointing else ""
-    return f"{fits}, where DDP would need {gib(first.needed_bytes)}; it sends {sends} in a step{costs}"
+    return f"{fits}, where DDP would need {size(first.needed_bytes)}; it sends {sends} in a step{costs}"
 
 
 def _of(recording: Recording, strategy: str) -> FitEstimate | None:

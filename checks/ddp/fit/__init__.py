@@ -19,7 +19,25 @@ from ddp_doctor.model.check import FIT, Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
+from ddp_doctor.model.recording import FitOptions
 from ddp_doctor.model.rule import rules_in
+
+
+def estimated(ctx: RankContext) -> FitFact:
+    """The estimates for the job that was asked for, made once in a process."""
+    import torch
+
+    options = ctx.options.fit or FitOptions()
+    gpus = torch.cuda.device_count()
+    there = ctx.world_size if options.measure else gpus
+    ranks = options.ranks or there or 2
+    per_node = ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8)
+    return _estimated(ctx.model, options, ranks, per_node, ctx.device if options.measure else "cuda")
+
+
+@cache
+def _estimated(model: str, options: FitOptions, ranks: int, ranks_per_node: int, device: str) -> FitFact:
+    raise NotImplementedError
 
 
 def probe(ctx: RankContext) -> FitFact:

@@ -10,7 +10,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import FitEstimate
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
-from ddp_doctor.views.fit import asked, estimates, gib, memory, name_of, nothing_fits, to_take
+from ddp_doctor.views.fit import asked, estimates, memory, name_of, nothing_fits, size, to_take
 from ddp_doctor.wording.findings import NOBODY, proved
 
 
@@ -19,8 +19,8 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     """A model that no strategy brings onto a GPU.
 
     Finds: Under DDP, ZeRO-1 to ZeRO-3, HSDP and CPU offload, each with and without activation checkpointing, the peak
-        of a rank's memory, and what CUDA's caching allocator keeps beyond it, is above the memory of the smallest GPU or
-        above ``--memory``.
+        of a rank's memory, and what CUDA's caching allocator keeps beyond it, is above the memory of the smallest GPU,
+        or above ``--memory``.
     Why: The job ends with "CUDA out of memory" in one of its first two steps.
     Remedy: A smaller batch, more ranks to shard over, lower precision or a larger GPU; else tensor or pipeline
         parallelism, which split a layer or the row of layers, and are not estimated here.
@@ -31,7 +31,7 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     if room is None or fact is None or not nothing_fits(recording):
         return
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
-    layer = f" Its largest layer, {fact.largest.name}, has {gib(fact.largest.bytes)}." if fact.largest else ""
+    layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
     remedies = [
         in_model_code(
@@ -41,8 +41,8 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     ]
     yield proved(
         NOBODY,
-        f"{fact.model} fits {gib(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
-        f" {gib(least.needed_bytes)}",
+        f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
+        f" {size(least.needed_bytes)}",
         (_evidence(least, room.size_bytes, room.whose), *_of_layer(fact)),
         *remedies[: bool(smaller)],
         in_model_code(
@@ -50,8 +50,8 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
             cost="Changes to the model, and communication in each layer or between stages",
             reference="distributed.tensor.parallel.html",
         ),
-        detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and pipeline"
-        " parallelism would need is not estimated here.",
+        detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
+        " pipeline parallelism would need is not estimated here.",
     )
 
 
@@ -67,7 +67,7 @@ def _of_layer(fact: FitFact) -> Iterator[Evidence]:
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     most = max(each.parts, key=lambda part: each.parts[part])
     return Evidence(
-        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {gib(each.parts[most])}",
+        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}",
         value=round(each.needed_bytes / 2**30, 3),
         unit="GiB",
         expected=round(room_bytes / 2**30, 3),
@@ -94,10 +94,11 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     instead = to_take(recording, "")
     yield proved(
         NOBODY,
-        f"{fact.model} does not fit {gib(room.size_bytes)} under {name_of(least)}: it needs {gib(least.needed_bytes)}",
+        f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
+        f" it needs {size(least.needed_bytes)}",
         (_evidence(each, room.size_bytes, room.whose) for each in chosen),
         *(
-            (in_model_code(f"Take {name_of(instead)}, which needs {gib(instead.needed_bytes)}: {_how(instead)}"),)
+            (in_model_code(f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)}: {_how(instead)}"),)
             if instead
             else ()
         ),

@@ -13,6 +13,11 @@ FSDP2_NEEDS = "2.6"
 #: joins blocks of many sizes: 15 % of eight LLM trainings on A100s in the mean, up to 33 % (GMLake, arXiv 2401.08156).
 RESERVE = 0.15
 
+#: A measured peak that is more than this above its estimate contradicts it: a tenth is the bar that estimates are held
+#: to (tests), and below some MiB what torch itself allocates tells more than the model.
+MEASURED_ABOVE = 0.10
+MEASURED_ABOVE_BYTES = 8 << 20
+
 
 @dataclass(frozen=True)
 class Strategy:
