@@ -21,6 +21,8 @@ from ddp_doctor.render.text import one_line
 from ddp_doctor.views.fit import size
 
 _TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\na step", "batch\nup to")
+#: Samples, beyond which the number tells nothing more.
+_MANY = 9999
 _FITS = {True: "yes", False: "no", None: "?"}
 
 
@@ -44,7 +46,7 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
 
 def _row(each: FitEstimate, memory_bytes: int | None) -> tuple[str, ...]:
     share = f"{each.needed_bytes / memory_bytes:.0%}" if memory_bytes else "-"
-    batch = "-" if each.batch is None else f"{each.batch}"
+    batch = "-" if each.batch is None else f"{each.batch}" if each.batch < _MANY else f">{_MANY}"
     return (
         each.strategy,
         "yes" if each.checkpointing else "no",
@@ -73,5 +75,4 @@ def _notes(fact: FitFact, report: FitReport) -> Iterator[str]:
         yield f"sharded: {units}, the repeated layers; the factory's dict may name others as units"
     if offloaded := max((each.host_bytes for each in report.estimates), default=0):
         yield f"zero3-offload: {size(offloaded)} of each rank are in the host's memory"
-    if fact.ranks <= fact.ranks_per_node:
-        yield "hsdp is left out: on one node it is zero3"
+    yield from (f"left out: {one_line(each)}" for each in fact.left_out if each.startswith("hsdp"))

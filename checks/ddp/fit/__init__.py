@@ -21,6 +21,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.recording import FitOptions
 from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.fit.estimate import estimate
 
 
 def estimated(ctx: RankContext) -> FitFact:
@@ -32,12 +33,20 @@ def estimated(ctx: RankContext) -> FitFact:
     there = ctx.world_size if options.measure else gpus
     ranks = options.ranks or there or 2
     per_node = ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8)
-    return _estimated(ctx.model, options, ranks, per_node, ctx.device if options.measure else "cuda")
+    return _estimated(ctx.model, options, ranks, per_node, ctx.device.partition(":")[0] if options.measure else "cuda")
 
 
 @cache
 def _estimated(model: str, options: FitOptions, ranks: int, ranks_per_node: int, device: str) -> FitFact:
-    raise NotImplementedError
+    return estimate(
+        model,
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        precision=options.precision,
+        device=device,
+        batch=options.batch,
+        sequence=options.seq,
+    )
 
 
 def probe(ctx: RankContext) -> FitFact:

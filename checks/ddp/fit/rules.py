@@ -1,17 +1,20 @@
-"""DD870, DD871, DD873: nothing fits, or not the strategy asked for; what is left out of the estimates."""
+"""DD870 to DD874: nothing fits, or not the strategy asked for; what estimates do not hold, or what hangs."""
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.ddp.fit import FitFact
-from ddp_doctor.knowledge.ddp.strategies import BY_NAME
+from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME, MEASURED_ABOVE, MEASURED_ABOVE_BYTES
+from ddp_doctor.model.check import FIT
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import FitEstimate
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.torch_calls import in_model_code
+from ddp_doctor.parse.frames import called
+from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
 from ddp_doctor.views.fit import asked, estimates, memory, name_of, nothing_fits, size, to_take
-from ddp_doctor.wording.findings import NOBODY, proved
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import line_in_the_job, stack_in_the_job
 
 
 @rule("DD870", "no-strategy-fits-the-gpu", Severity.ERROR, FitFact)
@@ -111,6 +114,39 @@ def _how(each: FitEstimate) -> str:
     return each.words + (f", torch {needs} and newer" if needs else "")
 
 
+@rule("DD872", "measured-above-the-estimate", Severity.WARNING, FitFact, FitMeasuredFact)
+def above_the_estimate(recording: Recording) -> Iterator[Draft]:
+    """A strategy that took more memory than was estimated for it.
+
+    Finds: The highest peak of a rank in three steps is more than 10 % and more than 8 MiB above the estimate, or the
+        steps ran out of memory although the estimate fits.
+    Why: The other estimates of this model err the same way, so that what fits by them may not.
+    Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
+        on something other than its tensors: please report it.
+    See: docs/how-to/does-it-fit.md
+    """
+    for each in estimates(recording):
+        measured = each.measured_bytes or 0
+        excess = measured - each.peak_bytes
+        if not each.measured_out_of_memory and (
+            excess <= MEASURED_ABOVE * each.peak_bytes or excess <= MEASURED_ABOVE_BYTES
+        ):
+            continue
+        took = "ran out of memory" if each.measured_out_of_memory else f"took {size(measured)}"
+        yield proved(
+            NOBODY,
+            f"{recording.options.model} {took} under {name_of(each)}, and {size(each.peak_bytes)} were estimated",
+            Evidence(
+                text=f"peak of a rank under {name_of(each)}",
+                value=round(measured / 2**20, 1),
+                unit="MiB",
+                expected=round(each.peak_bytes / 2**20, 1),
+                expected_from="the estimate",
+            ),
+            in_model_code("Choose by what was measured, and leave more room for the strategies that were not"),
+        )
+
+
 @rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)
 def left_out(recording: Recording) -> Iterator[Draft]:
     """What no estimate holds, because it could not be traced.
@@ -122,13 +158,39 @@ def left_out(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/library.html#torch.library.register_fake
     """
     fact = recording.first(FitFact)
-    if fact is None or not fact.left_out:
+    left = [each for each in fact.left_out if not each.startswith("hsdp")] if fact else []
+    if fact is None or not left:
         return
-    more = f" and {len(fact.left_out) - 1} more" if len(fact.left_out) > 1 else ""
+    more = f" and {len(left) - 1} more" if len(left) > 1 else ""
     yield proved(
         NOBODY,
-        f"Not in the estimates of {fact.model}: {fact.left_out[0]}{more}",
-        (Evidence(text=each) for each in fact.left_out),
+        f"Not in the estimates of {fact.model}: {left[0]}{more}",
+        (Evidence(text=each) for each in left),
         in_model_code("Register a fake implementation of the operator", reference="library.html"),
         detail="Peaks are higher than the estimates by what these take.",
     )
+
+
+@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING)
+def does_not_come_back(recording: Recording) -> Iterator[Draft]:
+    """Code of the user's model that did not come back on the one rank that estimates.
+
+    Finds: Until the deadline the rank stood in the import, the factory, ``make_batch`` or the forward. With
+        ``--measure`` other ranks wait for it, and DD610 names it.
+    Why: Nothing was estimated, and the job would stand there, too: a lock, a question on the terminal, an endless loop.
+    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    See: docs/explanation/hangs.md
+    """
+    for trial in recording.trials:
+        if trial.judged_check != FIT or trial.outcome not in ("stuck", "slow") or len(trial.ranks) > 1:
+            continue
+        for rank in trial.evidence:
+            if rank.done or not rank.stack:
+                continue  # a process that is stopped has no stack, and DD611
+            yield likely(
+                NOBODY,
+                f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"
+                f"{line_in_the_job(rank)}",
+                Evidence(text=stack_in_the_job(rank)),
+                HUNG_CODE,
+            )
