@@ -29,7 +29,8 @@ class Estimate(Frozen):
     unsharded: int = 0  # whole parameters and gradients of the units in use, with what gathers and reduces them
     temporaries: int = 0  # all else that is there at that moment
     host_bytes: int = 0  # in the host's memory instead: what is offloaded
-    sample_bytes: int = 0  # what one more sample of the batch adds to the peak; 0 where there is no batch
+    pass_bytes: int = 0  # the peak of forward and backward alone, from which a larger batch grows
+    sample_bytes: int = 0  # what one more sample of the batch adds to pass_bytes; 0 where there is no batch
     sent_bytes: int = 0  # that a rank sends in one step
 
     @property

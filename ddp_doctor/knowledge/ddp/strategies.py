@@ -12,6 +12,9 @@ FSDP2_NEEDS = "2.6"
 #: What CUDA's caching allocator keeps beyond what is allocated, as a share of that, in a training that splits and
 #: joins blocks of many sizes: 15 % of eight LLM trainings on A100s in the mean, up to 33 % (GMLake, arXiv 2401.08156).
 RESERVE = 0.15
+#: DistributedDataParallel broadcasts copies of parameters and buffers in parts of this size when it is made
+#: (broadcast_bucket_size in torch 2.13 nn/parallel/distributed.py).
+BROADCAST_BYTES = 250 << 20
 
 #: A measured peak that is more than this above its estimate contradicts it: a tenth is the bar that estimates are held
 #: to (tests), and below some MiB what torch itself allocates tells more than the model.
