@@ -47,12 +47,12 @@ def written(host: str, port: int) -> str:
 
 _CHECK = "user_model"
 #: What a model of transformers' own configurations begins with.
-_CONFIGURATION = "hf:"
+CONFIGURATION = "hf:"
 
 
 def is_configuration(name: str) -> bool:
     """Whether a model is named by its configuration, ``hf:llama,num_hidden_layers=16``, and no factory makes it."""
-    return name.startswith(_CONFIGURATION)
+    return name.startswith(CONFIGURATION)
 
 
 def require_factory(name: str, only: Collection[str] = (), option: str = "--model") -> None:

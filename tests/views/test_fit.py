@@ -122,8 +122,8 @@ def measured(peak: float, *, out_of_memory: bool = False) -> FitMeasuredFact:
     )
 
 
-def test_what_was_measured_stands_beside_the_estimate_and_contradicts_it_above_a_tenth():
-    near, far = judged(memory=80 * GIB, measured=[measured(50), measured(55)]), judged(measured=[measured(57)])
+def test_what_was_measured_stands_beside_the_estimate_and_contradicts_it_above_a_fifth():
+    near, far = judged(memory=80 * GIB, measured=[measured(50), measured(55)]), judged(measured=[measured(62)])
     out = judged(memory=80 * GIB, measured=[measured(0, out_of_memory=True)])
 
     row = next(each for each in near.estimates if each.measured_bytes)

@@ -118,33 +118,38 @@ def _how(each: FitEstimate) -> str:
 def above_the_estimate(recording: Recording) -> Iterator[Draft]:
     """A strategy that took more memory than was estimated for it.
 
-    Finds: The highest peak of a rank in three steps is more than 10 % and more than 8 MiB above the estimate, or the
+    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, or the
         steps ran out of memory although the estimate fits.
     Why: The other estimates of this model err the same way, so that what fits by them may not.
     Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
         on something other than its tensors: please report it.
     See: docs/how-to/does-it-fit.md
     """
-    for each in estimates(recording):
-        measured = each.measured_bytes or 0
-        excess = measured - each.peak_bytes
-        if not each.measured_out_of_memory and (
-            excess <= MEASURED_ABOVE * each.peak_bytes or excess <= MEASURED_ABOVE_BYTES
-        ):
-            continue
-        took = "ran out of memory" if each.measured_out_of_memory else f"took {size(measured)}"
-        yield proved(
-            NOBODY,
-            f"{recording.options.model} {took} under {name_of(each)}, and {size(each.peak_bytes)} were estimated",
+    far = [each for each in estimates(recording) if each.measured_out_of_memory or _is_far_above(each)]
+    if not far:
+        return
+    worst = max(far, key=lambda each: (each.measured_out_of_memory, (each.measured_bytes or 0) / each.peak_bytes))
+    took = "ran out of memory" if worst.measured_out_of_memory else f"took {size(worst.measured_bytes or 0)}"
+    yield proved(
+        NOBODY,
+        f"{recording.options.model} {took} under {name_of(worst)}, and {size(worst.peak_bytes)} were estimated",
+        (
             Evidence(
-                text=f"peak of a rank under {name_of(each)}",
-                value=round(measured / 2**20, 1),
+                text=f"peak of a rank under {name_of(each)}{', which ran out of memory' * each.measured_out_of_memory}",
+                value=round((each.measured_bytes or 0) / 2**20, 1),
                 unit="MiB",
                 expected=round(each.peak_bytes / 2**20, 1),
                 expected_from="the estimate",
-            ),
-            in_model_code("Choose by what was measured, and leave more room for the strategies that were not"),
-        )
+            )
+            for each in far
+        ),
+        in_model_code("Choose by what was measured, and leave more room for the strategies that were not"),
+    )
+
+
+def _is_far_above(each: FitEstimate) -> bool:
+    excess = (each.measured_bytes or 0) - each.peak_bytes
+    return excess > MEASURED_ABOVE * each.peak_bytes and excess > MEASURED_ABOVE_BYTES
 
 
 @rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)

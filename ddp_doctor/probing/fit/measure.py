@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import FitOptions
+from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import subject
 from ddp_doctor.probing.fit.strategies import wrap
 from ddp_doctor.probing.rank_identity import finish
@@ -45,7 +46,10 @@ def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpoi
     import torch
 
     options = ctx.options.fit or FitOptions()
-    loaded = made(ctx.model, find(ctx.model))
+    if is_configuration(ctx.model):
+        loaded = subject.from_configuration(ctx.model.removeprefix(CONFIGURATION), options.batch, options.seq)
+    else:
+        loaded = made(ctx.model, find(ctx.model))
     batches.move(loaded.model, ctx.device)
     with ctx.step("wrap", ctx.part):
         model, optimizer = wrap(
