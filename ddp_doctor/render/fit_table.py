@@ -31,7 +31,7 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
     fact = recording.first(FitFact)
     if fact is None:
         return
-    given = "" if fact.optimizer_given else " (the factory gives none)"
+    given = "" if fact.optimizer_given else " (none was given)"
     batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
     against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "no memory that is known"
     caption = (
