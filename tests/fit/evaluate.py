@@ -1,7 +1,7 @@
 """Predicted against measured memory: ``python -m tests.fit.evaluate [MODEL …] [--ranks N]`` prints the table.
 
-Measured is the highest "Total Allocated" of the memory events of torch's profiler, on real ranks on the CPU, from before
-the model is made until three steps have ended; beside it what the process's resident memory grew by.
+Measured is the highest "Total Allocated" of the memory events of torch's profiler, on real ranks on the CPU, from
+before the model is made until three steps have ended; beside it what the process's resident memory grew by.
 """
 
 import argparse
@@ -13,6 +13,8 @@ import tempfile
 from bisect import bisect
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from ddp_doctor.facts.ddp.fit import Estimate, Precision
 
 MODELS = ("mlp", "cnn", "encoder", "llama", "tied", "lora")
 STRATEGIES = ("ddp", "ddp-bucket-view", "zero2", "zero3")
@@ -26,7 +28,7 @@ class Case(NamedTuple):
     model: str
     strategy: str
     checkpointing: bool = False
-    precision: str = "fp32"
+    precision: Precision = "fp32"
     ranks: int = 2
 
     @property
@@ -52,6 +54,7 @@ def measured(case: Case, rank: int, folder: str) -> tuple[int, int]:
     import psutil
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
     from torch.profiler import ProfilerActivity, profile
 
     from ddp_doctor.probing.fit import subject
@@ -60,7 +63,7 @@ def measured(case: Case, rank: int, folder: str) -> tuple[int, int]:
     from ddp_doctor.probing.user_model.batches import Batch
 
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", case.ranks)
+    store = FileStore(f"{folder}/store", case.ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks)
     factory = user_code.find(case.factory)
     before = psutil.Process().memory_info().rss
@@ -93,12 +96,12 @@ def measured(case: Case, rank: int, folder: str) -> tuple[int, int]:
 def allocated(events: list[dict[str, Any]]) -> int:
     """The most bytes that were there at one time, of what was made since the profiler started.
 
-    It is "Total Allocated" but for gloo's staging buffers: torch counts a thread's memory where the profiler runs on it, so
-    one that gloo's own thread frees is never subtracted there. Here it ends with its collective, for which the rank waits.
+    It is "Total Allocated" but for gloo's staging buffers: torch counts where the profiler runs on the thread, so one
+    that gloo's own thread frees is never subtracted there. Here it ends with its collective, for which a rank waits.
     """
     memory = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
-    calls = [event for event in events if str(event["name"]).startswith("c10d::") and "dur" in event]
-    within = sorted((event["ts"], event["ts"] + event["dur"]) for event in calls)
+    calls = _spans(events, "c10d::")
+    flattened = _spans(events, "aten::flatten_dense_tensors")  # what DDP's constructor hands to the next collective
     there: dict[int, int] = {}
     staged: dict[int, float] = {}  # address to the end of its call
     highest = 0
@@ -112,11 +115,18 @@ def allocated(events: list[dict[str, Any]]) -> int:
             staged.pop(address, None)
             continue
         there[address] = size
-        for begin, end in within[bisect(within, (at, float("inf"))) - 1 :][:1]:
-            if begin <= at <= end:
-                staged[address] = end
+        after = bisect(calls, (at, float("inf")))
+        if any(begin <= at <= end for begin, end in calls[max(after - 1, 0) : after]):
+            staged[address] = calls[after - 1][1]
+        elif any(begin <= at <= end for begin, end in flattened) and after < len(calls):
+            staged[address] = calls[after][1]
         highest = max(highest, sum(there.values()))
     return highest
+
+
+def _spans(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    named = (event for event in events if str(event["name"]).startswith(name) and "dur" in event)
+    return sorted((event["ts"], event["ts"] + event["dur"]) for event in named)
 
 
 def _step(model: Any, optimizer: Any, batch: Any) -> int:
@@ -171,8 +181,6 @@ def evaluate(cases: list[Case]) -> list[Outcome]:
 
 
 def _peak(row: dict[str, Any]) -> int:
-    from ddp_doctor.facts.ddp.fit import Estimate
-
     return Estimate.model_validate(row).peak_bytes
 
 

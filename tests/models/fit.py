@@ -9,7 +9,7 @@ def mlp():
     """Layers that are units, on a batch that needs no gradient."""
 
     class Block(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.up, self.down = nn.Linear(1024, 1536), nn.Linear(1536, 1024)
 
@@ -28,7 +28,7 @@ def cnn():
     """Residual blocks with BatchNorm; activations are most of its memory."""
 
     class Block(nn.Module):
-        def __init__(self, width):
+        def __init__(self, width: int) -> None:
             super().__init__()
             self.one, self.two = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
             self.norm_one, self.norm_two = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
@@ -77,7 +77,7 @@ def llama():
 
 
 class _Gpt(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(6000, 384)
         self.blocks = nn.ModuleList(
@@ -107,7 +107,7 @@ def lora():
     """Frozen layers with a small trainable pair beside each."""
 
     class Adapted(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.frozen = nn.Linear(1280, 1280).requires_grad_(False)
             self.down, self.up = nn.Linear(1280, 8, bias=False), nn.Linear(8, 1280, bias=False)

@@ -4,6 +4,7 @@ A fake tensor (torch/_subclasses/fake_tensor.py) has a shape, a type and a devic
 would return. Nothing is allocated and nothing computed, so a model of any size runs in the memory of its names.
 """
 
+import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -62,11 +63,11 @@ def conversions() -> Iterator[None]:
 
 
 def faked(model: Any, fake_mode: Any) -> None:
-    """Replace the model's real parameters and buffers by fake ones, and bring all to the CPU."""
-    from torch._subclasses.fake_tensor import FakeTensor
+    """Give the model new fake parameters and buffers on the CPU; views of a copied fake one seem to be new memory."""
+    import torch
 
     def fake(tensor: Any) -> Any:
-        return (tensor if isinstance(tensor, FakeTensor) else fake_mode.from_tensor(tensor.detach())).cpu()
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     with conversions(), fake_mode:
         model._apply(fake)  # noqa: SLF001
@@ -87,6 +88,23 @@ def foreach() -> Iterator[None]:
         yield
     finally:
         types.remove(FakeTensor)
+
+
+@contextmanager
+def one_sequence() -> Iterator[None]:
+    """Let models of transformers take each sample for one sequence, as they do with real ones where it is.
+
+    On fake tensors they cannot look whether several are packed into one, and make masks of the square of its length.
+    """
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    original = getattr(masks, "find_packed_sequence_indices", None)
+    if original is not None:
+        masks.find_packed_sequence_indices = lambda *_args, **_kwargs: None
+    try:
+        yield
+    finally:
+        if original is not None:
+            masks.find_packed_sequence_indices = original
 
 
 class Lives:
@@ -147,7 +165,9 @@ def following(lives: Lives) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    class Following(TorchDispatchMode):
+    mode_type: Any = TorchDispatchMode
+
+    class Following(mode_type):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:

@@ -3,11 +3,11 @@
 What is alive when, of torch 2.13:
 
 * DDP (torch/csrc/distributed/c10d/reducer.cpp): buckets from the start to the end, as large as all gradients; without
-  gradient_as_bucket_view the gradients as well, from the moment each is made until zero_grad. Before that its constructor
+  gradient_as_bucket_view the gradients as well, each from when it is made until zero_grad. Before that its constructor
   broadcasts copies of parameters and buffers, up to two of 250 MiB at a time.
-* FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py): a unit is gathered into one buffer and copied out of it.
-  In the forward the buffer stays until the next unit is gathered, in the backward it is freed at once, and the unit before
-  is gathered meanwhile. Whole gradients stay until the unit's backward ends, are copied to the input of the
+* FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py): a unit is gathered into one buffer and copied out.
+  In the forward the buffer stays until the next unit is gathered, in the backward it is freed at once, and the unit
+  before is gathered meanwhile. Whole gradients stay until the unit's backward ends, are copied to the input of the
   reduce-scatter, which stays until the next unit's is made, and its output holds the gradients that are kept.
 """
 
@@ -22,7 +22,7 @@ from ddp_doctor.probing.fit.trace import Event
 
 @dataclass(frozen=True)
 class Parameter:
-    """What of a parameter counts; ``bytes`` of one element as the rank keeps it, ``computed`` as it is computed with."""
+    """What of a parameter counts; ``bytes`` of an element as the rank keeps it, ``computed`` as it computes with it."""
 
     shape: tuple[int, ...]
     bytes: int
@@ -274,7 +274,7 @@ def _sharded(row: Strategy, job: Job, events: Iterable[Event], step: Step) -> _L
 
 
 def sent_bytes(row: Strategy, job: Job) -> int:
-    """What a rank sends in a step, in rings: (n - 1) / n of all in a gather or a reduce-scatter, twice in an all-reduce."""
+    """What a rank sends in a step, in rings: (n - 1) / n of all to gather or to reduce-scatter, twice to all-reduce."""
     whole = sum(p.computed * p.elements() for p in job.parameters())
     gradients = sum(
         (p.computed if row.shards_parameters else p.bytes) * p.elements() for p in job.parameters() if p.trainable

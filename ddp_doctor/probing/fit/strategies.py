@@ -80,7 +80,7 @@ def _shard(model: Any, row: Strategy, units: Sequence[Any], precision: Precision
     device = next(model.parameters()).device.type
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if precision == "amp" else None)
     pin = device == "cuda"  # a CPU has no memory to pin
-    given = {
+    given: dict[str, Any] = {
         "mesh": init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard")[-len(shape) :]),
         "mp_policy": mixed,
         "offload_policy": CPUOffloadPolicy(pin_memory=pin) if row.offloads else OffloadPolicy(),

@@ -1,7 +1,7 @@
 """What is estimated: the user's model or one of transformers' own, on fake tensors, with a batch and its units.
 
-The factory runs on fake tensors, so that weights take no memory. What needs values (``torch.linspace(...).item()``) runs
-again on real ones, within a bound. Whatever it does, it reaches no other machine: a model of random weights is as large.
+The factory runs on fake tensors, so that weights take no memory. What needs values (``torch.linspace(...).item()``)
+runs again on real ones, within a bound. It reaches no other machine: a model of random weights is as large.
 """
 
 import json
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
 
-#: A factory that needs real tensors may take so much, the process included; a larger model is to be made without values.
+#: A factory that needs real tensors may take so much, the process included (judgement).
 MOST_BYTES = 16 << 30
 #: What a model of transformers is given where --batch and --seq are not.
 BATCH, SEQUENCE = 1, 2048
@@ -120,6 +120,7 @@ def from_configuration(
         for mode in modes:
             stack.enter_context(mode)
         model = _attempt("factory", lambda: AutoModelForCausalLM.from_config(config))
+    fake.faked(model, mode)
     model.train()
     ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
     return Loaded(model, lambda _: {"input_ids": ids, "labels": ids})
@@ -145,7 +146,7 @@ def _config(spec: str) -> Any:
         if not equals or key not in known:
             raise Misuse(f"the configuration {name!r} has no {key!r}; it is given as hf:{name},num_hidden_layers=16")
         with suppress(ValueError):  # a word is one without quotes
-            value = json.loads(value)  # noqa: PLW2901
+            value = json.loads(value)
         values[key] = value
     try:
         return AutoConfig.for_model(name, **values)

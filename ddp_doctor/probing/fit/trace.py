@@ -1,17 +1,17 @@
 """One step of a model on fake tensors: what is allocated and freed, and when each unit begins and ends.
 
-Every unit has hooks where FSDP2 has its own (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py), so that the
-strategies can be played on the same line of events::
+Every unit has hooks where FSDP2 has its own (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py), so that
+the strategies can be played on the same line of events::
 
     forward of unit 0, of unit 1, of unit 2 …     | backward of unit 2 …, of unit 1, of unit 0
     +4096 +4096 -4096 +512 …                      | +4096 -512 gradient of its second parameter …
 
-Of layers that repeat, three are run: the first, one from the middle, and the last. The one from the middle is counted for
-all of those between, whose events are the same.
+Of layers that repeat, three are run: the first, one from the middle, and the last. The one from the middle is counted
+for all of those between, whose events are the same.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ _LEAST_REPEATED = 5
 
 @dataclass(frozen=True)
 class Event:
-    """What happened: ``bytes`` more or fewer, of what the forward leaves for the backward (``saved``) or of all else."""
+    """What happened: so many bytes more or fewer, of what the forward leaves for the backward (``saved``) or not."""
 
     kind: Kind
     bytes: int = 0
@@ -44,7 +44,7 @@ class Repeated:
     end: int
 
 
-def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: Any) -> list[Event]:
+def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
     """The events of a forward and a backward. ``own`` are the parameters of each unit, and of the rest of the model.
 
     Raises what the user's code raises on fake tensors.
@@ -54,13 +54,12 @@ def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[A
         return _run(model, batch, units, own, how)
     whole = list(repeated.modules)
     del repeated.modules[2:-1]
-    try:
-        return _spread(_run(model, batch, units, own, how), repeated)
-    except (Exception, SystemExit):  # noqa: BLE001 - code that counts its layers; as a whole it shows
-        pass
-    finally:
-        for place, module in enumerate(whole[2:-1], 2):
-            repeated.modules.insert(place, module)
+    with suppress(Exception):  # code that counts its layers; as a whole it shows
+        try:
+            return _spread(_run(model, batch, units, own, how), repeated)
+        finally:
+            for place, module in enumerate(whole[2:-1], 2):
+                repeated.modules.insert(place, module)
     return _run(model, batch, units, own, how)
 
 
@@ -121,7 +120,7 @@ def _run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[
         lives.known(tensor)
     for _, tensor in batch.tensors():
         lives.made(tensor)
-    with _prepared(model, units, own, how, recorder), fake.following(lives):
+    with _prepared(model, units, own, how, recorder), fake.one_sequence(), fake.following(lives):
         output = batch.forward(model)
         loss = batch.loss(output)
         recorder.note("backward")
@@ -175,7 +174,9 @@ def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
     import torch
     from torch.utils._pytree import tree_leaves, tree_map_only
 
-    class AfterBackward(torch.autograd.Function):
+    function: Any = torch.autograd.Function
+
+    class AfterBackward(function):  # type: ignore[misc]
         @staticmethod
         def forward(_ctx: Any, *tensors: Any) -> Any:
             return tensors
@@ -225,7 +226,7 @@ def _repeated(model: Any, units: Sequence[Any]) -> Repeated | None:
 
 
 def _spread(events: list[Event], repeated: Repeated) -> list[Event]:
-    """The events with those of the middle layer once for each that was left out. Raises ValueError where they have none."""
+    """The events with those of the middle layer again for each that was left out. Raises ValueError."""
     first, middle, last = repeated.first, repeated.first + 1, repeated.end - 1
     places = {(event.kind, event.unit): index for index, event in reversed(list(enumerate(events)))}
     try:
