@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.check import COLLECTIVES
 from ddp_doctor.model.choices import Level, UsageError, as_usage_error
-from ddp_doctor.model.recording import Axis, Floor
+from ddp_doctor.model.recording import Axis, FitOptions, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -62,6 +63,20 @@ def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
     from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
 
     return {"replay": load_job_collectives(path)}
+
+
+def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> dict[str, Any]:
+    """The fields of Options for what ``fit`` is asked. Raises UsageError."""
+    with as_usage_error():
+        size = options.memory(memory) if memory else None
+        if not options.is_configuration(model):
+            options.require_factory(model, option="fit")
+            if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
+                raise ValueError(f"{given[0]} is for hf: models; the batch of a factory is what its make_batch returns")
+        if fields["measure"] and fields["ranks"]:
+            raise ValueError("--measure runs on the ranks that are here: leave --ranks out, or name --nproc-per-node")
+        options.require_strategy(fields["strategy"], tuple(BY_NAME))
+    return {"model": model, "fit": FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)}
 
 
 def sweep(
