@@ -173,6 +173,7 @@ def with_model(play: Play, name: str) -> Scenario:
         ("in_an_order_of_its_own", {("tp", (0, 2)), ("tp", (1, 3)), ("dp", (0, 3)), ("dp", (1, 2))}),
     ],
 )
+@pytest.mark.torches("the mesh of a job")
 def test_the_mesh_of_a_model_is_driven_as_it_was_made(play: Play, name: str, groups: set[tuple[str, tuple[int, ...]]]):
     scenario = with_model(play, name)
 
@@ -211,6 +212,7 @@ def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
         (8, "pp=2,dp=2,tp=2"),
     ],
 )
+@pytest.mark.torches("the mesh of a job")
 def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, axes_of: str):
     scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=axes_of)
 
