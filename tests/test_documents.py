@@ -42,6 +42,7 @@ def test_what_the_documents_do_not_run_is_this():
         "how-to/add-a-check.md": 1,
         "how-to/compare-traces.md": 1,
         "how-to/dashboards-and-alerts.md": 2,
+        "how-to/does-it-fit.md": 2,
         "how-to/lab.md": 5,
         "how-to/many-nodes.md": 5,
         "how-to/measure-collectives.md": 1,

@@ -208,7 +208,7 @@ def names(given: list[str] | None) -> tuple[str, ...]:
     return tuple(name.strip() for text in given or () for name in text.split(","))
 
 
-_JUDGE = ("run", "prolog", "replay", "topology", "env", "logs", "trace", "attach", "fleet", "compare")
+_JUDGE = ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach", "fleet", "compare")
 
 
 def command(

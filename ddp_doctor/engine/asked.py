@@ -11,6 +11,7 @@
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
+    fit net:make          an estimate; with --measure steps of what fits
 
 What no option names may be absent, skipped or too dear: the summary says what was tested. That options contradict each
 other is refused before anything starts (engine/plan.py).
@@ -23,7 +24,18 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, COMPILE, GPUS, JOB_COLLECTIVES, MESH, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import (
+    BASELINE,
+    COLLECTIVES,
+    COMPILE,
+    FIT,
+    FIT_MEASURED,
+    GPUS,
+    JOB_COLLECTIVES,
+    MESH,
+    STEP_TIME,
+    USER_MODEL,
+)
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
@@ -54,6 +66,8 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_gpus(recording, by_id))
     if not recording.command.has_ranks:
         return ()
+    if recording.command is Command.FIT:
+        return tuple(_fit(recording, by_id))
     options = recording.options
     only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
     has_ranks = any(reading.rank is not None for reading in recording.collected())
@@ -94,8 +108,10 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     if facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
-        too_slow = "no step in DDP was run; let make_batch return a smaller batch"
+        too_slow = "no synchronised step was run; let make_batch return a smaller batch"
         why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
+    elif untested := [fact.sharded.not_compared for fact in facts if fact.sharded and fact.sharded.not_compared]:
+        why = f"its steps were not held against those of one rank alone: {untested[0]}"
     elif facts or others:
         return
     else:
@@ -107,6 +123,16 @@ def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator
     result = by_id.get(COMPILE)
     if recording.options.compile and (result is None or result.status not in _RAN):
         yield NotAsAsked("--compile", COMPILE, _why(result))
+
+
+def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
+
+    options = recording.options
+    if recording.first(FitFact) is None:
+        yield NotAsAsked(options.typed_model, FIT, _why(by_id.get(FIT)))
+    elif options.fit is not None and options.fit.measure and recording.first(FitMeasuredFact) is None:
+        yield NotAsAsked("--measure", FIT_MEASURED, _why(by_id.get(FIT_MEASURED)))
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -126,7 +126,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     elif options.only and check.id not in options.only:
         reason = NOT_SELECTED
     elif check.parts and not check.parts(options):
-        reason = "needs --level thorough, or --collective"
+        reason = f"needs {check.parts_by}"
     elif not check.parts and not options.only and not options.level.includes(needed):
         reason = f"needs --level {needed.value}"
     elif check.where is Where.NODES and nnodes == 1:

@@ -23,6 +23,7 @@ PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STE
     "step_time",
     "baseline",
 )
+SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
 #: tells which, so the parameter cannot be one static type.
@@ -58,6 +59,7 @@ class Check:
     #: What it does one after the other, each with the whole deadline and a reading of its own: a rank that hangs in one
     #: of them costs only that one.
     parts: Callable[[Options], tuple[str, ...]] | None = None
+    parts_by: str = ""  # the options that name parts, for a sentence
     #: The rules on whether ranks can use GPUs. A check with such rules looks wherever ranks start; they judge what it
     #: read where nobody selected it, too.
     decides_world: tuple[Rule, ...] = ()

@@ -142,6 +142,21 @@ class TraceAdvice(Frozen):
     had: bool | float | None = None  # … what the job had, as far as the trace shows it; a switch had the contrary
 
 
+class FitOptions(Frozen):
+    """What ``fit`` was asked to estimate."""
+
+    memory_bytes: int | None = None  # --memory of a GPU; null: that of the smallest GPU here
+    ranks: int | None = None  # --ranks, also more than there are here; null: one for each GPU here, else 2
+    ranks_per_node: int | None = None  # --nproc-per-node; null: one for each GPU here, else up to 8
+    precision: Literal["fp32", "bf16", "amp"] = "fp32"  # --precision
+    strategy: str = ""  # --strategy: a row of knowledge/ddp/strategies.py; empty: whichever fits
+    batch: int | None = (
+        None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
+    )
+    seq: int | None = None  # --seq: … and tokens of each
+    measure: bool = False  # --measure: run steps of what fits
+
+
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
@@ -155,8 +170,8 @@ class Options(Frozen):
     fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
-    model: str = ""  # the user's own, "package.module:factory"
     compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
+    model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
     replay: JobCollectives | None = None  # what --replay names: the collectives of a job
@@ -167,9 +182,15 @@ class Options(Frozen):
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
     mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
+    fit: FitOptions | None = None  # of fit
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None
+
+    @property
+    def typed_model(self) -> str:
+        """The user's model as it was typed: the argument of ``fit``, the option of ``run``."""
+        return self.model if self.command == Command.FIT.value else f"--model {self.model}"
 
 
 class Job(Frozen):

@@ -225,6 +225,7 @@ CHECK = Check(
     rules=rules_in(slow, wrong),
     level=Level.THOROUGH,
     parts=parts,
+    parts_by="--level thorough, or --collective",
     min_ranks=2,
     cost_s=15.0,
     deadline_s=20.0,
