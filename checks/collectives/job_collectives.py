@@ -212,7 +212,8 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     job, first = replayed.job, replayed.facts[min(replayed.facts)]
     moved = max(fact.moved_bytes for fact in replayed.facts.values())
     title = (
-        f"The job's {job.count} collectives of {len(job.groups)} groups ran through in {replayed.seconds:.2g} s;"
+        f"The job's {job.count} collectives of {len(job.groups)} group{'s' * (len(job.groups) != 1)} ran through in"
+        f" {replayed.seconds:.2g} s;"
         f" a rank gave {moved:,} bytes at most"
     )
     detail = ""

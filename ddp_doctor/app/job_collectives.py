@@ -215,7 +215,7 @@ def _of_traces(traces: Sequence[TraceFact]) -> _Job:
     names = {name: index for index, name in enumerate(sorted(members))}
     groups = [
         JobGroup(
-            words=f"group {name}" if name else "the default group",
+            words="the default group" if name in ("", "0") else f"group {name}",
             ranks=() if name in whole else tuple(sorted(members[name])),
         )
         for name in names

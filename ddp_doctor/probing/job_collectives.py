@@ -91,7 +91,8 @@ class Replay:
                 self._wait_for((before,))
             if call.differs:  # no backend says what comes of it; gloo ends the rank
                 break
-            self.pending[index] = self._issue(call), self.ctx.clock()
+            began = self.ctx.clock()
+            self.pending[index] = self._issue(call), began
             self.issued += 1
             last[call.group] = index
             self._look()
