@@ -177,8 +177,8 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"skip": ("job_collectives",)}, "--replay dumps would not be run: take job_collectives out of --skip"),
-        ({"only": ("p2p",)}, "--replay dumps would not be run: name job_collectives in --only, too"),
+        ({"skip": ("job_collectives",)}, "what --replay names would not be run: take job_collectives out of --skip"),
+        ({"only": ("p2p",)}, "what --replay names would not be run: name job_collectives in --only, too"),
     ],
 )
 def test_a_replay_that_is_left_out_is_refused(options, says):
@@ -190,5 +190,5 @@ def test_a_replay_that_is_left_out_is_refused(options, says):
 
 
 def test_without_a_job_there_is_nothing_to_run():
-    with pytest.raises(UsageError, match="job_collectives replays the collectives of a job: give --replay"):
+    with pytest.raises(UsageError, match="job_collectives runs what --replay names: give it"):
         make_plan(Options(only=("job_collectives",)), CHECKS)
