@@ -17,6 +17,7 @@ GLOSSARY: dict[str, str] = {
     "all-gather, reduce-scatter, all-to-all": "all ranks get what each had; each gets its part of the sum of all; each gives each a share: FSDP and ZeRO call the first two, expert parallel training the third",
     "ring": "the order in which NCCL passes data from rank to rank; an all-reduce goes round it twice",
     "bucket": "gradients that DDP reduces together as soon as all of them are there; 25 MiB by default",
+    "unit": "a module that was given to `fully_shard` (FSDP2): its parameters are gathered, and their gradients reduced, together",
     "straggler": "a rank that arrives late at a collective, so that all others wait for it",
     "watchdog": "the thread of torch that notices a collective which takes too long",
     "flight recorder": "torch's list of the last collectives of a rank",
