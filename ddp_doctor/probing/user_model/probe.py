@@ -81,15 +81,20 @@ class ModelProbe:
     def ready(self, loaded: Loaded) -> Ready:
         """All that comes before DDP. Raises Stopped, Failed and Skip."""
         model = loaded.model
-        self._same_everywhere(loaded)
-        self._refuse_lazy(model, loaded)
+        self.require_alike(loaded)
         if loaded.make_batch is None:
             return Ready(model, loaded.options)
-        self._require_gpu(model)
         given = self._batches(loaded)
         unused = self._local_passes(model, given)
         self._require_time()
         return Ready(model, loaded.options, given, unused)
+
+    def require_alike(self, loaded: Loaded) -> None:
+        """Go on where all ranks have the same model, which can run on their devices. Raises Stopped and Failed."""
+        self._same_everywhere(loaded)
+        self._refuse_lazy(loaded.model, loaded)
+        if loaded.make_batch is not None:
+            self._require_gpu(loaded.model)
 
     def _same_everywhere(self, loaded: Loaded) -> None:
         """Count and place the model; go on where all ranks have the same one, with something to train."""

@@ -1,0 +1,289 @@
+"""What is estimated: the user's model or one of transformers' own, on fake tensors, with a batch and its units.
+
+The factory runs on fake tensors, so that weights take no memory. What needs values (``torch.linspace(...).item()``)
+runs again on real ones, within a bound. It reaches no other machine: a model of random weights is as large.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.facts.ddp.fit import Unit
+from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.probing.fit import fake
+from ddp_doctor.probing.fit.strategies import innermost_first
+from ddp_doctor.probing.user_model import user_code
+from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
+
+#: A factory that needs real tensors may take so much, the process included (judgement).
+MOST_BYTES = 16 << 30
+#: What a model of transformers is given where --batch and --seq are not.
+BATCH, SEQUENCE = 1, 2048
+
+
+class Stopped(Exception):
+    """The user's code failed; what it was asked to do and how."""
+
+    def __init__(self, phase: Phase, trouble: Trouble) -> None:
+        super().__init__(phase)
+        self.phase, self.trouble = phase, trouble
+
+
+@dataclass
+class Subject:
+    """A model on fake tensors, and what a step of it needs."""
+
+    loaded: Loaded
+    mode: Any
+    given: Any = None  # what make_batch returned, None where there is none
+    samples: int = 0
+
+    @property
+    def model(self) -> Any:
+        """The model itself, not what torch.compile made of it."""
+        return uncompiled(self.loaded.model)
+
+    def batch(self, more: int = 0) -> Batch:
+        """The batch with so many samples more. Raises Misuse."""
+        import torch
+
+        form = user_code.form_of(self.loaded)
+
+        def changed(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            shape = list(leaf.shape)
+            if shape and shape[0] == self.samples:
+                shape[0] += more
+            return torch.zeros(shape, dtype=leaf.dtype)
+
+        with self.mode:
+            return Batch(self.given, form).changed(changed)
+
+
+def of_factory(name: str) -> Subject:
+    """The user's model. Raises Misuse and Stopped."""
+    factory = _attempt("import", lambda: find(name))
+    mode = fake.mode()
+    with _alone(name), _bounded(name):
+        with mode, fake.conversions():
+            loaded, first = user_code.attempt("factory", lambda: made(name, factory))
+        if loaded is None:
+            assert first is not None
+            if first.misuse:
+                raise Misuse(first.message)
+            loaded = _attempt("factory", lambda: made(name, factory))
+        fake.faked(uncompiled(loaded.model), mode)
+        given = None
+        if (make_batch := loaded.make_batch) is not None:
+            given, trouble = user_code.attempt("make_batch", lambda: make_batch(0))
+            if trouble is not None:  # one that makes it on a GPU that is not here
+                with mode:
+                    given = _attempt("make_batch", lambda: make_batch(0))
+    subject = Subject(loaded, mode, given)
+    if given is not None:
+        sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
+        subject.samples = int(sizes[0]) if sizes else 0
+    return subject
+
+
+def of_transformers(spec: str, batch: int | None, sequence: int | None) -> Subject:
+    """A model of transformers' own configurations. Raises Misuse and Stopped."""
+    mode = fake.mode()
+    loaded = from_configuration(spec, batch, sequence, mode, fake.conversions())
+    assert loaded.make_batch is not None
+    return Subject(loaded, mode, loaded.make_batch(0), batch or BATCH)
+
+
+def from_configuration(
+    spec: str, batch: int | None, sequence: int | None, *modes: AbstractContextManager[Any]
+) -> Loaded:
+    """The model of ``llama,num_hidden_layers=16`` or ``folder/config.json``, made in these modes.
+
+    Raises Misuse and Stopped.
+    """
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        raise Misuse(f"hf:{spec} needs transformers, which is not installed here: pip install transformers") from None
+    import torch
+
+    config = _config(spec)
+    config.use_cache = False
+    with _alone(f"hf:{spec}"), ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
+        model = _attempt("factory", lambda: AutoModelForCausalLM.from_config(config))
+    fake.faked(model, mode)
+    model.train()
+    ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
+    return Loaded(model, lambda _: {"input_ids": ids, "labels": ids})
+
+
+def _config(spec: str) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    name, *settings = spec.split(",")
+    if name.endswith(".json"):
+        try:
+            values = json.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Misuse(f"{name} cannot be read as a configuration: {error}") from None
+        name = values.pop("model_type", "") if isinstance(values, dict) else ""
+    else:
+        values = {}
+    if name not in CONFIG_MAPPING:
+        raise Misuse(f"transformers has no configuration {name!r}; it has those of model_type in config.json files")
+    known = AutoConfig.for_model(name).to_dict()
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or key not in known:
+            raise Misuse(f"the configuration {name!r} has no {key!r}; it is given as hf:{name},num_hidden_layers=16")
+        with suppress(ValueError):  # a word is one without quotes
+            value = json.loads(value)
+        values[key] = value
+    try:
+        return AutoConfig.for_model(name, **values)
+    except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
+        raise Misuse(f"transformers refuses the configuration {spec!r}: {error}") from None
+
+
+def units_of(model: Any, given: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The modules to shard, with their names, in the model's order. Raises Misuse.
+
+    Given ones are modules or classes; else the list of modules of one class that has most parameters.
+    """
+    import torch
+
+    named = dict(model.named_modules())
+    if not given:
+        lists = [
+            list(module)
+            for module in named.values()
+            if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
+            and len(module) > 1
+            and len({type(item) for item in module}) == 1
+        ]
+        wanted = max(lists, key=lambda items: sum(map(elements, items)), default=[])
+        given = [item for item in wanted if elements(item)]
+    classes = tuple(item for item in given if isinstance(item, type))
+    modules = {id(item) for item in given if isinstance(item, torch.nn.Module)}
+    found = [(name, module) for name, module in named.items() if id(module) in modules or isinstance(module, classes)]
+    if given and not found:
+        raise Misuse("units are modules of the model, or classes of them; none of those given is in it")
+    return [(name, module) for name, module in found if module is not model]
+
+
+def elements(module: Any) -> int:
+    """Of all parameters."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
+    """The parameters of each unit that are in no unit inside of it, and last those that are in none."""
+    seen: set[int] = set()
+    own: dict[int, list[Any]] = {}
+    for module in (*innermost_first(model, units), model):
+        own[id(module)] = [parameter for parameter in module.parameters() if id(parameter) not in seen]
+        seen.update(map(id, own[id(module)]))
+    return [own[id(module)] for module in (*units, model)]
+
+
+def described(units: Sequence[tuple[str, Any]]) -> tuple[Unit, ...]:
+    """The units in words, those of one class and size together."""
+    counts: dict[tuple[str, int], list[str]] = {}
+    for name, module in units:
+        size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+        counts.setdefault((type(module).__name__, size), []).append(name)
+    return tuple(Unit(name=n[0], kind=kind, count=len(n), bytes=size) for (kind, size), n in counts.items())
+
+
+def largest(model: Any) -> Unit | None:
+    """The module with most bytes of parameters of its own."""
+    sizes = {
+        name: sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(recurse=False))
+        for name, module in model.named_modules()
+    }
+    name = max(sizes, key=lambda name: sizes[name])
+    kind = type(model.get_submodule(name)).__name__
+    return Unit(name=name or "the model", kind=kind, count=1, bytes=sizes[name]) if sizes[name] else None
+
+
+def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
+    value, trouble = user_code.attempt(phase, call)
+    if trouble is None:
+        return value
+    if trouble.misuse:
+        raise Misuse(trouble.message)
+    raise Stopped(phase, trouble)
+
+
+#: What is refused while somebody is here.
+_REFUSING: list[list[str]] = []
+
+
+@cache
+def _watch_network() -> None:
+    """An audit hook cannot be taken away again, so it stays and refuses nothing."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if not _REFUSING or event not in ("socket.connect", "socket.getaddrinfo"):
+            return
+        target = args[1] if event == "socket.connect" else args
+        host = target[0] if isinstance(target, tuple) else None  # a file has no host
+        if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
+            _REFUSING[-1].append(f"{host}")
+            raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
+
+    sys.addaudithook(hook)
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """No way to another machine. Raises Misuse where the user's code failed after it was refused one."""
+    _watch_network()
+    tried: list[str] = []
+    _REFUSING.append(tried)
+    try:
+        yield
+    except (Misuse, Stopped):
+        if tried:
+            raise Misuse(
+                f"{name} tries to reach {tried[0]}: an estimate needs no weights, so let it make the model from its"
+                " configuration, without a download"
+            ) from None
+        raise
+    finally:
+        _REFUSING.remove(tried)
+
+
+@contextmanager
+def _bounded(name: str) -> Iterator[None]:
+    """No more real memory than MOST_BYTES. Raises Misuse where the user's code failed for want of it."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = MOST_BYTES if before[1] == resource.RLIM_INFINITY else min(MOST_BYTES, before[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    except Stopped as stopped:
+        trouble = stopped.trouble
+        if (
+            trouble.type == "MemoryError"
+            or "allocate memory" in trouble.message
+            or "Unable to allocate" in trouble.message
+        ):
+            raise Misuse(
+                f"{name} takes more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}: weights that torch"
+                " makes take none here, those of other libraries do"
+            ) from None
+        raise
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)

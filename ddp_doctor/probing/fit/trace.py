@@ -1,0 +1,250 @@
+"""One step of a model on fake tensors: what is allocated and freed, and when each unit begins and ends.
+
+Every unit has hooks where FSDP2 has its own (torch 2.13, torch/distributed/fsdp/_fully_shard/_fsdp_state.py), so that
+the strategies can be played on the same line of events::
+
+    forward of unit 0, of unit 1, of unit 2 …     | backward of unit 2 …, of unit 1, of unit 0
+    +4096 +4096 -4096 +512 …                      | +4096 -512 gradient of its second parameter …
+
+Of layers that repeat, three are run: the first, one from the middle, and the last. The one from the middle is counted
+for all of those between, whose events are the same.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ddp_doctor.probing.fit import fake
+from ddp_doctor.probing.fit.strategies import autocast, recompute
+from ddp_doctor.probing.user_model.batches import Batch
+
+Kind = Literal["bytes", "gradient", "pre_forward", "post_forward", "pre_backward", "post_backward", "backward"]
+#: A first, a middle and a last layer, of at least this many.
+_LEAST_REPEATED = 5
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened: so many bytes more or fewer, of what the forward leaves for the backward (``saved``) or not."""
+
+    kind: Kind
+    bytes: int = 0
+    saved: bool = False
+    unit: int = -1  # index of the unit; that of the whole model is the number of units
+    parameter: int = -1  # index in the unit's own parameters, of a gradient
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A list of modules that are alike, and the units that they are: ``first`` up to before ``end``."""
+
+    modules: Any
+    first: int
+    end: int
+
+
+def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
+    """The events of a forward and a backward. ``own`` are the parameters of each unit, and of the rest of the model.
+
+    Raises what the user's code raises on fake tensors.
+    """
+    repeated = _repeated(model, units)
+    if repeated is None:
+        return _run(model, batch, units, own, how)
+    whole = list(repeated.modules)
+    del repeated.modules[2:-1]
+    with suppress(Exception):  # code that counts its layers; as a whole it shows
+        try:
+            return _spread(_run(model, batch, units, own, how), repeated)
+        finally:
+            for place, module in enumerate(whole[2:-1], 2):
+                repeated.modules.insert(place, module)
+    return _run(model, batch, units, own, how)
+
+
+def of_parameters(own: Sequence[Sequence[Any]]) -> list[Event]:
+    """The events of a step of which nothing is known but the parameters: one unit after the other, all gradients."""
+    *units, root = range(len(own))
+    events = [Event("pre_forward", unit=root)]
+    for unit in units:
+        events += [Event("pre_forward", unit=unit), Event("post_forward", unit=unit)]
+    events += [Event("post_forward", unit=root), Event("backward"), Event("pre_backward", unit=root)]
+    for unit in (*reversed(units), root):
+        events.append(Event("pre_backward", unit=unit))
+        for place, parameter in enumerate(own[unit]):
+            if parameter.requires_grad:
+                size = parameter.numel() * parameter.element_size()
+                events.append(Event("gradient", size, unit=unit, parameter=place))
+        events.append(Event("post_backward", unit=unit))
+    return events
+
+
+@dataclass(frozen=True)
+class How:
+    """What of a step is another one."""
+
+    checkpointing: bool = False
+    autocast: bool = False
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.lives = fake.Lives()
+        self.events: list[Event | int] = []  # or an entry of the lives
+        self._seen = 0
+
+    def note(self, kind: Kind, unit: int = -1, parameter: int = -1, size: int = 0) -> None:
+        self.take()
+        self.events.append(Event(kind, size, unit=unit, parameter=parameter))
+
+    def take(self) -> None:
+        self.events += range(self._seen, len(self.lives.entries))
+        self._seen = len(self.lives.entries)
+
+    def done(self, saved: set[int]) -> list[Event]:
+        self.take()
+        found = []
+        for event in self.events:
+            if isinstance(event, int):
+                made, size = self.lives.entries[event]
+                event = Event("bytes", size, made in saved)  # noqa: PLW2901
+            found.append(event)
+        return found
+
+
+def _run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: How) -> list[Event]:
+    recorder = _Recorder()
+    lives = recorder.lives
+    for tensor in (*model.parameters(), *model.buffers()):
+        lives.known(tensor)
+    for _, tensor in batch.tensors():
+        lives.made(tensor)
+    with _prepared(model, units, own, how, recorder), fake.one_sequence(), fake.following(lives):
+        output = batch.forward(model)
+        loss = batch.loss(output)
+        recorder.note("backward")
+        saved = lives.alive()
+        if loss.requires_grad:
+            loss.backward()
+        recorder.take()
+        lives.watching = False
+    return recorder.done(saved)
+
+
+@contextmanager
+def _prepared(
+    model: Any, units: Sequence[Any], own: Sequence[Sequence[Any]], how: How, recorder: _Recorder
+) -> Iterator[None]:
+    """The model with all hooks; nothing of them is left."""
+    modules = [*units, model]
+    forwards = [vars(module).get("forward") for module in modules]
+    with ExitStack() as undone:
+        if how.checkpointing:
+            recompute(units or [model], preserve_rng_state=False)
+        if how.autocast:
+            autocast(model)
+        for index, module in enumerate(modules):
+            for handle in _hooks(module, index, recorder):
+                undone.callback(handle.remove)
+        for index, parameters in enumerate(own):
+            for place, parameter in enumerate(parameters):
+                if parameter.requires_grad:
+                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, place, recorder))
+                    undone.callback(handle.remove)
+        try:
+            yield
+        finally:
+            for module, forward in zip(modules, forwards, strict=True):
+                vars(module).pop("forward", None)
+                if forward is not None:
+                    module.forward = forward
+            for parameter in model.parameters():
+                parameter.grad = None
+
+
+def _on_gradient(unit: int, place: int, recorder: _Recorder) -> Any:
+    def hook(parameter: Any) -> None:
+        recorder.note("gradient", unit, place, recorder.lives.handed_over(parameter.grad))
+
+    return hook
+
+
+def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    function: Any = torch.autograd.Function
+
+    class AfterBackward(function):  # type: ignore[misc]
+        @staticmethod
+        def forward(_ctx: Any, *tensors: Any) -> Any:
+            return tensors
+
+        @staticmethod
+        def backward(_ctx: Any, *gradients: Any) -> Any:
+            recorder.note("post_backward", unit)
+            return gradients
+
+    def gets_gradient(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.requires_grad
+
+    def before(_module: Any, args: Any, kwargs: Any) -> Any:
+        recorder.note("pre_forward", unit)
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if gets_gradient(leaf)]
+        if not given:
+            return args, kwargs
+        passed = dict(zip(map(id, given), AfterBackward.apply(*given), strict=True))
+        return tree_map_only(torch.Tensor, lambda tensor: passed.get(id(tensor), tensor), (args, kwargs))
+
+    def after(_module: Any, _args: Any, output: Any) -> None:
+        recorder.note("post_forward", unit)
+        for leaf in tree_leaves(output):
+            if gets_gradient(leaf):
+                leaf.register_hook(lambda _gradient: recorder.note("pre_backward", unit))
+
+    yield module.register_forward_pre_hook(before, with_kwargs=True)
+    yield module.register_forward_hook(after)
+
+
+def _repeated(model: Any, units: Sequence[Any]) -> Repeated | None:
+    """The longest list of modules of which each is a unit, with parameters of the same shapes."""
+    import torch
+
+    places = {id(unit): index for index, unit in enumerate(units)}
+    found: Repeated | None = None
+    for module in model.modules():
+        if not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        items = list(module)
+        at = [places.get(id(item), -1) for item in items]
+        alike = len({(type(item), tuple(p.shape for p in item.parameters())) for item in items}) == 1
+        in_a_row = bool(at) and at[0] >= 0 and at == list(range(at[0], at[0] + len(at)))
+        if alike and in_a_row and len(at) >= max(_LEAST_REPEATED, found.end - found.first + 1 if found else 0):
+            found = Repeated(module, at[0], at[-1] + 1)
+    return found
+
+
+def _spread(events: list[Event], repeated: Repeated) -> list[Event]:
+    """The events with those of the middle layer again for each that was left out. Raises ValueError."""
+    first, middle, last = repeated.first, repeated.first + 1, repeated.end - 1
+    places = {(event.kind, event.unit): index for index, event in reversed(list(enumerate(events)))}
+    try:
+        forward = places["pre_forward", middle], places["pre_forward", last]
+        backward = places["pre_backward", middle], places["pre_backward", first]
+    except KeyError:
+        raise ValueError("a layer was not called") from None
+    if not forward[0] < forward[1] < backward[0] < backward[1]:
+        raise ValueError("the layers are not called one after the other")
+
+    def of(unit: int, segment: tuple[int, int]) -> list[Event]:
+        return [replace(event, unit=unit) if event.unit == middle else event for event in events[slice(*segment)]]
+
+    between = range(middle, last)
+    return [
+        *events[: forward[0]],
+        *(event for unit in between for event in of(unit, forward)),
+        *events[forward[1] : backward[0]],
+        *(event for unit in reversed(between) for event in of(unit, backward)),
+        *events[backward[1] :],
+    ]
