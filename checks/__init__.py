@@ -55,6 +55,8 @@ def _all_checks() -> tuple[Check, ...]:
         allreduce,
         collectives,
         gpu_speed,
+        job_collectives,
+        mesh,
         nccl_diagnostics,
         p2p,
         process_group,
@@ -63,6 +65,7 @@ def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
+        compile,  # noqa: A004 - the name of the check
         ddp_modes,
         gradient_sync,
         initial_state,
@@ -87,12 +90,25 @@ def _all_checks() -> tuple[Check, ...]:
         checkpoint.CHECK,
         p2p.CHECK,
         collectives.CHECK,
+        mesh.CHECK,
         user_model.CHECK,
+        compile.CHECK,
         step_time.CHECK,
+        job_collectives.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,
     )
+
+
+@cache
+def _of_fit() -> tuple[Check, ...]:
+    from ddp_doctor.checks.collectives import process_group
+    from ddp_doctor.checks.ddp import fit
+    from ddp_doctor.checks.ddp.fit import measured
+    from ddp_doctor.checks.node import gpus, software
+
+    return software.CHECK, gpus.CHECK, process_group.CHECK, fit.CHECK, measured.CHECK
 
 
 if not TYPE_CHECKING:  # else any name could be imported from here
@@ -110,6 +126,8 @@ def checks_of(command: Command) -> tuple[Check, ...]:
         from ddp_doctor.checks.ddp import trace
 
         return (trace.CHECK,)
+    if command is Command.FIT:
+        return _of_fit()
     if command.judges_jobs:  # what nccl-tests and NCCL Inspector measured
         from ddp_doctor.checks.collectives import allreduce
 
@@ -119,7 +137,8 @@ def checks_of(command: Command) -> tuple[Check, ...]:
 
 def every_check() -> tuple[Check, ...]:
     """Those of a run, and those that a command has for itself."""
-    return (*_all_checks(), *checks_of(Command.TRACE))
+    of_others = (*checks_of(Command.TRACE), *checks_of(Command.FIT))
+    return tuple(dict.fromkeys((*_all_checks(), *of_others)))
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:

@@ -23,7 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import ExitCode, Where
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, EnvReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report, TraceReport
 from ddp_doctor.model.rule import HEADINGS, Described
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
@@ -86,6 +86,7 @@ def pages() -> dict[str, str]:
         "logs-report.schema.json": schema(LogsReport),
         "attach-report.schema.json": schema(AttachReport),
         "trace-report.schema.json": schema(TraceReport),
+        "fit-report.schema.json": schema(FitReport),
         "fleet-report.schema.json": schema(FleetReport),
         "baseline.schema.json": schema(Baseline),
         "lint-report.schema.json": schema(LintReport),
@@ -147,6 +148,7 @@ def checks_page() -> str:
     rows += [
         "",
         "Profilers' traces of jobs are judged by [a check](checks/trace.md) of their own, in `ddp-doctor trace`.",
+        "Whether a model fits, `ddp-doctor fit` [estimates](checks/fit.md) and [measures](checks/fit_measured.md).",
     ]
     return f"{head}\n" + "\n".join(rows) + "\n"
 

@@ -45,6 +45,10 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
         from ddp_doctor.engine.trace_report import with_steps
 
         report = with_steps(report, recording)
+    elif recording.command is Command.FIT:
+        from ddp_doctor.engine.fit_report import with_estimates
+
+        report = with_estimates(report, recording)
     return Outcome(recording, report, diagnosis.failures)
 
 

@@ -9,16 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import make_plan
-from ddp_doctor.engine.sizes import require_possible_sizes
+from ddp_doctor.engine.sizes import require_fitting_mesh, require_possible_sizes
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.options import is_configuration
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.sources import user_module
@@ -28,16 +29,17 @@ from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.views.gpus import nccl_without_gpu
 
 
-def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
-    """Test this node, or with others its part of a run over several.
+def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
+    """Test this node, or with others its part of a run over several, by its command's checks or those given.
 
     Where the head is not lost, its outcome is every node's. Raises UsageError; Ctrl-C and SIGTERM give a
     partial outcome.
     """
+    checks = checks or checks_of(Command(request.options.command))
     plan = make_plan(request.options, checks, request.nnodes)
     model = request.options.model  # of several nodes only some may lack it
-    if model and request.nnodes == 1 and (why := user_module.problem(model)):
-        raise UsageError(f"--model {model} cannot be used: {why}")
+    if model and request.nnodes == 1 and not is_configuration(model) and (why := user_module.problem(model)):
+        raise UsageError(f"{request.options.typed_model} cannot be used: {why}")
     held = None
     if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
         request, held = _on_a_free_port(request)
@@ -56,6 +58,8 @@ def run(request: RunRequest, checks: Sequence[Check] = CHECKS) -> Outcome:
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request)
             require_possible_sizes(node_run.recording, request.nnodes)
+            require_fitting_mesh(node_run.recording, request.nnodes)
+            _require_ranks(node_run.recording, request.nnodes)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
                 node_run.recording = node_run.recording.model_copy(update={"readings": readings})
@@ -101,6 +105,17 @@ def _require_torch(request: RunRequest) -> None:
 def _require_gpu(recording: Recording, request: RunRequest) -> None:
     if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
         raise UsageError(refused)
+
+
+def _require_ranks(recording: Recording, nnodes: int) -> None:
+    """Refuse another number of ranks on one node than the job of --replay has. Raises UsageError."""
+    job, world = recording.options.replay, recording.world
+    if job is None or world is None or nnodes > 1 or job.world in (None, world.nproc_per_node):
+        return
+    raise UsageError(
+        f"{job.source} of --replay {job.path} have {job.world} ranks, this run has {world.nproc_per_node}:"
+        f" add --nproc-per-node {job.world}"
+    )
 
 
 def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:

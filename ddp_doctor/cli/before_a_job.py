@@ -1,13 +1,15 @@
 """Commands for the time before a job, with their options and help. What they do is imported when they are called."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from ddp_doctor.cli.help import OUTPUTS, TIME, VERDICT, WHAT, WHERE
+from ddp_doctor.cli.complete import strategies
+from ddp_doctor.cli.help import FITS, OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
+    CompileOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
@@ -17,6 +19,7 @@ from ddp_doctor.cli.options import (
     JoinTimeoutOption,
     MasterAddrOption,
     MasterPortOption,
+    MeshOption,
     MinBusbwOption,
     ModelOption,
     NnodesOption,
@@ -24,6 +27,8 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
+    ProveOption,
+    ReplayOption,
     RequireGpusOption,
     SkipOption,
     command,
@@ -62,11 +67,12 @@ def run(
     iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
     warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
     min_busbw: MinBusbwOption = None,
-    prove: Annotated[
-        bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
-    ] = True,
+    mesh: MeshOption = None,
+    prove: ProveOption = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    compiled: CompileOption = False,
+    replay: ReplayOption = None,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -76,13 +82,11 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored, of_model, sweep
+    from ddp_doctor.cli.given import axes, ignored, of_model, of_replay, sweep
     from ddp_doctor.cli.run import Launch, run
-    from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
 
-    all_of_them = level is Level.THOROUGH or COLLECTIVES in names(only)
     options = Options(
         command="run",
         level=level,
@@ -94,13 +98,69 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
-        **of_model(model, from_trace),
-        **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
+        mesh=axes(mesh),
+        **of_model(model, from_trace, compiled=compiled),
+        **of_replay(replay, is_written="reproducer" in outputs.paths),
+        **sweep(collective, sizes, iters, warmup, min_busbw, level=level, only=names(only)),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known)
-    return run(options, launch, outputs)
+    return run(options, Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known), outputs)
+
+
+@command(
+    "ddp-doctor fit train.models:make --memory 80GiB --ranks 8",
+    "ddp-doctor fit hf:llama,num_hidden_layers=16 --batch 4 --seq 2048 --precision bf16 --memory 80GiB",
+    "ddp-doctor fit train.models:make --measure",
+    exits=FITS,
+)
+def fit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FACTORY|hf:NAME",
+            help="What FACTORY() of MODULE returns, as run --model takes it, its dict also with"
+            " optimizer(parameters) and units, the modules to shard; or a model of transformers' own"
+            " configurations, without weights: hf:llama,num_hidden_layers=16, hf:PATH/config.json.",
+        ),
+    ],
+    memory: Annotated[
+        str, option(WHERE, "SIZE", "Memory of one GPU, as 80GiB; else that of the smallest one here.")
+    ] = "",
+    ranks: Annotated[
+        int | None, option(WHERE, "N", "Ranks of the job, also more than here; else one a GPU here, or 2.", min=1)
+    ] = None,
+    nproc_per_node: NprocOption = "auto",
+    precision: Annotated[
+        Literal["fp32", "bf16", "amp"],
+        option(WHAT, None, "bf16: the model converted; amp: bfloat16 to compute, float32 parameters."),
+    ] = "fp32",
+    strategy: Annotated[
+        str,
+        option(VERDICT, "NAME", "Sick unless this one fits: ddp, zero1, zero2, zero3, hsdp ...", completed=strategies),
+    ] = "",
+    batch: Annotated[int | None, option(WHAT, "B", "Samples of a rank's batch, of an hf: model.", min=1)] = None,
+    seq: Annotated[int | None, option(WHAT, "T", "Tokens of a sample, of an hf: model.", min=1)] = None,
+    measure: Annotated[bool, option(WHAT, None, "Run three steps of each strategy that fits.", "--measure")] = False,
+    fail_on: FailOnOption = FailOn.ERROR,
+    ignore: IgnoreOption = None,
+    *,
+    outputs: Outputs,
+) -> int:
+    """Say whether a model fits the memory of a GPU under DDP, ZeRO and FSDP, and which of them to take."""
+    from ddp_doctor.cli.given import ignored, of_fit
+    from ddp_doctor.cli.run import fit
+    from ddp_doctor.model.recording import Options
+
+    given = {"ranks": ranks, "precision": precision, "strategy": strategy, "measure": measure}
+    options = Options(
+        command="fit",
+        ignore=ignored(ignore),
+        fail_on=fail_on,
+        backend=Backend.AUTO if measure else Backend.GLOO,
+        **of_fit(model, memory, batch, seq, **given),
+    )
+    return fit(options, nproc_per_node, outputs)
 
 
 @command("ddp-doctor prolog", "ddp-doctor prolog --require-gpus 8 --unsure fail")

@@ -56,6 +56,13 @@ def collectives(incomplete: str) -> list[str]:
     return _after_comma(incomplete, TABLE)
 
 
+def strategies(incomplete: str) -> list[str]:
+    """The ways to spread a model over ranks."""
+    from ddp_doctor.knowledge.ddp.strategies import BY_NAME
+
+    return [name for name in BY_NAME if name.startswith(incomplete)]
+
+
 def codes(incomplete: str) -> list[str]:
     """The codes of all rules, behind those that are typed already."""
     return _after_comma(incomplete, _codes())

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.retired import RETIRED
-from ddp_doctor.model.choices import UsageError, as_usage_error
-from ddp_doctor.model.recording import Floor
+from ddp_doctor.model.check import COLLECTIVES
+from ddp_doctor.model.choices import Level, UsageError, as_usage_error
+from ddp_doctor.model.recording import Axis, FitOptions, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -42,12 +44,39 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     return found
 
 
-def of_model(model: str, from_trace: str) -> dict[str, Any]:
-    """The fields of Options for --model and --from-trace. Raises UsageError."""
+def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
+    """The fields of Options for --model, --from-trace and --compile. Raises UsageError."""
     from ddp_doctor.app.advice import load_advice  # few runs need it
 
+    if compiled and not model:
+        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
     advice = load_advice(from_trace, model) if from_trace else ()
-    return {"model": model, "from_trace": from_trace, "advice": advice}
+    return {"model": model, "from_trace": from_trace, "advice": advice, "compile": compiled}
+
+
+def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
+    """The field of Options for --replay; ``is_written``: with --reproducer. Raises UsageError."""
+    if path is None and is_written:
+        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+    if path is None:
+        return {}
+    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+
+    return {"replay": load_job_collectives(path)}
+
+
+def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> dict[str, Any]:
+    """The fields of Options for what ``fit`` is asked. Raises UsageError."""
+    with as_usage_error():
+        size = options.memory(memory) if memory else None
+        if not options.is_configuration(model):
+            options.require_factory(model, option="fit")
+            if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
+                raise ValueError(f"{given[0]} is for hf: models; the batch of a factory is what its make_batch returns")
+        if fields["measure"] and fields["ranks"]:
+            raise ValueError("--measure runs on the ranks that are here: leave --ranks out, or name --nproc-per-node")
+        options.require_strategy(fields["strategy"], tuple(BY_NAME))
+    return {"model": model, "fit": FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)}
 
 
 def sweep(
@@ -57,7 +86,8 @@ def sweep(
     warmup: int | None,
     floors: Sequence[str] | None,
     *,
-    all_of_them: bool,
+    level: Level,
+    only: Sequence[str],
 ) -> dict[str, Any]:
     """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
     words = [name.strip() for text in collectives or () for name in text.split(",")]
@@ -70,6 +100,7 @@ def sweep(
         timed = tuple(name for name, row in TABLE.items() if row.is_timed)
         least = [options.floor(text, timed) for text in floors or ()]
         span = options.sizes(sizes)
+    all_of_them = level is Level.THOROUGH or COLLECTIVES in only
     if not (names or least or all_of_them) and (span or iters is not None or warmup is not None):
         raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
     by_size = dict[tuple[str, int], float]()
@@ -85,6 +116,13 @@ def sweep(
         "warmup": warmup,
         "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
     }
+
+
+def axes(text: str | None) -> tuple[Axis, ...]:
+    """The axes of --mesh. Raises UsageError."""
+    with as_usage_error():
+        found = options.mesh(text) if text is not None else ()
+    return tuple(Axis(name=name, size=size) for name, size in found)
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

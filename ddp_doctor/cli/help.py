@@ -20,7 +20,7 @@ _HEADINGS = ("Arguments", WHERE, WHAT, TIME, VERDICT, OUTPUTS, "Options")
 
 #: The commands by the moment at which they are called for.
 _MOMENTS = {
-    "Before a job": ("run", "prolog", "topology", "env", "lint"),
+    "Before a job": ("run", "fit", "prolog", "topology", "env", "lint"),
     "While it runs": ("attach", "watch"),
     "After it": ("logs", "trace", "replay", "runs"),
     "For clusters": ("fleet", "compare"),
@@ -32,6 +32,10 @@ JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted.
 ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
     " and the cause is not proven, or nothing shows how it ended, 130 interrupted."
+)
+FITS = (
+    "Exit codes: 0 something fits, 1 nothing does, or not the --strategy asked for, 2 wrong use or a model that cannot"
+    " be used, 3 no memory is known or something is not in the estimates, 130 interrupted."
 )
 TRACED = (
     "Exit codes: 0 no rank and no setting costs over 10 % of the step, 1 a finding at or above --fail-on, 2 wrong use"

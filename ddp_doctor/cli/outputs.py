@@ -140,13 +140,13 @@ OUTPUTS = (
     Output(
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
-        (*_WITH_SETTINGS, "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
         _json,
     ),
     Output(
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
-        ("run", "prolog", "replay", "logs", "trace", "attach"),
+        ("run", "fit", "prolog", "replay", "logs", "trace", "attach"),
         _by("markdown"),
     ),
     Output(
@@ -160,11 +160,17 @@ OUTPUTS = (
     Output(
         "html",
         "Write the report as one page for a browser; it loads nothing.",
-        (*_WITH_SETTINGS, "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
+        (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
         _html,
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
+    Output(
+        "reproducer",
+        "With --replay: write the job's collectives as a script for a bug report; it needs torch alone.",
+        ("run", "replay"),
+        _by("reproducer"),
+    ),
     _form("env", "to be sourced", "env_file", tells_hosts_apart=True),
     _form("sbatch", "lines for a batch script of SLURM", "sbatch_lines", tells_hosts_apart=True),
     _form("docker", "arguments of docker run", "docker_args"),
@@ -173,7 +179,7 @@ OUTPUTS = (
     Output(
         "record",
         "Write the recording here as well.",
-        ("run", "prolog", "replay", "topology", "env", "logs", "trace", "attach"),
+        ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach"),
         _recording,
     ),
 )
@@ -181,7 +187,7 @@ FORMS = tuple(output for output in OUTPUTS if output.is_form)
 #: What somebody may call a form.
 _ALSO_CALLED = {"k8s": "kubernetes", "slurm": "sbatch", "podman": "docker", "shell": "env", "bash": "env"}
 #: The commands that can give names other names, and the outputs in which that makes sense.
-REDACTABLE = ("run", "prolog", "replay", "logs", "trace", "attach")
+REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "trace", "attach")
 _OF_REDACTED = ("json", "markdown", "html", "record")
 
 

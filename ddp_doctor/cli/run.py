@@ -11,14 +11,14 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders, running
-from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks import checks_of
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.model.baseline import Baseline
-from ddp_doctor.model.choices import Backend, ExitCode, as_usage_error
+from ddp_doctor.model.choices import Backend, Command, ExitCode, as_usage_error
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import layout, screen
@@ -80,6 +80,15 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     return _test_or_wait(request, outputs)
 
 
+def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
+    """Estimate on one rank of this node or, to measure, on all that are there. Returns the exit code."""
+    assert options.fit is not None
+    ranks = _ranks(nproc_per_node)
+    started = ranks if options.fit.measure else 1
+    options = options.model_copy(update={"fit": options.fit.model_copy(update={"ranks_per_node": ranks})})
+    return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=started), outputs)
+
+
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
     """One rank that an outer launcher started here tests for this node; the others wait for its exit code."""
     world = request.outer
@@ -123,7 +132,7 @@ def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
 
 
 def _planned(options: Options, nnodes: int) -> list[str]:
-    return [check.id for check in make_plan(options, CHECKS, nnodes).checks]
+    return [check.id for check in make_plan(options, checks_of(Command(options.command)), nnodes).checks]
 
 
 def _test_for_starter(options: Options, launch: Launch, env: dict[str, str], pipe: starter_channel.StarterPipe) -> int:

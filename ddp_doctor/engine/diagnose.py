@@ -11,7 +11,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.prove.proofs import with_proofs
 from ddp_doctor.facts.collectives import AllReduceFact
-from ddp_doctor.model.check import ENV_VARS, NCCL, Check
+from ddp_doctor.model.check import ENV_VARS, GPUS, NCCL, SOFTWARE, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
@@ -42,7 +42,8 @@ def all_rules() -> list[Described]:
     """Every rule of the doctor, by code."""
     from ddp_doctor.engine.causes.findings import JOB_RULES  # a tenth of what a prolog takes
 
-    return sorted([*_rules_for(Command.RUN), *_rules_for(Command.TRACE), *JOB_RULES], key=lambda rule: rule.code)
+    of_checks = {rule for command in (Command.RUN, Command.TRACE, Command.FIT) for rule in _rules_for(command)}
+    return sorted([*of_checks, *JOB_RULES], key=lambda rule: rule.code)
 
 
 @cache
@@ -63,7 +64,12 @@ def _causes_first(rules: Iterable[Rule]) -> list[Rule]:
 
 
 def is_judged(command: Command, check_id: str) -> bool:
-    """Whether a command judges this check: ``env`` looks at more, to know which names and versions are here."""
+    """Whether a command judges this check.
+
+    ``env`` looks at more, to know which names and versions are here, ``fit`` to know the GPUs and their memory.
+    """
+    if command is Command.FIT:
+        return check_id not in (GPUS, SOFTWARE)
     return command is not Command.ENV or check_id in (ENV_VARS, NCCL)
 
 

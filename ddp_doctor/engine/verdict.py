@@ -86,7 +86,8 @@ def _verdict(
     if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
         return Verdict.SICK
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
-    if not judged or diagnosis.failures or recording.interrupted or nccl_without_gpu(recording) or unmet:
+    cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet
+    if not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
     if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
         return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
@@ -172,6 +173,15 @@ def _nodes_of(culprit: Culprit, world: World, by_host: Mapping[str, int]) -> set
     return nodes
 
 
+def _unknown_fit(recording: Recording) -> str:
+    """Why ``fit`` cannot say whether anything fits, where it has estimates; empty for all other commands."""
+    if recording.command is not Command.FIT:
+        return ""
+    from ddp_doctor.views.fit import unknown
+
+    return unknown(recording)
+
+
 def _slower(diagnosis: Diagnosis) -> Finding | None:
     """What ``compare`` found to be slower, where that is information."""
     return next((f for f in diagnosis.findings if f.code == "DD830" and f.severity is Severity.INFO), None)
@@ -186,7 +196,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
         return None
     if bad[0].check == BASELINE:
         return bad[0].reason
-    return f"--model {recording.options.model} cannot be used: {bad[0].reason}"
+    return f"{recording.options.typed_model} cannot be used: {bad[0].reason}"
 
 
 def _bar(recording: Recording) -> Severity:
@@ -299,6 +309,10 @@ def summary(
         from ddp_doctor.engine.trace_report import healthy  # no other command has to wait for it
 
         judged = healthy(recording, warned=warnings > 0)
+    elif recording.command is Command.FIT:
+        from ddp_doctor.views.fit import advice
+
+        judged = advice(recording)
     elif subject := recording.command.subject:
         judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
     else:
@@ -324,6 +338,7 @@ def _why_unsure(
     reasons = {result.reason or "" for result in stuck}
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
+    asked = asked or (None if stuck else _unknown_fit(recording))
     if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)

@@ -11,6 +11,10 @@ CHECK_S = 10.0
 FIRST_NCCL_S = 60.0
 #: The user's own model: its import, its construction and nine forwards. A pass that would not end in time is not begun.
 USER_MODEL_S = 60.0
+#: An estimate of a model's memory: 20 s of processor time for 7 billion parameters, on a machine that may be busy.
+FIT_S = 120.0
+#: Some steps of a model under one strategy.
+FIT_STEPS_S = 60.0
 #: … and where no rank does anything for this long, it is judged at once (ranks/idle_ranks.py): no rank computes,
 #: compiles, reads or writes, so nothing more will come. A hang is to be named within 20 s.
 STILL_S = 15.0

@@ -24,6 +24,7 @@ class Command(str, Enum):
     FLEET = "fleet"
     LINT = "lint"
     TRACE = "trace"
+    FIT = "fit"
     OTHER = "another"  # of a newer release: all that it recorded is judged
 
     @classmethod
@@ -33,7 +34,7 @@ class Command(str, Enum):
     @property
     def has_ranks(self) -> bool:
         """Whether it starts ranks."""
-        return self is Command.RUN
+        return self in (Command.RUN, Command.FIT)
 
     @property
     def is_of_one_node(self) -> bool:

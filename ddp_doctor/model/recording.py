@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from ddp_doctor.model.base import Frozen, Memo, grouped
 from ddp_doctor.model.choices import Backend, Command, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
@@ -119,6 +120,18 @@ class Floor(Frozen):
         return f"{self.collective}:{self.size_bytes}={self.bytes_per_s / 1e9:.12g}GB/s"
 
 
+class Axis(Frozen):
+    """One axis of a mesh of ranks; the last one of a mesh has neighbouring ranks."""
+
+    name: str  # as the job calls it: dp, shard, tp
+    size: int  # ranks of each of its groups
+
+
+def mesh_typed(mesh: Sequence[Axis]) -> str:
+    """As ``--mesh`` takes it: ``dp=2,shard=4``."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in mesh)
+
+
 class TraceAdvice(Frozen):
     """A change that a trace advises."""
 
@@ -127,6 +140,21 @@ class TraceAdvice(Frozen):
     setting: str = ""  # the argument of DistributedDataParallel that ``run --from-trace`` can try; else empty
     value: bool | float | None = None  # … the value to try; null: leave the argument out
     had: bool | float | None = None  # … what the job had, as far as the trace shows it; a switch had the contrary
+
+
+class FitOptions(Frozen):
+    """What ``fit`` was asked to estimate."""
+
+    memory_bytes: int | None = None  # --memory of a GPU; null: that of the smallest GPU here
+    ranks: int | None = None  # --ranks, also more than there are here; null: one for each GPU here, else 2
+    ranks_per_node: int | None = None  # --nproc-per-node; null: one for each GPU here, else up to 8
+    precision: Literal["fp32", "bf16", "amp"] = "fp32"  # --precision
+    strategy: str = ""  # --strategy: a row of knowledge/ddp/strategies.py; empty: whichever fits
+    batch: int | None = (
+        None  # --batch: samples of a model of transformers; that of a factory is what make_batch returns
+    )
+    seq: int | None = None  # --seq: … and tokens of each
+    measure: bool = False  # --measure: run steps of what fits
 
 
 class Options(Frozen):
@@ -142,18 +170,27 @@ class Options(Frozen):
     fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
-    model: str = ""  # the user's own, "package.module:factory"
+    compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
+    model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
+    replay: JobCollectives | None = None  # what --replay names: the collectives of a job
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor
     iters: int | None = None  # --iters
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
+    mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
+    fit: FitOptions | None = None  # of fit
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None
+
+    @property
+    def typed_model(self) -> str:
+        """The user's model as it was typed: the argument of ``fit``, the option of ``run``."""
+        return self.model if self.command == Command.FIT.value else f"--model {self.model}"
 
 
 class Job(Frozen):

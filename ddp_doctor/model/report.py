@@ -253,6 +253,35 @@ class TraceReport(Report):
     unread: dict[str, str] = Field(default_factory=dict)
 
 
+class FitEstimate(Frozen):
+    """What a rank needs of memory under one strategy, and what was measured of it."""
+
+    strategy: str  # as --strategy takes it: ddp, ddp-bucket-view, zero1, zero2, zero3, hsdp, zero3-offload
+    words: str  # what it is: "ZeRO-3: FSDP2"
+    checkpointing: bool  # activations are computed again in the backward
+    moment: str  # at which the memory is highest: wrap, forward, backward, optimizer
+    parts: dict[str, int]  # bytes at that moment by what takes them: parameters, gradients, optimizer, activations …
+    peak_bytes: int  # their sum
+    needed_bytes: int  # … and what CUDA's caching allocator keeps beyond that
+    fits: bool | None  # null where no memory is known, or a part of the estimate is missing
+    batch: int | None  # samples of the largest batch of a rank that fits; null where that is not known
+    sent_bytes: int  # that a rank sends in one step
+    host_bytes: int  # in the host's memory: what is offloaded
+    measured_bytes: int | None = None  # the highest peak of a rank in the steps of --measure
+    measured_out_of_memory: bool = False  # … or that they ran out of it
+    step_s: float | None = None  # seconds of the median of these steps, on the slowest rank
+
+
+class FitReport(Report):
+    """What ``fit --json`` writes: the envelope, what each strategy needs of memory, and which one to take."""
+
+    memory_bytes: int | None = None  # of a GPU that the estimates are held against; null where none is known
+    memory_of: str = ""  # whose memory that is: "the smallest of 8 GPUs"
+    ranks: int = 0  # of the job that was estimated
+    estimates: tuple[FitEstimate, ...] = ()  # of all strategies, with and without checkpointing
+    advice: str = ""  # the strategy to take, and why
+
+
 class TopologyReport(Report):
     """What ``topology --json`` writes: the envelope, the first matrix, and what else there is."""
 

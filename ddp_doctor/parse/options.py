@@ -45,27 +45,37 @@ def written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_FORM = "--model takes MODULE:FACTORY, such as train.models:make"
-_CHECK = "user_model"
+_CHECKS = ("user_model", "compile")
+#: What a model of transformers' own configurations begins with.
+CONFIGURATION = "hf:"
 
 
-def require_factory(name: str, only: Collection[str] = ()) -> None:
+def is_configuration(name: str) -> bool:
+    """Whether a model is named by its configuration, ``hf:llama,num_hidden_layers=16``, and no factory makes it."""
+    return name.startswith(CONFIGURATION)
+
+
+def require_factory(name: str, only: Collection[str] = (), option: str = "--model") -> None:
     """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
     if not name:
-        if _CHECK in only:
-            raise ValueError(f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY")
+        for check in _CHECKS:
+            if check in only:
+                raise ValueError(
+                    f"--only {check} needs a model of yours: name what makes it with --model MODULE:FACTORY"
+                )
         return
+    form = f"{option} takes MODULE:FACTORY, such as train.models:make"
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"{dotted}:{factory or 'make'}"
-        meant = f"; for this file: --model {hint}" if _is_path(dotted) else ""
-        raise ValueError(f"{_FORM}: a module's name, not its file{meant}")
+        meant = f"; for this file: {option} {hint}" if _is_path(dotted) else ""
+        raise ValueError(f"{form}: a module's name, not its file{meant}")
     if not colon:
-        raise ValueError(f"{_FORM}; there is no colon in {name[:80]!r}")
+        raise ValueError(f"{form}; there is no colon in {name[:80]!r}")
     for part in (module, factory):
         if not _is_path(part):
-            raise ValueError(f"{_FORM}; {part[:80]!r} is no name in Python")
+            raise ValueError(f"{form}; {part[:80]!r} is no name in Python")
 
 
 def _is_path(text: str) -> bool:
@@ -89,6 +99,20 @@ def size(text: str, option: str) -> int:
         raise ValueError(f"{option} takes sizes such as 8, 512K or 1G (bytes, by 1024), not {text[:80]!r}")
     if bytes_of % _ELEMENT_BYTES:
         raise ValueError(f"{option}: {bytes_of} bytes are no whole number of fp32 elements; take a multiple of 4")
+    return bytes_of
+
+
+_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?) ?([MGT])(?:i?B)?", re.IGNORECASE | re.ASCII)
+
+
+def memory(text: str) -> int:
+    """Bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
+    found = _MEMORY.fullmatch(text.strip())
+    if found is None:
+        why = "has no unit" if text.strip().replace(".", "", 1).isdigit() else "is no size"
+        raise ValueError(f"--memory takes the memory of one GPU, such as 80GiB: {text[:40]!r} {why}")
+    if not (bytes_of := int(float(found[1]) * (1 << 10 * _POWERS.index(found[2].upper())))):
+        raise ValueError("--memory 0: nothing fits no memory")
     return bytes_of
 
 
@@ -122,6 +146,16 @@ def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     return name, size(size_of, "--min-busbw"), bytes_per_s
 
 
+def require_strategy(name: str, known: Collection[str]) -> None:
+    """Raises ValueError with the nearest name for a ``--strategy`` that is none of those known; none is fine."""
+    if name and name not in known:
+        from difflib import get_close_matches
+
+        near = ["zero3"] if "fsdp" in name.lower() else get_close_matches(name.lower(), known, 1, 0.5)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"--strategy: there is no {name[:80]!r}{meant or ';'} there are {', '.join(known)}")
+
+
 def require_collective(name: str, known: Collection[str], option: str) -> None:
     """Raises ValueError with the nearest name for a collective that is none of those known."""
     if name in known:
@@ -131,3 +165,19 @@ def require_collective(name: str, known: Collection[str], option: str) -> None:
     near = get_close_matches(re.sub(r"\W+", "_", name.lower()), known, 1, 0.4)
     meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
     raise ValueError(f"{option}: there is no collective {name[:80]!r}{meant}")
+
+
+_AXIS = re.compile(r"([^\W\d]\w{0,39})=(\d{1,9})")
+
+
+def mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of ``--mesh dp=2,shard=4``. Raises ValueError with one sentence."""
+    found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
+    axes = {axis[1]: int(axis[2]) for axis in found if axis is not None}
+    if None in found:
+        raise ValueError(f"--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not {text[:80]!r}")
+    if len(axes) < len(found):
+        raise ValueError(f"--mesh {text[:80]} names an axis twice: each needs a name of its own")
+    if 0 in axes.values():
+        raise ValueError(f"--mesh {text[:80]} has an axis without ranks; each has at least 1")
+    return tuple(axes.items())

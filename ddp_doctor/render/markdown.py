@@ -14,9 +14,9 @@ from itertools import groupby
 from ddp_doctor.model.choices import CheckStatus
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import LogsReport, Report, TraceReport
+from ddp_doctor.model.report import FitReport, LogsReport, Report, TraceReport
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
-from ddp_doctor.render import about, findings, job_story, tables, trace_table
+from ddp_doctor.render import about, findings, fit_table, job_story, tables, trace_table
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -36,6 +36,8 @@ def render(report: Report, recording: Recording) -> str:
         blocks += [_folded("Ranks", [_fence(story)])]
     if isinstance(report, TraceReport):
         blocks += [_fence("\n".join(table.lines(None))) for table in trace_table.tables(report, each=True)]
+    if isinstance(report, FitReport):
+        blocks += [_fence("\n".join(table.lines(None))) for table in fit_table.tables(report, recording)]
     if measured := _measurements(report, recording):
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, JobCauseReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
@@ -91,6 +91,11 @@ def _show_story(report: Report, recording: Recording, out: "Console", *, each: b
         for number, table in enumerate(trace_table.tables(report, each=each)):
             if number:
                 out.print()
+            _show_lines(table.lines(width), out)
+    elif isinstance(report, FitReport):
+        from ddp_doctor.render import fit_table
+
+        for table in fit_table.tables(report, recording):
             _show_lines(table.lines(width), out)
     elif isinstance(report, LogsReport):
         from ddp_doctor.render import job_story

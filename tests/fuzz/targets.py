@@ -30,6 +30,7 @@ from ddp_doctor.checks.node.topology.formats import (
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, sysfs_bus_id
 from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.lint.linting import lint_bytes
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.parse import (
@@ -289,6 +290,12 @@ TARGETS: tuple[Target, ...] = (
         _FLIGHT_DUMPS,
     ),
     Target(
+        flight_recorder.recorded_calls,
+        lambda text: list(flight_recorder.recorded_calls(_of_bytes(text), 1.0)),
+        _FLIGHT_DUMPS,
+        (ValueError, RecursionError),
+    ),
+    Target(
         flight_recorder.entry_of,
         lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
         _FLIGHT_DUMPS[:1],
@@ -426,8 +433,14 @@ TARGETS: tuple[Target, ...] = (
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
     direct(options.nnodes, "4", "2:4", refuses=ValueError),
     direct(options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    direct(options.mesh, "dp=2,shard=4", "pp=2, dp=1,tp=8", refuses=ValueError),
     direct(options.sizes, "8:1G:4", "512K", refuses=ValueError),
     Target(options.size, lambda text: options.size(text, "--sizes"), ("8", "512KiB"), (ValueError,)),
+    direct(options.memory, "80GiB", "39.5 G", refuses=ValueError),
+    Target(
+        options.require_strategy, lambda text: options.require_strategy(text, BY_NAME), ("zero3", "fsdp"), (ValueError,)
+    ),
+    direct(options.is_configuration, "hf:llama,num_hidden_layers=16"),
     Target(options.floor, lambda text: options.floor(text, TABLE), ("all_reduce:1G=180GB/s",), (ValueError,)),
     Target(
         options.require_collective,

@@ -32,6 +32,11 @@ def test_what_is_no_name_is_refused_with_a_sentence(name, words):
     assert words in str(refused.value)
 
 
+def test_the_command_fit_is_named_where_it_was_typed():
+    with pytest.raises(ValueError, match=r"fit takes MODULE:FACTORY.*; for this file: fit net:make"):
+        require_factory("net.py:make", option="fit")
+
+
 def test_the_check_without_a_model_says_what_is_missing():
     require_factory("", ())
     with pytest.raises(ValueError, match="--only user_model needs a model of yours"):

@@ -76,3 +76,16 @@ class FitFact(Fact):
     left_out: tuple[str, ...] = ()  # of the estimates, each with why: "activations: my::op has no …"
     estimates: tuple[Estimate, ...] = ()
     cpu_s: float = 0.0  # processor time that it took
+
+
+class FitMeasuredFact(Fact):
+    """Some steps of the model under one strategy on one rank."""
+
+    KIND: ClassVar[str] = "fit_measured/1"
+
+    strategy: str  # a row of knowledge/ddp/strategies.py
+    checkpointing: bool
+    device: str
+    peak_bytes: int  # the most that tensors took, from before the model is made to the end of the last step
+    steps_s: tuple[float, ...] = ()  # seconds of each whole step
+    out_of_memory: bool = False  # of the device, before the last step ended

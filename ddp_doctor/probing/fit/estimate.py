@@ -7,6 +7,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
 from ddp_doctor.knowledge.ddp.strategies import STRATEGIES, Strategy
 from ddp_doctor.model.fact import Misused
+from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake, peaks, subject, trace
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
 from ddp_doctor.probing.fit.strategies import trainable
@@ -15,8 +16,6 @@ from ddp_doctor.probing.fit.trace import Event, How
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.user_code import Misuse
 
-#: Of a model of transformers' own: hf:llama.
-TRANSFORMERS = "hf:"
 #: Said by operations that only a GPU's kernels have.
 _OF_A_GPU = ("cuda", "triton", "gpu", "nvcc", "flash")
 
@@ -44,8 +43,8 @@ def estimate(
         "ranks_per_node": ranks_per_node,
     }
     try:
-        if name.startswith(TRANSFORMERS):
-            loaded = subject.of_transformers(name.removeprefix(TRANSFORMERS), batch, sequence)
+        if is_configuration(name):
+            loaded = subject.of_transformers(name.removeprefix(CONFIGURATION), batch, sequence)
         else:
             loaded = subject.of_factory(name)
         seen.update(_Estimates(loaded, seen).all())

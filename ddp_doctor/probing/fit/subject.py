@@ -7,7 +7,7 @@ runs again on real ones, within a bound. It reaches no other machine: a model of
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -94,7 +94,17 @@ def of_factory(name: str) -> Subject:
 
 
 def of_transformers(spec: str, batch: int | None, sequence: int | None) -> Subject:
-    """A model of transformers' own configurations: ``llama,num_hidden_layers=16`` or ``folder/config.json``.
+    """A model of transformers' own configurations. Raises Misuse and Stopped."""
+    mode = fake.mode()
+    loaded = from_configuration(spec, batch, sequence, mode, fake.conversions())
+    assert loaded.make_batch is not None
+    return Subject(loaded, mode, loaded.make_batch(0), batch or BATCH)
+
+
+def from_configuration(
+    spec: str, batch: int | None, sequence: int | None, *modes: AbstractContextManager[Any]
+) -> Loaded:
+    """The model of ``llama,num_hidden_layers=16`` or ``folder/config.json``, made in these modes.
 
     Raises Misuse and Stopped.
     """
@@ -106,15 +116,14 @@ def of_transformers(spec: str, batch: int | None, sequence: int | None) -> Subje
 
     config = _config(spec)
     config.use_cache = False
-    mode = fake.mode()
-    with _alone(f"hf:{spec}"), mode, fake.conversions():
+    with _alone(f"hf:{spec}"), ExitStack() as stack:
+        for mode in modes:
+            stack.enter_context(mode)
         model = _attempt("factory", lambda: AutoModelForCausalLM.from_config(config))
     fake.faked(model, mode)
     model.train()
-    samples = batch or BATCH
-    ids = torch.zeros((samples, sequence or SEQUENCE), dtype=torch.int64)
-    loaded = Loaded(model, lambda _: {"input_ids": ids, "labels": ids})
-    return Subject(loaded, mode, {"input_ids": ids, "labels": ids}, samples)
+    ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
+    return Loaded(model, lambda _: {"input_ids": ids, "labels": ids})
 
 
 def _config(spec: str) -> Any:

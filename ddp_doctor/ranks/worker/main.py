@@ -96,7 +96,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
     options: dict[str, Any] = {"timeout": _LIBRARY_TIMEOUT}
     context.begin("process_group", spec.init_deadline_s)
     if spec.device.startswith("cuda"):
-        context.gpu_memory_bytes = _take_gpu(spec.device, whole=spec.options.sizes is not None)
+        context.gpu_memory_bytes = _take_gpu(spec.device, whole=bool(spec.options.sizes or spec.options.fit))
         # Without it torch 2.15 takes LOCAL_RANK, or the rank in the whole job, whatever set_device() chose.
         options["device_id"] = torch.device(spec.device)
     started = time.monotonic()
@@ -114,7 +114,7 @@ def _join(spec: WorkerSpec, context: LiveRankContext) -> None:
 def _take_gpu(device: str, *, whole: bool) -> int:
     """Make this rank's GPU the current one, and keep all checks from filling it; the bytes they may take.
 
-    ``whole``: whoever names sizes wants them measured, and nearly all that is free may be taken.
+    ``whole``: whoever names sizes, or asks what fits, wants that measured, and nearly all that is free may be taken.
     """
     import torch
 

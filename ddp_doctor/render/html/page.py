@@ -17,12 +17,13 @@ from ddp_doctor.model.choices import WORST_FIRST, CheckStatus, Severity, Verdict
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
-from ddp_doctor.model.report import AttachReport, CheckResult, LogsReport, NodeVerdict, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, CheckResult, FitReport, LogsReport, NodeVerdict, Report, TraceReport
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import (
     about,
     checks,
     findings,
+    fit_table,
     fleet,
     heat_map,
     job_story,
@@ -33,7 +34,7 @@ from ddp_doctor.render import (
 )
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import steps, timeline
+from ddp_doctor.render.html import memory, steps, timeline
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -113,7 +114,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "nodes": _nodes(report),
         "jobs": list(_job_tables(report, recording)),
         "timelines": list(timeline.timelines(report, recording)),
-        "steps": list(steps.steps(report, recording)) if isinstance(report, TraceReport) else [],
+        "steps": list(_bars(report, recording)),
         "bandwidth": _bandwidth(report, recording),
         # Its own renderer escapes what it draws.
         "heat_maps": [(heat.title, Markup(heat_map.svg(heat))) for heat in heat_map.heat_maps(report)],  # noqa: S704
@@ -128,6 +129,13 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
         "not_selected": sum(check.reason == NOT_SELECTED for check in report.checks),
         "has_checks": has_checks,
     }
+
+
+def _bars(report: Report, recording: Recording) -> Iterator[steps.Part]:
+    if isinstance(report, TraceReport):
+        yield from steps.steps(report, recording)
+    elif isinstance(report, FitReport) and report.estimates:
+        yield memory.of_strategies(report)
 
 
 def _sentence(report: Report) -> str:
@@ -213,6 +221,8 @@ def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
             yield Captioned(f"{host} could not be read: {why}", Table((), []))
     elif isinstance(report, TraceReport):
         yield from trace_table.tables(report, each=True)
+    elif isinstance(report, FitReport):
+        yield from fit_table.tables(report, recording)
     elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):
         yield Captioned(words[0], job_story.table(report, recording) or Table((), []), tuple(words[1:]))
 

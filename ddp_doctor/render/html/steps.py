@@ -35,9 +35,15 @@ def steps(report: TraceReport, recording: Recording) -> Iterator[Part]:
         most = max((rank.median.step for rank in traced.ranks), default=0.0) or 1.0
         yield {
             "title": caption(report, traced),
+            "of": "the median step",
             "legend": [(name, words.replace("\n", " ")) for name, words in PARTS.items() if is_seen(traced, name)],
             "bars": [
-                (name_of(rank), to_blame.get(rank.rank, []), three_digits(rank.median.step), list(_parts(rank, most)))
+                (
+                    f"rank {name_of(rank)}",
+                    to_blame.get(rank.rank, []),
+                    three_digits(rank.median.step),
+                    list(_parts(rank, most)),
+                )
                 for rank, _ in shown
             ],
             "lines": list(_lines([fact for _, fact in shown])),
@@ -54,11 +60,12 @@ def _parts(rank: TracedRank, longest: float) -> Iterator[Part]:
         if width > 0:
             share = f"{seconds / rank.median.step:.0%} of the step"
             words = f"{title.replace(chr(10), ' ')}: {three_digits(seconds)}, {share}"
-            yield _bar(name, start, width, words, title.partition("\n")[0])
+            yield bar(name, start, width, words, title.partition("\n")[0])
         start += width
 
 
-def _bar(name: str, start: float, width: float, words: str, label: str = "") -> Part:
+def bar(name: str, start: float, width: float, words: str, label: str = "") -> Part:
+    """One part of a bar, from ``start`` on, both in percent of the width; its label only where it fits."""
     at = min(max(start, 0.0), 100 - _THINNEST)
     wide = min(max(width, _THINNEST), 100 - at)
     fits = label if wide > _FITS_A_LETTER * len(label) else ""
@@ -104,7 +111,7 @@ class _Scale:
 
     def bar(self, name: str, begin: float, end: float, words: str, label: str = "") -> Part:
         """From one moment to another."""
-        return _bar(name, 100 * (begin - self.begin) / self.us, 100 * (end - begin) / self.us, words, label)
+        return bar(name, 100 * (begin - self.begin) / self.us, 100 * (end - begin) / self.us, words, label)
 
 
 def _last_together(fact: TraceFact, step: TraceStep) -> float | None:

@@ -1,0 +1,85 @@
+"""fit_measured: three steps of each strategy that fits, on the ranks that are here (``fit --measure``).
+
+Raw input: none; measured on every rank. On a GPU ``torch.cuda.max_memory_allocated()``, on a CPU the allocations that
+torch's profiler sees, from before the model is made::
+
+    zero2    estimated 18.2 MiB    measured 18.9 MiB    steps 41.2, 12.5, 12.1 ms
+
+An estimate that a few steps contradict is worth nothing; one that they confirm goes for more ranks and larger batches.
+"""
+
+import gc
+
+from ddp_doctor.checks.ddp.fit import estimated
+from ddp_doctor.facts.ddp.fit import FitMeasuredFact
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME, RESERVE
+from ddp_doctor.model.check import FIT_MEASURED, Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.recording import Options
+from ddp_doctor.probing.all_reduces import memory_free
+from ddp_doctor.probing.fit.measure import STEPS, peak_bytes, run_steps
+from ddp_doctor.views.fit import size
+
+_CHECKPOINTING = "+checkpointing"
+
+
+def parts(options: Options) -> tuple[str, ...]:
+    """Each strategy, without and with checkpointing, where --measure asks for it."""
+    if options.fit is None or not options.fit.measure:
+        return ()
+    return tuple(f"{name}{more}" for name in BY_NAME for more in ("", _CHECKPOINTING))
+
+
+def probe(ctx: RankContext) -> FitMeasuredFact:
+    """Some steps under the strategy that is this part's turn. Raises Skip where it does not fit or work."""
+    strategy, _, checkpointing = ctx.part.partition("+")
+    of_first = () if ctx.group_rank else estimated(ctx).estimates
+    each = next((e for e in of_first if (e.strategy, e.checkpointing) == (strategy, bool(checkpointing))), None)
+    with ctx.step("compare_memory", ctx.part):
+        needs = ctx.exchange(f"{ctx.part} needs", str(round(each.peak_bytes * (1 + RESERVE)) if each else ""))[0]
+        room = min(map(int, ctx.exchange(f"{ctx.part} has", str(_room_bytes(ctx)))))
+    if not needs or (BY_NAME[strategy].offloads and ctx.device == "cpu"):
+        raise Skip("a CPU's ranks offload nothing" if needs else "not estimated for the ranks that are here")
+    if int(needs) > room:
+        raise Skip(f"does not fit by the estimate: it needs {size(int(needs))} of {size(room)}")
+    steps_s: list[float] = []
+    gc.collect()
+    try:
+        peak = peak_bytes(ctx.device, lambda: run_steps(ctx, strategy, steps_s, checkpointing=bool(checkpointing)))
+    except Exception as error:
+        if "OutOfMemoryError" not in type(error).__name__:
+            raise Skip(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        peak = 0
+    return FitMeasuredFact(
+        strategy=strategy,
+        checkpointing=bool(checkpointing),
+        device=ctx.device,
+        peak_bytes=peak,
+        steps_s=tuple(steps_s),
+        out_of_memory=len(steps_s) < STEPS,
+    )
+
+
+def _room_bytes(ctx: RankContext) -> int:
+    """What this rank may take: of --memory, and of what is free on its GPU or, shared by all ranks, on the host."""
+    given = ctx.options.fit.memory_bytes if ctx.options.fit else None
+    free = memory_free(ctx) // (1 if ctx.gpu_memory_bytes else ctx.world_size)
+    return min(given or free, free)
+
+
+CHECK = Check(
+    id=FIT_MEASURED,
+    title="Steps of the strategies that fit, beside the estimates",
+    where=Where.RANK,
+    probe=probe,
+    facts=(FitMeasuredFact,),
+    cost_s=20.0,
+    deadline_s=deadlines.FIT_STEPS_S,
+    still_s=deadlines.STILL_S,
+    needs_model=True,
+    parts=parts,
+    parts_by="--measure",
+)

@@ -1,0 +1,203 @@
+"""DD870 to DD874: nothing fits, or not the strategy asked for; what estimates do not hold, or what hangs."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME, MEASURED_ABOVE, MEASURED_ABOVE_BYTES
+from ddp_doctor.model.check import FIT
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import FitEstimate
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.frames import called
+from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
+from ddp_doctor.views.fit import asked, estimates, memory, name_of, nothing_fits, size, to_take
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import line_in_the_job, stack_in_the_job
+
+
+@rule("DD870", "no-strategy-fits-the-gpu", Severity.ERROR, FitFact)
+def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
+    """A model that no strategy brings onto a GPU.
+
+    Finds: Under DDP, ZeRO-1 to ZeRO-3, HSDP and CPU offload, each with and without activation checkpointing, the peak
+        of a rank's memory, and what CUDA's caching allocator keeps beyond it, is above the memory of the smallest GPU,
+        or above ``--memory``.
+    Why: The job ends with "CUDA out of memory" in one of its first two steps.
+    Remedy: A smaller batch, more ranks to shard over, lower precision or a larger GPU; else tensor or pipeline
+        parallelism, which split a layer or the row of layers, and are not estimated here.
+    See: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+        https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+    """
+    room, fact = memory(recording), recording.first(FitFact)
+    if room is None or fact is None or not nothing_fits(recording):
+        return
+    least = min(estimates(recording), key=lambda each: each.needed_bytes)
+    layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
+    smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
+    remedies = [
+        in_model_code(
+            f"Let make_batch return at most {smaller} sample{'s' if smaller > 1 else ''}, and accumulate gradients",
+            cost="More steps for the same samples",
+        )
+    ]
+    yield proved(
+        NOBODY,
+        f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
+        f" {size(least.needed_bytes)}",
+        (_evidence(least, room.size_bytes, room.whose), *_of_layer(fact)),
+        *remedies[: bool(smaller)],
+        in_model_code(
+            "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
+            cost="Changes to the model, and communication in each layer or between stages",
+            reference="distributed.tensor.parallel.html",
+        ),
+        detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
+        " pipeline parallelism would need is not estimated here.",
+    )
+
+
+def _of_layer(fact: FitFact) -> Iterator[Evidence]:
+    if fact.largest is not None:
+        yield Evidence(
+            text=f"largest layer: {fact.largest.name} ({fact.largest.kind})",
+            value=round(fact.largest.bytes / 2**30, 3),
+            unit="GiB",
+        )
+
+
+def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
+    most = max(each.parts, key=lambda part: each.parts[part])
+    return Evidence(
+        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}",
+        value=round(each.needed_bytes / 2**30, 3),
+        unit="GiB",
+        expected=round(room_bytes / 2**30, 3),
+        expected_from=whose,
+    )
+
+
+@rule("DD871", "chosen-strategy-does-not-fit", Severity.ERROR, FitFact, explained_by=("DD870",))
+def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
+    """The strategy that was asked for does not fit, and another one does.
+
+    Finds: Under ``--strategy`` the peak, with and without activation checkpointing, is above the memory of the smallest
+        GPU or above ``--memory``.
+    Why: The job ends with "CUDA out of memory" in one of its first two steps.
+    Remedy: The strategy that the finding names, or a batch that fits.
+    See: docs/how-to/does-it-fit.md
+        https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    wanted, room, fact = asked(recording).strategy, memory(recording), recording.first(FitFact)
+    chosen = [each for each in estimates(recording) if each.strategy == wanted]
+    if room is None or fact is None or not chosen or any(each.fits is not False for each in chosen):
+        return
+    least = min(chosen, key=lambda each: each.needed_bytes)
+    instead = to_take(recording, "")
+    yield proved(
+        NOBODY,
+        f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
+        f" it needs {size(least.needed_bytes)}",
+        (_evidence(each, room.size_bytes, room.whose) for each in chosen),
+        *(
+            (in_model_code(f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)}: {_how(instead)}"),)
+            if instead
+            else ()
+        ),
+        detail=f"On {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
+    )
+
+
+def _how(each: FitEstimate) -> str:
+    needs = BY_NAME[each.strategy].needs
+    return each.words + (f", torch {needs} and newer" if needs else "")
+
+
+@rule("DD872", "measured-above-the-estimate", Severity.WARNING, FitFact, FitMeasuredFact)
+def above_the_estimate(recording: Recording) -> Iterator[Draft]:
+    """A strategy that took more memory than was estimated for it.
+
+    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, or the
+        steps ran out of memory although the estimate fits.
+    Why: The other estimates of this model err the same way, so that what fits by them may not.
+    Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
+        on something other than its tensors: please report it.
+    See: docs/how-to/does-it-fit.md
+    """
+    far = [each for each in estimates(recording) if each.measured_out_of_memory or _is_far_above(each)]
+    if not far:
+        return
+    worst = max(far, key=lambda each: (each.measured_out_of_memory, (each.measured_bytes or 0) / each.peak_bytes))
+    took = "ran out of memory" if worst.measured_out_of_memory else f"took {size(worst.measured_bytes or 0)}"
+    yield proved(
+        NOBODY,
+        f"{recording.options.model} {took} under {name_of(worst)}, and {size(worst.peak_bytes)} were estimated",
+        (
+            Evidence(
+                text=f"peak of a rank under {name_of(each)}{', which ran out of memory' * each.measured_out_of_memory}",
+                value=round((each.measured_bytes or 0) / 2**20, 1),
+                unit="MiB",
+                expected=round(each.peak_bytes / 2**20, 1),
+                expected_from="the estimate",
+            )
+            for each in far
+        ),
+        in_model_code("Choose by what was measured, and leave more room for the strategies that were not"),
+    )
+
+
+def _is_far_above(each: FitEstimate) -> bool:
+    excess = (each.measured_bytes or 0) - each.peak_bytes
+    return excess > MEASURED_ABOVE * each.peak_bytes and excess > MEASURED_ABOVE_BYTES
+
+
+@rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)
+def left_out(recording: Recording) -> Iterator[Draft]:
+    """What no estimate holds, because it could not be traced.
+
+    Finds: Operators without an implementation for fake tensors, such as GPU kernels of an extension, code that looks at
+        values, or a model without ``make_batch``; and what of the estimates therefore is missing.
+    Why: The peak is higher than the estimates by that.
+    Remedy: Register a fake implementation of the operator; or ``--measure`` on GPUs.
+    See: https://docs.pytorch.org/docs/stable/library.html#torch.library.register_fake
+    """
+    fact = recording.first(FitFact)
+    left = [each for each in fact.left_out if not each.startswith("hsdp")] if fact else []
+    if fact is None or not left:
+        return
+    more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+    yield proved(
+        NOBODY,
+        f"Not in the estimates of {fact.model}: {left[0]}{more}",
+        (Evidence(text=each) for each in left),
+        in_model_code("Let the factory return make_batch, too")
+        if fact.batch is None
+        else in_model_code("Register a fake implementation of the operator", reference="library.html"),
+        detail="Peaks are higher than the estimates by what these take.",
+    )
+
+
+@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING)
+def does_not_come_back(recording: Recording) -> Iterator[Draft]:
+    """Code of the user's model that did not come back on the one rank that estimates.
+
+    Finds: Until the deadline the rank stood in the import, the factory, ``make_batch`` or the forward. With
+        ``--measure`` other ranks wait for it, and DD610 names it.
+    Why: Nothing was estimated, and the job would stand there, too: a lock, a question on the terminal, an endless loop.
+    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    See: docs/explanation/hangs.md
+    """
+    for trial in recording.trials:
+        if trial.judged_check != FIT or trial.outcome not in ("stuck", "slow") or len(trial.ranks) > 1:
+            continue
+        for rank in trial.evidence:
+            if rank.done or not rank.stack:
+                continue  # a process that is stopped has no stack, and DD611
+            yield likely(
+                NOBODY,
+                f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"
+                f"{line_in_the_job(rank)}",
+                Evidence(text=stack_in_the_job(rank)),
+                HUNG_CODE,
+            )

@@ -1,0 +1,78 @@
+"""What a rank needs of memory under each strategy, and what fits.
+
+net:make on 8 ranks, AdamW, fp32, batch of 4, against 80 GiB (--memory):
+ strategy         check-           peak     of  fits      sent  batch
+                  pointing               memory        a step  up to
+ ddp              no           95.1 GiB   137%  no    25.1 GiB      -
+ ddp              yes          88.2 GiB   127%  no    25.1 GiB      -
+ zero1            no           61.0 GiB    88%  yes   25.1 GiB     11
+   of memory: with the 15 % that CUDA's caching allocator keeps beyond the peak
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.facts.ddp.fit import FitFact
+from ddp_doctor.knowledge.ddp.strategies import RESERVE
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import FitEstimate, FitReport
+from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.tables import three_digits
+from ddp_doctor.render.text import one_line
+from ddp_doctor.views.fit import size
+
+_TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\na step", "batch\nup to")
+#: Samples, beyond which the number tells nothing more.
+_MANY = 9999
+_FITS = {True: "yes", False: "no", None: "?"}
+
+
+def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
+    """All strategies, with what was measured beside it; none where nothing was estimated."""
+    fact = recording.first(FitFact)
+    if fact is None:
+        return
+    given = "" if fact.optimizer_given else " (none was given)"
+    batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
+    against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "no memory that is known"
+    caption = (
+        f"{one_line(fact.model)} on {fact.ranks} rank{'s' if fact.ranks > 1 else ''},"
+        f" {one_line(fact.optimizer)}{given}, {fact.precision}, {batch}, against {against}:"
+    )
+    measured = any(each.measured_bytes is not None for each in report.estimates)
+    rows = [(*_row(each, report.memory_bytes), *(_measured(each) if measured else ())) for each in report.estimates]
+    titles = (*_TITLES, *(("measured\npeak", "measured\nstep") if measured else ()))
+    yield Captioned(caption, Table(titles, rows, range(2, len(titles))), tuple(_notes(fact, report)))
+
+
+def _row(each: FitEstimate, memory_bytes: int | None) -> tuple[str, ...]:
+    share = f"{each.needed_bytes / memory_bytes:.0%}" if memory_bytes else "-"
+    batch = "-" if each.batch is None else f"{each.batch}" if each.batch < _MANY else f">{_MANY}"
+    return (
+        each.strategy,
+        "yes" if each.checkpointing else "no",
+        size(each.peak_bytes),
+        share,
+        _FITS[each.fits],
+        size(each.sent_bytes),
+        batch,
+    )
+
+
+def _measured(each: FitEstimate) -> tuple[str, ...]:
+    if each.measured_out_of_memory:
+        return "no memory", "-"
+    peak = "-" if each.measured_bytes is None else size(each.measured_bytes)
+    return peak, "-" if each.step_s is None else three_digits(each.step_s)
+
+
+def _notes(fact: FitFact, report: FitReport) -> Iterator[str]:
+    yield (
+        f"of memory: with the {RESERVE:.0%} that CUDA's caching allocator keeps beyond the peak; the CUDA context and"
+        " NCCL's buffers come on top"
+    )
+    if fact.units and not fact.units_given:
+        units = ", ".join(f"{unit.count} {one_line(unit.kind)}" for unit in fact.units[:3])
+        yield f"sharded: {units}, the repeated layers; the factory's dict may name others as units"
+    if offloaded := max((each.host_bytes for each in report.estimates), default=0):
+        yield f"zero3-offload: {size(offloaded)} of each rank are in the host's memory"
+    yield from (f"left out: {one_line(each)}" for each in fact.left_out if each.startswith("hsdp"))

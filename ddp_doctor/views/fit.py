@@ -1,0 +1,167 @@
+"""Which strategy fits the memory of a GPU, by how much the batch can grow under it, and which one to take.
+
+A strategy fits where its peak and what CUDA's caching allocator keeps beyond that are within the memory. Of those that
+fit, the one to take changes least and costs least: kept activations before computed ones, the GPU's memory before the
+host's, then in the order of knowledge/ddp/strategies.py, from DDP to HSDP.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME, RESERVE
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.recording import FitOptions, Recording, once_a_recording
+from ddp_doctor.model.report import FitEstimate
+from ddp_doctor.views.gpus import gpus_of_the_job
+
+#: The parts of an estimate, in the order in which they are shown.
+PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsharded", "temporaries")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the estimates are held against."""
+
+    size_bytes: int
+    whose: str  # "--memory", "the smallest of 8 GPUs, GPU 3"
+
+
+def size(number: float) -> str:
+    """Bytes as ``31.2 GiB``, ``460 MiB``."""
+    unit, name = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
+    return f"{number / unit:.{0 if number >= 1000 * unit else 3}{'f' if number >= 1000 * unit else 'g'}} {name}"
+
+
+def asked(recording: Recording) -> FitOptions:
+    """What the command was asked to estimate."""
+    return recording.options.fit or FitOptions()
+
+
+def memory(recording: Recording) -> Memory | None:
+    """Of --memory, else of the smallest GPU of the job here; None where neither is known."""
+    if given := asked(recording).memory_bytes:
+        return Memory(given, "--memory")
+    gpus = [gpu for _, gpu in gpus_of_the_job(recording) if not gpu.mig_enabled]  # a slice has less, NVML says not what
+    sizes = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
+    if not sizes or len(sizes) < len(gpus_of_the_job(recording)):
+        return None
+    least = min(sizes)
+    smallest = next(gpu for gpu in gpus if gpu.memory_total_bytes == least)
+    whose = f"the GPU here, {smallest.name}" if len(sizes) == 1 else f"each of {len(sizes)} GPUs here, {smallest.name}"
+    if max(sizes) > least:
+        whose = f"the smallest of {len(sizes)} GPUs here, GPU {smallest.index}, {smallest.name}"
+    return Memory(least, whose)
+
+
+def unknown(recording: Recording) -> str:
+    """Why nobody can say whether it fits, where estimates are there; empty where one can."""
+    fact = recording.first(FitFact)
+    if fact is None:
+        return ""
+    if memory(recording) is None:
+        return "no memory is known to hold the estimates against: no whole GPU is here, so give it, as --memory 80GiB"
+    if nothing_fits(recording):
+        return ""
+    return _lacks(fact)
+
+
+def _lacks(fact: FitFact) -> str:
+    """What of the activations is in no estimate: then what fits by the rest may not."""
+    if fact.batch is None:
+        return f"the activations are in no estimate: let {fact.model} return make_batch, too"
+    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith("activations")), "")
+
+
+@once_a_recording
+def estimates(recording: Recording) -> tuple[FitEstimate, ...]:
+    """One for each strategy, with and without checkpointing. HSDP on one node is ZeRO-3, and left out."""
+    fact = recording.first(FitFact)
+    if fact is None:
+        return ()
+    several_nodes = fact.ranks > fact.ranks_per_node
+    room, is_whole = memory(recording), not _lacks(fact)
+    measured = grouped(
+        ((each.fact.strategy, each.fact.checkpointing), each.fact) for each in recording.facts(FitMeasuredFact)
+    )
+    order = list(BY_NAME)
+    shown = [each for each in fact.estimates if several_nodes or not BY_NAME[each.strategy].within_node]
+    return tuple(
+        _estimate(each, fact, room, measured.get((each.strategy, each.checkpointing), ()), is_whole=is_whole)
+        for each in sorted(shown, key=lambda each: (order.index(each.strategy), each.checkpointing))
+    )
+
+
+def _estimate(
+    each: Estimate, fact: FitFact, room: Memory | None, measured: Sequence[FitMeasuredFact], *, is_whole: bool
+) -> FitEstimate:
+    needed = round(each.peak_bytes * (1 + RESERVE))
+    within = room is not None and needed <= room.size_bytes
+    batch = None
+    if room is not None and fact.batch is not None and each.sample_bytes and is_whole:
+        batch = max(fact.batch + int((room.size_bytes / (1 + RESERVE) - each.peak_bytes) // each.sample_bytes), 0)
+    took = [median(rank.steps_s) for rank in measured if rank.steps_s]
+    return FitEstimate(
+        strategy=each.strategy,
+        words=BY_NAME[each.strategy].words,
+        checkpointing=each.checkpointing,
+        moment=each.moment,
+        parts={part: getattr(each, part) for part in PARTS},
+        peak_bytes=each.peak_bytes,
+        needed_bytes=needed,
+        fits=None if room is None or (within and not is_whole) else within,
+        batch=batch,
+        sent_bytes=each.sent_bytes,
+        host_bytes=each.host_bytes,
+        measured_bytes=max((rank.peak_bytes for rank in measured), default=None),
+        measured_out_of_memory=any(rank.out_of_memory for rank in measured),
+        step_s=max(took, default=None),
+    )
+
+
+def nothing_fits(recording: Recording) -> bool:
+    """Whether all estimates are above the memory."""
+    return bool(estimates(recording)) and all(each.fits is False for each in estimates(recording))
+
+
+def to_take(recording: Recording, wanted: str) -> FitEstimate | None:
+    """The one that changes and costs least of those that fit; of one strategy, or of all ("")."""
+    fitting = [each for each in estimates(recording) if each.fits and wanted in ("", each.strategy)]
+    return min(fitting, key=_cost, default=None)
+
+
+def _cost(each: FitEstimate) -> tuple[bool, bool]:
+    return BY_NAME[each.strategy].offloads, each.checkpointing
+
+
+def name_of(each: FitEstimate) -> str:
+    """``ZeRO-1``, ``DDP with activation checkpointing``: for a sentence."""
+    short = each.words.partition(":")[0]
+    return (
+        f"{short}{' and' if ' with ' in short else ' with'} activation checkpointing" if each.checkpointing else short
+    )
+
+
+def advice(recording: Recording) -> str:
+    """Which strategy to take and why, in one sentence without its point; empty where nobody can say."""
+    wanted = asked(recording).strategy
+    taken, room = to_take(recording, wanted), memory(recording)
+    if taken is None or room is None:
+        return ""
+    fits = f"{name_of(taken)} fits with {size(taken.needed_bytes)} of {size(room.size_bytes)}"
+    if wanted:
+        return fits
+    first, sharded = estimates(recording)[0], _of(recording, "zero3")
+    if taken == first:
+        more = sharded.sent_bytes / first.sent_bytes if sharded and first.sent_bytes else 0.0
+        dearer = f"; FSDP would send {more:.3g} times as much" if more > 1 else ""
+        return f"{fits}: nothing else is needed{dearer}"
+    ratio = taken.sent_bytes / first.sent_bytes if first.sent_bytes else 1.0
+    sends = "as much as DDP" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times as much as DDP"
+    costs = ", and computes each forward twice" if taken.checkpointing else ""
+    return f"{fits}, where DDP would need {size(first.needed_bytes)}; it sends {sends} in a step{costs}"
+
+
+def _of(recording: Recording, strategy: str) -> FitEstimate | None:
+    return next((each for each in estimates(recording) if each.strategy == strategy and not each.checkpointing), None)

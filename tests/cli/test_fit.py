@@ -1,0 +1,115 @@
+"""``ddp-doctor fit``: what it refuses, what it makes of a factory that fails, and what it writes."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.recorded import path_of
+
+Asked = Callable[..., "CompletedProcess[str]"]
+
+NET = """import torch
+
+def make():
+    return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6))), lambda step: torch.randn(4, 64)
+
+def fails():
+    raise KeyError("x")
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("nett:make", "nett:make cannot be used: there is no module 'nett'"),
+        ("net:mak", "has no function 'mak', but 'make'"),
+        ("net.py:make", "fit takes MODULE:FACTORY, such as train.models:make: a module's name, not its file"),
+        ("net:make --memory 80", "--memory takes the memory of one GPU, such as 80GiB: '80' has no unit"),
+        ("net:make --memory 0GiB", "--memory 0: nothing fits no memory"),
+        ("net:make --memory much", "'much' is no size"),
+        ("net:make --ranks 0", "Invalid value for '--ranks'"),
+        ("net:make --precision fp16", "'fp16' is not one of 'fp32', 'bf16', 'amp'"),
+        ("net:make --strategy zero4", "there is no 'zero4'; did you mean zero3? there are ddp"),
+        ("net:make --strategy fsdp", "did you mean zero3?"),
+        ("net:make --batch 3", "--batch is for hf: models"),
+        ("net:make --seq 3", "--seq is for hf: models"),
+        ("net:make --measure --ranks 64", "--measure runs on the ranks that are here"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_exit_2(asked: Asked, here: Path, args: str, sentence: str):
+    done = asked("fit", *args.split(), cwd=here)
+
+    assert done.returncode == 2, done
+    assert sentence in done.stderr
+
+
+@pytest.mark.ranks
+def test_a_factory_is_estimated_on_one_rank_and_all_outputs_say_the_same(asked: Asked, here: Path):
+    kept = {name: here / f"report.{name}" for name in ("json", "html", "markdown", "record")}
+    done = asked(
+        *("fit", "net:make", "--memory", "80GiB", "--ranks", "8", "-v"),
+        *(word for name, path in kept.items() for word in (f"--{name}", str(path))),
+        cwd=here,
+    )
+    replayed = asked("replay", str(kept["record"]), cwd=here)
+
+    assert done.returncode == replayed.returncode == 0, done
+    report = json.loads(kept["json"].read_text())
+    assert report["world"]["world_size"] == 1
+    assert (report["ranks"], report["memory_bytes"]) == (8, 80 << 30)
+    assert len(report["estimates"]) == 12
+    assert all(sum(each["parts"].values()) == each["peak_bytes"] for each in report["estimates"])
+    for text in (done.stdout, replayed.stdout, kept["html"].read_text(), kept["markdown"].read_text()):
+        assert "zero3-offload" in text
+        assert re.search(r"DDP\s+fits with", text)
+
+
+@pytest.mark.ranks
+def test_a_factory_that_raises_cannot_be_used_and_the_line_is_named(asked: Asked, here: Path):
+    done = asked("fit", "net:fails", "--memory", "80GiB", cwd=here)
+
+    assert done.returncode == 2, done
+    assert "net:fails cannot be used: its factory raises KeyError at" in done.stdout
+    assert "net.py:7" in done.stdout
+
+
+@pytest.mark.lab  # long
+@pytest.mark.ranks
+def test_what_fits_is_measured_on_the_ranks_that_are_here(asked: Asked, here: Path):
+    done = asked("fit", "net:make", "--memory", "1GiB", "--measure", "--json", "report.json", cwd=here)
+
+    assert done.returncode == 0, done
+    report = json.loads((here / "report.json").read_text())
+    measured = {each["strategy"] for each in report["estimates"] if each["measured_bytes"]}
+    assert measured == {"ddp", "ddp-bucket-view", "zero1", "zero2", "zero3"}
+    assert report["ranks"] == report["world"]["world_size"] == 2
+    assert "measured" in done.stdout
+
+
+def test_a_page_shows_the_parts_of_each_peak_and_where_the_memory_ends(asked: Asked, here: Path):
+    done = asked("replay", str(path_of("fit/zero1")), "--html", str(here / "page.html"), cwd=here)
+    page = (here / "page.html").read_text()
+
+    assert done.returncode == 0
+    assert 'class="part activations"' in page
+    assert page.count('class="mark"') == 12
+    assert "the dashed line is 40 GiB" in page
+    assert "✗ ddp" in page
+    assert "✓ zero1" in page
+
+
+def test_redacted_the_factory_stays_and_the_host_goes(asked: Asked, here: Path):
+    done = asked("replay", str(path_of("fit/zero1")), "--redact", "--json", "-", cwd=here)
+
+    assert json.loads(done.stdout)["world"]["nodes"][0]["hostname"] == "host1"

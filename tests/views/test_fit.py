@@ -1,0 +1,141 @@
+"""What fits, by how much the batch can grow, which strategy to take, and the verdict that follows."""
+
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.facts.ddp.fit import FitMeasuredFact
+from ddp_doctor.model.choices import Verdict
+from ddp_doctor.model.report import FitReport
+from ddp_doctor.views.fit import size
+from tests.fit_facts import GIB, recording
+
+
+def judged(**given: Any) -> FitReport:
+    outcome = app.judge(recording(**given))
+    assert outcome.rule_failures == ()
+    assert isinstance(outcome.report, FitReport)
+    return outcome.report
+
+
+def codes(report: FitReport) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_ddp_is_taken_where_it_fits_and_the_reason_is_what_fsdp_would_send():
+    report = judged(memory=200 * GIB)
+
+    assert (report.exit_code, codes(report)) == (0, [])
+    assert report.advice == (
+        "DDP fits with 191 GiB of 200 GiB: nothing else is needed; FSDP would send 1.5 times as much"
+    )
+    assert report.summary == f"Healthy: {report.advice}."
+
+
+@pytest.mark.parametrize(
+    ("gib", "advised"),
+    [
+        (170, "DDP, gradient_as_bucket_view=True fits"),
+        (110, "ZeRO-1 fits"),
+        (90, "ZeRO-2 fits"),
+        (60, "ZeRO-3 fits"),
+        (45, "ZeRO-3 with activation checkpointing fits"),
+        (10, "ZeRO-3 with CPU offload and activation checkpointing fits"),
+    ],
+)
+def test_the_first_that_fits_is_taken_and_checkpointing_or_offload_only_where_nothing_else_does(gib: int, advised: str):
+    report = judged(memory=gib * GIB)
+
+    assert report.advice.startswith(advised)
+    assert report.exit_code == 0
+
+
+def test_of_unequal_gpus_the_smallest_counts_and_is_named():
+    report = judged(gpus=[80 * GIB] * 7 + [40 * GIB])
+
+    assert (report.memory_bytes, report.memory_of) == (
+        40 * GIB,
+        "the smallest of 8 GPUs here, GPU 7, NVIDIA H100 80GB HBM3",
+    )
+    assert judged(gpus=[80 * GIB] * 8).memory_of == "each of 8 GPUs here, NVIDIA H100 80GB HBM3"
+    assert judged(gpus=[80 * GIB], memory=GIB).memory_of == "--memory"
+
+
+def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
+    report = judged()
+
+    assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
+    assert "no memory is known" in report.summary
+    assert {each.fits for each in report.estimates} == {None}
+
+
+def test_what_fits_without_its_activations_is_not_sure_to_fit():
+    fits = judged(memory=80 * GIB, batch=None)
+    untraced = judged(memory=80 * GIB, left_out=("activations and temporaries: my::op has no fake kernel (net.py:8)",))
+
+    assert (fits.exit_code, untraced.exit_code) == (3, 3)
+    assert "let net:make return make_batch, too" in fits.summary
+    assert "my::op has no fake kernel" in untraced.summary
+    assert codes(untraced) == ["DD873"]
+
+
+def test_where_nothing_fits_even_without_activations_nothing_does():
+    report = judged(memory=GIB // 2, batch=None)
+
+    assert (report.exit_code, codes(report)) == (1, ["DD870"])
+    assert "head" in report.findings[0].detail
+
+
+def test_the_strategy_that_was_asked_for_decides():
+    no, yes, only_with_checkpointing = (judged(memory=80 * GIB, strategy=name) for name in ("ddp", "zero3", "zero2"))
+
+    assert (no.exit_code, codes(no)) == (1, ["DD871"])
+    assert "Take ZeRO-3, which needs 58.7 GiB" in no.findings[0].remedies[0].summary
+    assert (yes.exit_code, yes.advice) == (0, "ZeRO-3 fits with 58.7 GiB of 80 GiB")
+    assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing fits with 49.5 GiB of 80 GiB"
+
+
+def test_a_batch_grows_by_what_one_more_sample_takes():
+    by_name = {(each.strategy, each.checkpointing): each.batch for each in judged(memory=80 * GIB).estimates}
+
+    assert by_name["zero3", False] == 4 + int((80 / 1.15 - 51) // 9)
+    assert by_name["zero1", False] == 1
+    assert by_name["ddp", False] == 0
+
+
+def test_hsdp_is_shown_on_several_nodes_only():
+    shown = [{each.strategy for each in judged(memory=80 * GIB, ranks=ranks).estimates} for ranks in (8, 16)]
+
+    assert "hsdp" not in shown[0]
+    assert "hsdp" in shown[1]
+
+
+def measured(peak: float, *, out_of_memory: bool = False) -> FitMeasuredFact:
+    return FitMeasuredFact(
+        strategy="zero3",
+        checkpointing=False,
+        device="cuda:0",
+        peak_bytes=int(peak * GIB),
+        steps_s=(2.0, 1.0, 1.1),
+        out_of_memory=out_of_memory,
+    )
+
+
+def test_what_was_measured_stands_beside_the_estimate_and_contradicts_it_above_a_fifth():
+    near, far = judged(memory=80 * GIB, measured=[measured(50), measured(55)]), judged(measured=[measured(62)])
+    out = judged(memory=80 * GIB, measured=[measured(0, out_of_memory=True)])
+
+    row = next(each for each in near.estimates if each.measured_bytes)
+    assert (row.strategy, row.measured_bytes, row.step_s) == ("zero3", 55 * GIB, 1.1)
+    assert (codes(near), codes(far), codes(out)) == ([], ["DD872"], ["DD872"])
+    assert "ran out of memory" in out.findings[0].title
+
+
+def test_sizes_have_the_unit_that_is_read_at_a_glance():
+    assert [size(number) for number in (0, 5 << 20, 1536 << 20, 1234 * GIB)] == [
+        "0 MiB",
+        "5 MiB",
+        "1.5 GiB",
+        "1234 GiB",
+    ]
