@@ -55,6 +55,8 @@ def _all_checks() -> tuple[Check, ...]:
         allreduce,
         collectives,
         gpu_speed,
+        job_collectives,
+        mesh,
         nccl_diagnostics,
         p2p,
         process_group,
@@ -63,6 +65,7 @@ def _all_checks() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp import (
         buffers,
         checkpoint,
+        compile,  # noqa: A004 - the name of the check
         ddp_modes,
         gradient_sync,
         initial_state,
@@ -87,8 +90,11 @@ def _all_checks() -> tuple[Check, ...]:
         checkpoint.CHECK,
         p2p.CHECK,
         collectives.CHECK,
+        mesh.CHECK,
         user_model.CHECK,
+        compile.CHECK,
         step_time.CHECK,
+        job_collectives.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,

@@ -80,6 +80,10 @@ class HarnessContext:
         self.steps.append((name, detail))
         yield
 
+    @contextmanager
+    def within(self, axis: str, members: Sequence[int]) -> Iterator[None]:
+        yield
+
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
         """Over a store, as in a run: object collectives need numpy."""
         self.store.set(f"{name}/{self.group_rank}", text)

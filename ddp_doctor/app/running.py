@@ -13,7 +13,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import make_plan
-from ddp_doctor.engine.sizes import require_possible_sizes
+from ddp_doctor.engine.sizes import require_fitting_mesh, require_possible_sizes
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, Status
@@ -58,6 +58,8 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request)
             require_possible_sizes(node_run.recording, request.nnodes)
+            require_fitting_mesh(node_run.recording, request.nnodes)
+            _require_ranks(node_run.recording, request.nnodes)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
                 node_run.recording = node_run.recording.model_copy(update={"readings": readings})
@@ -103,6 +105,17 @@ def _require_torch(request: RunRequest) -> None:
 def _require_gpu(recording: Recording, request: RunRequest) -> None:
     if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
         raise UsageError(refused)
+
+
+def _require_ranks(recording: Recording, nnodes: int) -> None:
+    """Refuse another number of ranks on one node than the job of --replay has. Raises UsageError."""
+    job, world = recording.options.replay, recording.world
+    if job is None or world is None or nnodes > 1 or job.world in (None, world.nproc_per_node):
+        return
+    raise UsageError(
+        f"{job.source} of --replay {job.path} have {job.world} ranks, this run has {world.nproc_per_node}:"
+        f" add --nproc-per-node {job.world}"
+    )
 
 
 def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:

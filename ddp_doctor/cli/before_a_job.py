@@ -9,6 +9,7 @@ from ddp_doctor.cli.help import FITS, OUTPUTS, TIME, VERDICT, WHAT, WHERE
 from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
+    CompileOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
@@ -18,6 +19,7 @@ from ddp_doctor.cli.options import (
     JoinTimeoutOption,
     MasterAddrOption,
     MasterPortOption,
+    MeshOption,
     MinBusbwOption,
     ModelOption,
     NnodesOption,
@@ -25,6 +27,8 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
+    ProveOption,
+    ReplayOption,
     RequireGpusOption,
     SkipOption,
     command,
@@ -63,11 +67,12 @@ def run(
     iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
     warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
     min_busbw: MinBusbwOption = None,
-    prove: Annotated[
-        bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
-    ] = True,
+    mesh: MeshOption = None,
+    prove: ProveOption = True,
     model: ModelOption = "",
     from_trace: FromTraceOption = "",
+    compiled: CompileOption = False,
+    replay: ReplayOption = None,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -77,7 +82,7 @@ def run(
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
     from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import ignored, of_model, sweep
+    from ddp_doctor.cli.given import axes, ignored, of_model, of_replay, sweep
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
@@ -95,13 +100,14 @@ def run(
         require_gpus=require_gpus,
         backend=backend,
         prove=prove,
-        **of_model(model, from_trace),
+        mesh=axes(mesh),
+        **of_model(model, from_trace, compiled=compiled),
+        **of_replay(replay, is_written="reproducer" in outputs.paths),
         **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known)
-    return run(options, launch, outputs)
+    return run(options, Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known), outputs)
 
 
 @command(

@@ -8,7 +8,7 @@ from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.choices import UsageError, as_usage_error
-from ddp_doctor.model.recording import FitOptions, Floor
+from ddp_doctor.model.recording import Axis, FitOptions, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -43,12 +43,25 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     return found
 
 
-def of_model(model: str, from_trace: str) -> dict[str, Any]:
-    """The fields of Options for --model and --from-trace. Raises UsageError."""
+def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
+    """The fields of Options for --model, --from-trace and --compile. Raises UsageError."""
     from ddp_doctor.app.advice import load_advice  # few runs need it
 
+    if compiled and not model:
+        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
     advice = load_advice(from_trace, model) if from_trace else ()
-    return {"model": model, "from_trace": from_trace, "advice": advice}
+    return {"model": model, "from_trace": from_trace, "advice": advice, "compile": compiled}
+
+
+def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
+    """The field of Options for --replay; ``is_written``: with --reproducer. Raises UsageError."""
+    if path is None and is_written:
+        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+    if path is None:
+        return {}
+    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+
+    return {"replay": load_job_collectives(path)}
 
 
 def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> dict[str, Any]:
@@ -100,6 +113,13 @@ def sweep(
         "warmup": warmup,
         "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
     }
+
+
+def axes(text: str | None) -> tuple[Axis, ...]:
+    """The axes of --mesh. Raises UsageError."""
+    with as_usage_error():
+        found = options.mesh(text) if text is not None else ()
+    return tuple(Axis(name=name, size=size) for name, size in found)
 
 
 def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple[str, ...]:

@@ -89,6 +89,9 @@ ModelOption = Annotated[
         " Your code runs on the ranks.",
     ),
 ]
+CompileOption = Annotated[
+    bool, option(WHAT, None, "Look at what torch.compile makes of the model of --model on each rank.", "--compile")
+]
 CollectiveOption = Annotated[
     list[str] | None,
     option(
@@ -96,6 +99,14 @@ CollectiveOption = Annotated[
         "NAMES",
         "Test these collectives, too, over sizes and as nccl-tests prints it: all_gather,reduce_scatter (repeatable).",
         completed=complete.collectives,
+    ),
+]
+MeshOption = Annotated[
+    str | None,
+    option(
+        WHAT,
+        "NAME=N,...",
+        "Test the mesh of your job, the outermost axis first, as init_device_mesh takes it: dp=2,shard=4.",
     ),
 ]
 MinBusbwOption = Annotated[
@@ -106,6 +117,9 @@ MinBusbwOption = Annotated[
         "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
         "--min-busbw",
     ),
+]
+ProveOption = Annotated[
+    bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
 ]
 _RedactOption = Annotated[
     bool,
@@ -119,6 +133,10 @@ _RedactOption = Annotated[
 RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
 FromTraceOption = Annotated[
     str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
+]
+ReplayOption = Annotated[
+    str | None,
+    option(WHAT, "DUMP", "Run a job's collectives again: a dump of the flight recorder, or a folder of all ranks'."),
 ]
 BaselineOption = Annotated[
     str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")

@@ -165,6 +165,12 @@ OUTPUTS = (
     ),
     Output("sarif", "Write the findings as SARIF 2.1.0.", ("lint",), _sarif),
     Output("junit", "Write the findings as JUnit XML.", ("run", "replay", "lint"), _junit),
+    Output(
+        "reproducer",
+        "With --replay: write the job's collectives as a script for a bug report; it needs torch alone.",
+        ("run", "replay"),
+        _by("reproducer"),
+    ),
     _form("env", "to be sourced", "env_file", tells_hosts_apart=True),
     _form("sbatch", "lines for a batch script of SLURM", "sbatch_lines", tells_hosts_apart=True),
     _form("docker", "arguments of docker run", "docker_args"),

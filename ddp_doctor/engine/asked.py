@@ -2,10 +2,13 @@
 
     --only p2p,rdma       a reading of each of these checks, on all nodes and ranks that have it
     --model net:make      a forward and backward of that model, alone and in DDP
+    --compile             the graphs of several steps of that model
     --from-trace FILE     steps with each change that can be tried
+    --replay DUMP         all that was recorded of the job's collectives, on all its ranks
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
+    --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
     fit net:make          an estimate; with --measure steps of what fits
@@ -21,11 +24,23 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, COLLECTIVES, FIT, FIT_MEASURED, GPUS, STEP_TIME, USER_MODEL
+from ddp_doctor.model.check import (
+    BASELINE,
+    COLLECTIVES,
+    COMPILE,
+    FIT,
+    FIT_MEASURED,
+    GPUS,
+    JOB_COLLECTIVES,
+    MESH,
+    STEP_TIME,
+    USER_MODEL,
+)
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.ranks import assumed
 
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
@@ -64,11 +79,14 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
             if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
         ),
         *_model(recording, by_id),
+        *_compile(recording, by_id),
         *_from_trace(recording, by_id),
+        *_replay(recording, by_id),
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
+        *_mesh(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -109,6 +127,12 @@ def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[Not
         yield NotAsAsked("--measure", FIT_MEASURED, _why(by_id.get(FIT_MEASURED)))
 
 
+def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    result = by_id.get(COMPILE)
+    if recording.options.compile and (result is None or result.status not in _RAN):
+        yield NotAsAsked("--compile", COMPILE, _why(result))
+
+
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
     if not recording.options.advice:
         return
@@ -120,6 +144,25 @@ def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Itera
     why = "; ".join(dict.fromkeys(untried)) if trials else _why(by_id.get(STEP_TIME))
     if untried or not trials:
         yield NotAsAsked(f"--from-trace {recording.options.from_trace}", STEP_TIME, why)
+
+
+def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    job = recording.options.replay
+    if job is None:
+        return
+    from ddp_doctor.facts.job_collectives import JobCollectivesFact
+
+    stops = {at.rank: at.fact for at in recording.facts(JobCollectivesFact) if at.fact.stopped in ("raised", "time")}
+    why = "" if recording.facts(JobCollectivesFact) else _why(by_id.get(JOB_COLLECTIVES))
+    if stops:
+        rank, fact = min(stops.items(), key=lambda stop: stop[0] or 0)
+        why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
+    elif job.left_out:
+        why = f"not run: {', '.join(f'{name} ({count})' for name, count in sorted(job.left_out.items()))}"
+    elif ranks := assumed(job):
+        why = f"{job.source} tell nothing of {ranks}, whose calls were assumed"
+    if why:
+        yield NotAsAsked(f"--replay {job.path}", JOB_COLLECTIVES, why)
 
 
 def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
@@ -147,6 +190,12 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
         if not any(size.size_bytes == moved for fact in facts for size in fact.sizes):
             why = f"{facts[0].short_of or 'time'} was short" if facts else why_none
             yield NotAsAsked(f"--min-busbw {least.typed}", COLLECTIVES, why)
+
+
+def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    mesh, result = recording.options.mesh, by_id.get(MESH)
+    if mesh and (result is None or result.status not in _RAN or result.reason):
+        yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -42,7 +42,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
         else:
             not_run.append(NotRun(check=check.id, reason=reason))
     _require_run(options, checks, chosen)
-    _require_collectives(options)
+    _require_named(options)
     if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
@@ -93,21 +93,30 @@ def no_such_check(name: str, checks: Sequence[Check]) -> str:
 def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Check]) -> None:
     """Raises UsageError where --model names a model, and --only or --skip leaves out all that would run it."""
     own, model = next((check.id for check in checks if check.needs_model), None), options.model
-    if own is None or not model or any(check.runs_model(model) for check in chosen):
+    runs = [check.id for check in chosen if check.runs_model(model)]
+    if not (options.compile or COMPILE in options.only):
+        runs = [check for check in runs if check != COMPILE]  # which runs it only if it is compiled
+    if own is None or not model or runs:
         return
     if own in options.skip or (options.only and own not in options.only):
         way = f"name {own} in --only, too" if options.only else f"take {own} out of --skip"
         raise UsageError(f"--model {model} would not be run: {way}, or leave --model out")
 
 
-def _require_collectives(options: Options) -> None:
-    """Raises UsageError where --only or --skip leaves out what --collective or --min-busbw names."""
-    if not (options.collectives or options.min_busbw):
-        return
-    named = "--collective" if options.collectives else "--min-busbw"
-    if COLLECTIVES in options.skip or (options.only and COLLECTIVES not in options.only):
-        way = f"name {COLLECTIVES} in --only, too" if options.only else f"take {COLLECTIVES} out of --skip"
-        raise UsageError(f"what {named} names would not be run: {way}")
+def _require_named(options: Options) -> None:
+    """Raises UsageError where --only or --skip leaves out the check of what another option names, or --only names one
+    of those without what it needs."""
+    for given, option, check in (
+        (options.collectives, "--collective", COLLECTIVES),
+        (options.min_busbw, "--min-busbw", COLLECTIVES),
+        (options.mesh, "--mesh", MESH),
+        (options.replay, "--replay", JOB_COLLECTIVES),
+    ):
+        if given and (check in options.skip or (options.only and check not in options.only)):
+            way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
+            raise UsageError(f"what {option} names would not be run: {way}")
+        if not given and check in options.only and check is not COLLECTIVES:
+            raise UsageError(f"{check} runs what {option} names: give it, or take {check} out of --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
@@ -126,6 +135,10 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs healthy runs to compare with: --baseline"
     elif check.needs_model and not options.model:
         reason = "needs a model of yours: --model"
+    elif check.needs_mesh and not options.mesh:
+        reason = "needs the mesh of your job: --mesh"
+    elif check.needs_job and options.replay is None:
+        reason = "needs the collectives of a job: --replay"
     return reason
 
 

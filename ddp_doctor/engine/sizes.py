@@ -1,4 +1,4 @@
-"""Whether sizes of messages that the user names can be measured, before ranks start."""
+"""Whether sizes of messages and the mesh that the user names can be had, before ranks start."""
 
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.collectives import TABLE, Collective, measured_sizes
@@ -6,6 +6,7 @@ from ddp_doctor.knowledge.gpu.gpu_speed import SHARE_FOR_SIZES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.probing.all_reduces import bytes_needed
+from ddp_doctor.probing.mesh import misfit
 
 
 def require_possible_sizes(recording: Recording, nnodes: int) -> None:
@@ -31,6 +32,16 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
             raise UsageError(
                 f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
             )
+
+
+def require_fitting_mesh(recording: Recording, nnodes: int) -> None:
+    """Refuse a mesh that is not one of these ranks. Of several nodes only all together know how many there are.
+
+    Raises UsageError.
+    """
+    mesh, world = recording.options.mesh, recording.world
+    if mesh and world is not None and nnodes == 1 and (why := misfit(mesh, world.world_size)):
+        raise UsageError(why)
 
 
 def short(size: int) -> str:

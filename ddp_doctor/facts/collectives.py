@@ -6,6 +6,7 @@ from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Axis
 
 
 class ProcessGroupFact(Fact):
@@ -129,6 +130,27 @@ class CollectiveFact(Fact):
     sizes: tuple[SizeResult, ...] = ()
     stopped_at_bytes: int | None = None  # the first size that no longer fitted the time or memory
     short_of: Literal["time", "memory"] | None = None
+
+
+class AxisGroup(Frozen):
+    """One rank's group of an axis of a mesh, of two ranks and more, and what the collectives of that axis brought."""
+
+    axis: str
+    members: tuple[int, ...]  # original ranks, in the order of the axis
+    untested: dict[str, str] = Field(default_factory=dict)  # collective, and why it was not called, or not timed
+    sources: dict[int, int] = Field(default_factory=dict)  # as of CollectiveFact
+    wrong: tuple[WrongShare, ...] = ()
+    sizes: dict[str, SizeResult] = Field(default_factory=dict)  # by collective, all groups of the axis at once
+
+
+class MeshFact(Fact):
+    """One rank's part of the mesh that it was told; no groups where ranks were told different ones."""
+
+    KIND: ClassVar[str] = "mesh/1"
+
+    mesh: tuple[Axis, ...]
+    made: bool = False  # whether all ranks were told the same, so that they made its groups
+    groups: tuple[AxisGroup, ...] = ()
 
 
 _GbPerS = Annotated[float, Field(gt=0)]

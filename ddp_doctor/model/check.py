@@ -12,11 +12,14 @@ from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
 ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
-PROCESS_GROUP, COLLECTIVES, P2P, USER_MODEL, STEP_TIME, BASELINE = (
+PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = (
     "process_group",
     "collectives",
+    "mesh",
+    "job_collectives",
     "p2p",
     "user_model",
+    "compile",
     "step_time",
     "baseline",
 )
@@ -50,6 +53,8 @@ class Check:
     stops_ranks: bool = False  # with an error of its rules, ranks of several nodes are not worth starting
     needs_baseline: bool = False  # measurements of healthy runs, from --baseline; no probe of it ever runs
     needs_model: bool = False  # the user's own, from --model
+    needs_mesh: bool = False  # from --mesh; and all ranks, for a mesh is of all
+    needs_job: bool = False  # its collectives, from --replay; all its ranks take part, or none
     level_with_model: Level | None = None  # from which it runs on the user's own, in place of the doctor's
     #: What it does one after the other, each with the whole deadline and a reading of its own: a rank that hangs in one
     #: of them costs only that one.

@@ -241,6 +241,9 @@ class RankContext(Protocol):
         ``detail`` must be equal on the ranks that meet. ``deadline_s`` is the step's own deadline.
         """
 
+    def within(self, axis: str, members: Sequence[int]) -> AbstractContextManager[None]:
+        """The steps of this block are those of one group of an axis of a mesh; ``members`` are original ranks."""
+
     def exchange(self, name: str, text: str) -> tuple[str, ...]:
         """The texts of all ranks under this name, by group rank; the same call on all ranks.
 

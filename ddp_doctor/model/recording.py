@@ -12,6 +12,7 @@ from pydantic import Field, PrivateAttr
 from ddp_doctor.model.base import Frozen, Memo, grouped
 from ddp_doctor.model.choices import Backend, Command, FailOn, Level, Status
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.trial import Experiment, TrialRecord
 
 #: Raised in its first number when an older doctor could misread a recording.
@@ -119,6 +120,18 @@ class Floor(Frozen):
         return f"{self.collective}:{self.size_bytes}={self.bytes_per_s / 1e9:.12g}GB/s"
 
 
+class Axis(Frozen):
+    """One axis of a mesh of ranks; the last one of a mesh has neighbouring ranks."""
+
+    name: str  # as the job calls it: dp, shard, tp
+    size: int  # ranks of each of its groups
+
+
+def mesh_typed(mesh: Sequence[Axis]) -> str:
+    """As ``--mesh`` takes it: ``dp=2,shard=4``."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in mesh)
+
+
 class TraceAdvice(Frozen):
     """A change that a trace advises."""
 
@@ -158,8 +171,10 @@ class Options(Frozen):
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
+    compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
+    replay: JobCollectives | None = None  # what --replay names: the collectives of a job
     baseline: str = ""  # the file of --baseline
     collectives: tuple[str, ...] = ()  # --collective: rows of knowledge/collectives.py
     sizes: tuple[int, int, int] | None = None  # --sizes in bytes: from, to, and by which factor
@@ -167,6 +182,7 @@ class Options(Frozen):
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
     fit: FitOptions | None = None  # of fit
+    mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None

@@ -21,6 +21,8 @@ class Step(Frozen):
     seq: int  # counts the steps of one check on one rank; steps with equal numbers meet
     detail: str = ""  # shape, dtype, peer: what must agree between the ranks that meet
     peers: tuple[int, ...] = ()  # original ranks this step needs; empty means all of the trial
+    axis: str = ""  # of a mesh, of whose groups each does this step by itself
+    members: tuple[int, ...] = ()  # … the original ranks of this rank's group; empty means all of the trial
     entered_at: float = 0.0  # seconds since the trial began
     left_at: float | None = None  # the same; null where it is in the step still
     where: str = ""  # file:line of the call

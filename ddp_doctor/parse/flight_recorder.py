@@ -6,7 +6,7 @@ and copies of it in other vendors' backends and in torchcomms).
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_doctor.facts.job_log import FlightDumpFact, GroupSeen
 from ddp_doctor.model.trial import FlightEntry
@@ -55,6 +55,24 @@ def read_dump(data: bytes, name: str, written_at_s: float | None) -> FlightDumpF
         return _read(_content(data), fact)
     except (NotPlainData, ValueError, RecursionError) as error:
         return fact.model_copy(update={"problem": str(error)})
+
+
+class RecordedCall(NamedTuple):
+    """One call of a rank."""
+
+    entry: FlightEntry
+    is_transfer: bool
+    taken: tuple[tuple[int, ...], ...]  # the shapes of what it takes
+
+
+def recorded_calls(data: bytes, written_at_s: float | None) -> tuple[RecordedCall, ...]:
+    """All calls that a dump has kept, in the order in which they were made. Raises ValueError."""
+    return tuple(
+        RecordedCall(
+            _without_late(entry, entry_of(entry), written_at_s), _is_transfer(entry), _shapes(entry, "output_sizes")
+        )
+        for entry in _entries(_content(data))
+    )
 
 
 def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
@@ -116,12 +134,16 @@ def entry_of(entry: Mapping[str, Any]) -> FlightEntry:
     return FlightEntry(
         seq=_whole(entry.get("collective_seq_id")),
         op=_text(entry.get("profiling_name")).rpartition(":")[2],
-        sizes=tuple(tuple(_whole(length) for length in _list(size)) for size in _list(entry.get("input_sizes"))),
+        sizes=_shapes(entry, "input_sizes"),
         dtypes=tuple(_text(dtype) for dtype in _list(entry.get("input_dtypes"))),
         # The watchdog of NCCL retires an entry some time after it has seen its end.
         retired=bool(entry.get("retired", False)) or entry.get("state") == "completed",
         group=_group_of(entry),
     )
+
+
+def _shapes(entry: Mapping[str, Any], key: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(_whole(length) for length in _list(size)) for size in _list(entry.get(key)))
 
 
 def _group_of(entry: Mapping[str, Any]) -> str:
@@ -148,10 +170,14 @@ def _whole(value: object) -> int:
 # --- a dump -------------------------------------------------------------------------------------
 
 
-def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
+def _entries(dump: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     held = dump.get("entries")
     raw = [entry for entry in held if isinstance(entry, Mapping)] if isinstance(held, (list, tuple)) else []
-    raw = _of_last_generation(sorted(raw, key=lambda entry: _whole(entry.get("record_id"))))
+    return _of_last_generation(sorted(raw, key=lambda entry: _whole(entry.get("record_id"))))
+
+
+def _read(dump: Mapping[str, Any], fact: FlightDumpFact) -> FlightDumpFact:
+    raw = _entries(dump)
     configured = _ranks_by_group(dump.get("pg_config"))
     collectives = [(entry, entry_of(entry)) for entry in raw if not _is_transfer(entry)]
     collectives = [(entry, _without_late(entry, read, fact.written_at_s)) for entry, read in collectives]

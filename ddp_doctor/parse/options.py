@@ -45,7 +45,7 @@ def written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_CHECK = "user_model"
+_CHECKS = ("user_model", "compile")
 #: What a model of transformers' own configurations begins with.
 CONFIGURATION = "hf:"
 
@@ -58,8 +58,11 @@ def is_configuration(name: str) -> bool:
 def require_factory(name: str, only: Collection[str] = (), option: str = "--model") -> None:
     """Raises ValueError with a sentence for a name that cannot be one, or that a check of --only lacks."""
     if not name:
-        if _CHECK in only:
-            raise ValueError(f"--only {_CHECK} needs a model of yours: name what makes it with --model MODULE:FACTORY")
+        for check in _CHECKS:
+            if check in only:
+                raise ValueError(
+                    f"--only {check} needs a model of yours: name what makes it with --model MODULE:FACTORY"
+                )
         return
     form = f"{option} takes MODULE:FACTORY, such as train.models:make"
     module, colon, factory = name.partition(":")
@@ -162,3 +165,19 @@ def require_collective(name: str, known: Collection[str], option: str) -> None:
     near = get_close_matches(re.sub(r"\W+", "_", name.lower()), known, 1, 0.4)
     meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
     raise ValueError(f"{option}: there is no collective {name[:80]!r}{meant}")
+
+
+_AXIS = re.compile(r"([^\W\d]\w{0,39})=(\d{1,9})")
+
+
+def mesh(text: str) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of ``--mesh dp=2,shard=4``. Raises ValueError with one sentence."""
+    found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
+    axes = {axis[1]: int(axis[2]) for axis in found if axis is not None}
+    if None in found:
+        raise ValueError(f"--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not {text[:80]!r}")
+    if len(axes) < len(found):
+        raise ValueError(f"--mesh {text[:80]} names an axis twice: each needs a name of its own")
+    if 0 in axes.values():
+        raise ValueError(f"--mesh {text[:80]} has an axis without ranks; each has at least 1")
+    return tuple(axes.items())

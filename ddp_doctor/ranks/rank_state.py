@@ -112,6 +112,8 @@ class RankState:
                 seq=event["seq"],
                 detail=event["detail"],
                 peers=tuple(event["peers"]),
+                axis=event.get("axis", ""),
+                members=tuple(event.get("members", ())),
                 entered_at=at - self.began_at,
                 where=event["where"],
             )

@@ -42,7 +42,7 @@ def text(
         raise LookupError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
     if not python.startswith("/") or "\0" in python:
         raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
-    template = _packaged(f"{name}.{_SUFFIXES.get(name, 'sh')}").replace("@COMMON@\n", _packaged(_COMMON))
+    template = packaged(f"{name}.{_SUFFIXES.get(name, 'sh')}").replace("@COMMON@\n", packaged(_COMMON))
     gpus = "" if require_gpus is None else str(require_gpus)
     doctor = shlex.quote(single_file) if single_file else "-m ddp_doctor"
     filled_in = template.replace("@PYTHON@", shlex.quote(python)).replace("@DOCTOR@", doctor)
@@ -67,5 +67,6 @@ def others_may_change(single_file: str | None = None, python: str = sys.executab
     return None
 
 
-def _packaged(file: str) -> str:
+def packaged(file: str) -> str:
+    """The text of a packaged file, as it is."""
     return files(__name__).joinpath(file).read_text(encoding="utf-8")

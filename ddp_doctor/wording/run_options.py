@@ -2,7 +2,7 @@
 
 import shlex
 
-from ddp_doctor.model.recording import Options
+from ddp_doctor.model.recording import Options, mesh_typed
 
 JOIN_TIMEOUT_S = 60.0
 
@@ -21,9 +21,12 @@ def typed(
         ("--fail-on", options.fail_on.value, usual.fail_on.value),
         ("--model", options.model, usual.model),
         ("--from-trace", options.from_trace, usual.from_trace),
+        ("--mesh", mesh_typed(options.mesh), ""),
+        ("--replay", options.replay.path if options.replay else "", ""),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]
+    words += ["--compile"] if options.compile else []
     words += [word for name in options.collectives for word in ("--collective", name)]
     words += ["--sizes", ":".join(map(str, options.sizes))] if options.sizes else []
     words += ["--iters", f"{options.iters}"] if options.iters is not None else []

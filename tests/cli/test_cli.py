@@ -71,7 +71,9 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
         (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
         (["run", "--from-trace", "trace.json"], "is tried with a model of yours: give --model MODULE:FACTORY, too"),
+        (["run", "--compile"], "--compile looks at a model of yours: give --model MODULE:FACTORY, too"),
         (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
+        (["run", "--only", "compile"], "--only compile needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
         (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
         (["run", "--node-rank", "first"], "--node-rank"),
@@ -98,6 +100,12 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--collective", "gather", "--sizes", "many"], "--sizes takes sizes such as 8, 512K or 1G"),
         (["run", "--collective", "gather", "--iters", "0"], "--iters"),
         (["run", "--min-busbw", "gather:1M=180"], "'180' has no unit; write it as 180GB/s"),
+        (["run", "--mesh", ""], "--mesh takes NAME=RANKS for each axis"),
+        (["run", "--mesh", "dp"], "--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not 'dp'"),
+        (["run", "--mesh", "dp=two"], "--mesh takes NAME=RANKS for each axis"),
+        (["run", "--mesh", "dp=2,shard=0"], "has an axis without ranks"),
+        (["run", "--mesh", "dp=2,tp=2,dp=2"], "names an axis twice"),
+        (["run", "--mesh", "dp=2", "--only", "p2p"], "what --mesh names would not be run: name mesh in --only, too"),
         (["run", "--min-busbw", "barrier:1M=1GB/s"], "--min-busbw of sizes: there is no collective 'barrier'"),
         (["run", "--min-busbw", "gather"], "--min-busbw takes COLLECTIVE:SIZE=RATE"),
         (
@@ -472,7 +480,17 @@ def test_the_options_of_run_are_these():
     group: Any = typer.main.get_command(app)  # typer types it as a lone command
     command = group.commands["run"]
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
-        *("--backend", "--baseline", "--budget", "--collective", "--fail-on", "--from-trace", "--hostfile", "--hosts"),
+        *(
+            "--backend",
+            "--baseline",
+            "--budget",
+            "--collective",
+            "--compile",
+            "--fail-on",
+            "--from-trace",
+            "--hostfile",
+            "--hosts",
+        ),
         *(
             "--html",
             "--ignore",
@@ -484,6 +502,7 @@ def test_the_options_of_run_are_these():
             "--markdown",
             "--master-addr",
             "--master-port",
+            "--mesh",
             "--min-busbw",
         ),
         *(
@@ -497,7 +516,8 @@ def test_the_options_of_run_are_these():
             "--prove",
             "--quiet",
         ),
-        *("--rdzv-endpoint", "--record", "--redact", "--require-gpus", "--settings", "--sizes", "--skip", "--svg"),
+        *("--rdzv-endpoint", "--record", "--redact", "--replay", "--reproducer", "--require-gpus", "--settings"),
+        *("--sizes", "--skip", "--svg"),
         *("--verbose", "--warmup", "-q", "-v"),
     ]
 

@@ -136,6 +136,10 @@ def test_what_a_trace_advises_is_tried_on_all_nodes():
     assert words == ("--model", "net:make", "--from-trace", "trace.json")
 
 
+def test_how_a_model_compiles_is_looked_at_on_all_nodes():
+    assert typed(Options(model="net:make", compile=True)) == ("--model", "net:make", "--compile")
+
+
 def test_what_is_ignored_is_ignored_on_all_nodes():
     assert typed(Options(ignore=ignored(["dd305, DD4", "DD51"])))[-6:] == (
         *("--ignore", "DD305", "--ignore", "DD4", "--ignore", "DD51"),

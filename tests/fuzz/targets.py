@@ -290,6 +290,12 @@ TARGETS: tuple[Target, ...] = (
         _FLIGHT_DUMPS,
     ),
     Target(
+        flight_recorder.recorded_calls,
+        lambda text: list(flight_recorder.recorded_calls(_of_bytes(text), 1.0)),
+        _FLIGHT_DUMPS,
+        (ValueError, RecursionError),
+    ),
+    Target(
         flight_recorder.entry_of,
         lambda text: list(map(flight_recorder.entry_of, json.loads(text)["entries"])),
         _FLIGHT_DUMPS[:1],
@@ -427,6 +433,7 @@ TARGETS: tuple[Target, ...] = (
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
     direct(options.nnodes, "4", "2:4", refuses=ValueError),
     direct(options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
+    direct(options.mesh, "dp=2,shard=4", "pp=2, dp=1,tp=8", refuses=ValueError),
     direct(options.sizes, "8:1G:4", "512K", refuses=ValueError),
     Target(options.size, lambda text: options.size(text, "--sizes"), ("8", "512KiB"), (ValueError,)),
     direct(options.memory, "80GiB", "39.5 G", refuses=ValueError),

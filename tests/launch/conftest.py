@@ -10,6 +10,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome
+from ddp_doctor.cli.given import axes
 from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.check import Check, Probe
 from ddp_doctor.model.choices import Level, Where
@@ -71,6 +72,7 @@ def play(session: Session) -> Play:
         budget_s: float = 60.0,
         model: str = "",
         parts: Callable[[Options], tuple[str, ...]] | None = None,
+        mesh: str = "",
     ) -> Scenario:
         nonlocal played
         world = World(nproc_per_node=ranks, world_size=ranks, nodes=(Node(hostname="node0"),))
@@ -82,8 +84,9 @@ def play(session: Session) -> Play:
             still_s=still_s,
             needs_model=needs_model,
             parts=parts,
+            needs_mesh=bool(mesh),
         )
-        options = Options(level=Level.QUICK, model=model)
+        options = Options(level=Level.QUICK, model=model, mesh=axes(mesh or None))
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
         agent = session.agent(run)
         agent.first_trial = played

@@ -792,3 +792,43 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
     assert found.suspects == ()
     assert found.kind in {"pair", "left-behind", "all-entered", "unsure"}
     assert all(0 in pair for pair in found.pairs)
+
+
+# --- groups of an axis of a mesh ----------------------------------------------------------------------
+
+
+def of_axis(seq: int, first: int, *, left: bool = False) -> Step:
+    """A step of the axis whose groups are two neighbouring ranks."""
+    made = step(seq, left=left, name="all_gather")
+    return made.model_copy(update={"axis": "shard", "members": (first, first + 1)})
+
+
+def test_of_a_group_that_waits_only_its_own_absent_rank_is_the_suspect():
+    further = rank(2, of_axis(3, 2, left=True), step(4)), rank(3, of_axis(3, 2, left=True), step(4))
+    found = judge(trial(rank(0, of_axis(3, 0)), rank(1, step(2, left=True)), *further))
+
+    assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0,))
+    assert found.step is not None
+    assert found.step.members == (0, 1)
+
+
+def test_each_group_that_waits_has_an_absent_rank_of_its_own():
+    found = judge(
+        trial(*(rank(at, of_axis(3, at // 2 * 2)) if at % 2 else rank(at, step(2, left=True)) for at in range(4)))
+    )
+    assert (found.kind, found.suspects, found.waiting) == ("never-entered", (0, 2), (1, 3))
+
+
+def test_a_group_whose_ranks_are_all_in_a_step_that_the_others_left_waits_for_its_link():
+    others = rank(0, of_axis(3, 0, left=True), step(4)), rank(1, of_axis(3, 0, left=True), step(4))
+    found = judge(trial(*others, rank(2, of_axis(3, 2)), rank(3, of_axis(3, 2))))
+
+    assert (found.kind, found.suspects, found.waiting) == ("all-entered", (), (2, 3))
+
+
+def test_where_every_group_of_an_axis_hangs_all_ranks_are_in_it():
+    found = judge(trial(*(rank(at, of_axis(3, at // 2 * 2)) for at in range(4))))
+
+    assert (found.kind, found.suspects, found.waiting) == ("all-entered", (), (0, 1, 2, 3))
+    assert found.step is not None
+    assert found.step.members == ()

@@ -39,6 +39,7 @@ from ddp_doctor.probing.all_reduces import (
     memory_needed,
 )
 from ddp_doctor.probing.collectives import Case, NotOffered
+from ddp_doctor.views.collective_sizes import measured
 
 #: Wrong shares of one sender that are kept: more tell nothing more.
 _MOST_OF_A_SOURCE = 3
@@ -207,44 +208,12 @@ def parts(options: Options) -> tuple[str, ...]:
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """By collective and size what nccl-tests prints: the mean over ranks of their mean time, wrong elements of all.
-
-    The 99th percentile and the longest time are those of the rank that saw the longest.
-    """
-    facts = recording.facts(CollectiveFact)
-    by_size = grouped(
-        ((rank.fact.part, size.group, size.in_place, size.size_bytes), (rank.rank or 0, size))
-        for rank in facts
+    """By collective and size what nccl-tests prints."""
+    yield from measured(
+        (ALL_REDUCE if rank.fact.part == GROUPS else rank.fact.part, rank.fact.ranks, rank.rank or 0, size)
+        for rank in recording.facts(CollectiveFact)
         for size in rank.fact.sizes
     )
-    for (name, group, in_place, size_bytes), of_ranks in by_size.items():
-        row, results = TABLE[ALL_REDUCE if name == GROUPS else name], [result for _, result in of_ranks]
-        time_s = slow.mean_us(results) / 1e6
-        algbw = size_bytes / time_s
-        factor = results[0].busbw_gb_per_s / results[0].algbw_gb_per_s
-        slowest, worst = max(of_ranks, key=lambda of_rank: of_rank[1].max_us)
-        labels: dict[str, str | int | float] = {
-            "bytes": size_bytes,
-            "ranks": facts[0].fact.ranks,
-            "count": worst.count or 0,
-            "type": "float",
-            "redop": "sum" if row.reduces else "none",
-            "root": 0 if row.has_root else -1,
-            "in_place": "yes" if in_place else "no",
-            **({"group": group} if group else {}),
-        }
-        for what, value, unit in (
-            ("time", time_s, "s"),
-            ("algbw", algbw, "B/s"),
-            ("busbw", algbw * factor, "B/s"),
-            ("wrong", sum(result.wrong for result in results), "elements"),
-            ("median", max(result.time_us for result in results) / 1e6, "s"),
-        ):
-            yield Measurement(name=f"{row.name}_{what}", value=value, unit=unit, labels=labels)
-        for what, seconds in (("p99", worst.p99_us or worst.max_us), ("longest", worst.max_us)):
-            yield Measurement(
-                name=f"{row.name}_{what}", value=seconds / 1e6, unit="s", labels=labels | {"rank": slowest}
-            )
 
 
 CHECK = Check(

@@ -1,10 +1,9 @@
 """DD624, DD625: collectives below what is to be expected of the machine, or below a site's own floor."""
 
-from collections.abc import Iterator, Sequence
-from statistics import mean
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from ddp_doctor.facts.collectives import AllReduceFact, CollectiveFact, SizeResult
+from ddp_doctor.facts.collectives import AllReduceFact, CollectiveFact
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, GROUPS, TABLE
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING
@@ -14,6 +13,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Reproduce
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, by_operator, unset
+from ddp_doctor.views.collective_sizes import mean_us
 from ddp_doctor.views.expected_speed import Expected, expected
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import NOBODY, possible, proved
@@ -27,11 +27,6 @@ class Speed(NamedTuple):
     size_bytes: int
     busbw_gb_per_s: float
     again: bool
-
-
-def mean_us(results: Sequence[SizeResult]) -> float:
-    """The mean over ranks of their mean time, as nccl-tests prints it."""
-    return mean(result.mean_us or result.time_us for result in results)
 
 
 def speeds(recording: Recording) -> list[Speed]:

@@ -1,20 +1,19 @@
 """DD622, DD623: collectives that bring something else than what was given, or not the same twice."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, WrongShare
-from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, MOST_ROOTS, TABLE
-from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, TABLE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.nodes import name_list
-from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, ranks_at
+from ddp_doctor.wording.ranks import ranks_at
+from ddp_doctor.wording.wrong_shares import Taken, share_evidence, whose_share
 
 
 @rule("DD622", "collective-is-wrong", Severity.ERROR, CollectiveFact)
@@ -37,7 +36,8 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
         if not faulty:
             continue
         early = (NOBODY, "it was left before every rank was in")
-        culprits, whose = early if name == BARRIER else _whose(recording, ranks)
+        taken = [Taken(rank.rank or 0, rank.fact.wrong, tuple(rank.fact.sources)) for rank in ranks]
+        culprits, whose = early if name == BARRIER else whose_share(recording, taken, to_root=row.to_root)
         in_sizes = [
             Evidence(text=f"{size.size_bytes} B on rank {rank.rank}: #wrong {size.wrong}", value=size.wrong, expected=0)
             for rank in faulty
@@ -48,7 +48,7 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
         yield finding(
             culprits,
             f"{row.words.capitalize()} gives wrong results on {where}: {whose}",
-            [*(_evidence(rank, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
+            [*(share_evidence(rank.rank or 0, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
             *against_wrong_sums(recording),
             confidence=Confidence.PROVED,
             detail="A training that calls it would go on, with wrong data.",
@@ -58,57 +58,6 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
 
 def _by_part(recording: Recording) -> dict[str, list[FactAt[CollectiveFact]]]:
     return grouped((rank.fact.part, rank) for rank in recording.facts(CollectiveFact))
-
-
-def _evidence(rank: FactAt[CollectiveFact], wrong: WrongShare) -> Evidence:
-    of = "" if wrong.source is None else f", the share of rank {wrong.source}"
-    return Evidence(
-        text=f"{wrong.case}: {wrong.elements} of {wrong.of} elements are off on rank {rank.rank}{of}",
-        value=wrong.got,
-        expected=wrong.expected,
-        expected_from="closed form of rank-coded contributions",
-    )
-
-
-def _whose(recording: Recording, ranks: Sequence[FactAt[CollectiveFact]]) -> tuple[tuple[Culprit, ...], str]:
-    """Who is to blame, and a clause that says so."""
-    if any(wrong.source is None for rank in ranks for wrong in rank.fact.wrong):
-        blamed = _one_contribution(ranks)
-        if blamed is None:
-            return (), "it is unclear whose contribution is wrong"
-        return (rank_culprit(recording, blamed),), f"the contribution of {rank_at(recording, blamed)} is wrong"
-    bad, tested = set[tuple[int, int]](), set[tuple[int, int]]()
-    for rank in ranks:
-        here = rank.rank or 0
-        wrong_cases = Counter(wrong.source for wrong in rank.fact.wrong if wrong.source is not None)
-        tested |= {(source, here) for source in rank.fact.sources}
-        # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
-        bad |= {(source, here) for source, times in wrong_cases.items() if times > 1}
-    for given, words in ((True, "what {} gives arrives wrong everywhere"), (False, "all that {} takes is wrong")):
-        for end in sorted({pair[0 if given else 1] for pair in bad}):
-            own = {pair for pair in tested if pair[0 if given else 1] == end}
-            others = own - {(end, end)}
-            if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
-                return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
-    if len(bad) != 1:
-        return (), "it is unclear whose share is wrong"
-    [(source, taker)] = bad
-    giver, other = rank_at(recording, source), rank_at(recording, taker)
-    if source == taker:
-        return (rank_culprit(recording, source),), f"what {giver} gave was changed where it lay"
-    return (pair_culprit(recording, *sorted((source, taker))),), f"only what {giver} gives to {other} is wrong"
-
-
-def _one_contribution(ranks: Sequence[FactAt[CollectiveFact]]) -> int | None:
-    """The rank whose contribution every wrong sum, wherever it was taken, has missing or doubled."""
-    takers = ranks[:MOST_ROOTS] if TABLE[ranks[0].fact.part].to_root else ranks
-    sums = [[wrong for wrong in rank.fact.wrong if wrong.source is None and " sum" in wrong.case] for rank in takers]
-    blamed = [wrong.blamed for of_rank in sums for wrong in of_rank]
-    own = Counter(wrong.source for rank in ranks for wrong in rank.fact.wrong if wrong.source == rank.rank)
-    if len(own) == 1:  # it found what it gave changed, more than once
-        [(rank, times)] = own.items()
-        return rank if times > 1 and all(rank in one for one in blamed if one) else None
-    return payload.agreed(blamed) if all(sums) else None
 
 
 @rule("DD623", "collective-is-not-repeatable", Severity.WARNING, CollectiveFact, explained_by=("DD602",))

@@ -34,7 +34,7 @@ from ddp_doctor.engine.waits.standings import Call, Group
 from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.trial import INIT, RankEvidence, TrialRecord
+from ddp_doctor.model.trial import INIT, RankEvidence, Step, TrialRecord
 from ddp_doctor.views.failed_trials import words_of
 
 #: Deaths this close together have one cause: the forkserver, the agent or the machine.
@@ -269,10 +269,24 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     if step.peers:
         return _absent_peer([rank for rank in ranks if rank.rank in waiting], ranks)
     here = place_of(step, trial)
-    absent = [rank for rank in ranks if reached(rank, trial) < here and not _ended(rank)]
+    there = [open_ for open_ in waiting.values() if place_of(open_, trial) == here]
+    awaited = {rank for open_ in there for rank in open_.members or trial.ranks}
+    absent = [rank for rank in ranks if rank.rank in awaited and reached(rank, trial) < here and not _ended(rank)]
     if absent:
-        return Judgement("never-entered", numbers(absent), tuple(waiting), step)
-    return _left_behind(ranks, trial, here)
+        step = next((open_ for open_ in there if absent[0].rank in open_.members), step)
+        waits = [rank for rank in waiting if not step.members or (waiting[rank] in there and waiting[rank].members)]
+        return Judgement("never-entered", numbers(absent), tuple(waits), step)
+    return _group_hangs(waiting, here, trial) or _left_behind(ranks, trial, here)
+
+
+def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgement | None:
+    """All ranks of one group of an axis stand in a step that the other groups left."""
+    further = any(place_of(step, trial) > here for step in waiting.values())
+    there = {rank: step for rank, step in waiting.items() if place_of(step, trial) == here}
+    groups = sorted({step.members for step in there.values()})
+    if not further or len(groups) != 1 or not groups[0] or {*groups[0]} != there.keys():
+        return None
+    return Judgement("all-entered", (), groups[0], there[groups[0][0]])
 
 
 def _left_behind(ranks: Sequence[RankEvidence], trial: TrialRecord, here: Place) -> Judgement | None:
@@ -364,5 +378,6 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
     gone = any(rank.exited_at is not None for rank in ranks)
     one_place = len({step.key for step in steps.values()}) == 1
     if len(ranks) == len(trial.evidence) and one_place and not gone and not next(iter(steps.values())).peers:
-        return Judgement("all-entered", (), tuple(steps), shared_step(ranks))
+        step = steps[ranks[0].rank].model_copy(update={"members": ()})  # each group of an axis is in it
+        return Judgement("all-entered", (), tuple(steps), step)
     return None

@@ -133,7 +133,7 @@ def clocks(met: Met, nodes: Collection[int]) -> dict[int, Clock]:
     """The clocks of these nodes; empty where no step is known that all of them left together."""
     ahead: dict[int, list[float]] = {node: [] for node in nodes}
     for entered in met.values():
-        together = [(node, step) for _, node, step in entered if step.name in _LEFT_TOGETHER]
+        together = [(node, step) for _, node, step in entered if step.name in _LEFT_TOGETHER and not step.axis]
         times = grouped((node, step.left_at) for node, step in together if step.left_at is not None)
         left = {node: median_low(of_node) for node, of_node in times.items()}
         if not left.keys() >= ahead.keys():

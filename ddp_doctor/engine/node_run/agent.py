@@ -185,7 +185,7 @@ class Agent:
 
         The user's own code may depend on its rank, which changes in a smaller world: another rank would be blamed.
         """
-        if check.runs_model(self.node_ranks.run.options.model):
+        if check.needs_mesh or check.needs_job or check.runs_model(self.node_ranks.run.options.model):
             return self.world.world_size
         return max(check.min_ranks, min(self.world.world_size, 2))
 

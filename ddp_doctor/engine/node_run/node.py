@@ -103,9 +103,13 @@ class Session:
             self._control = control_store.start(self.server, self.run_folder, *self.request.endpoint)
 
     def run_of(self, recording: Recording, until: float, node: int = 0) -> Run:
-        """The run in this recording's world, with its options; the user's model is what this node was given."""
+        """The run in this recording's world, with its options; the user's model is what this node was given.
+
+        So is the mesh, where this node was given one: another one than the head's is a finding.
+        """
         assert recording.world is not None
-        options = recording.options.model_copy(update={"model": self.request.options.model})
+        own, mesh = self.request.options, self.request.options.mesh or recording.options.mesh
+        options = recording.options.model_copy(update={"model": own.model, "mesh": mesh})
         return Run(options, self.request.env, self.request.progress, recording.world, node, until)
 
     def agent(self, run: Run, control: Control | None = None, group: "AgentGroup | None" = None) -> Agent:

@@ -127,7 +127,7 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
 
 def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     """One for each rank, those with a dump first; of one without nothing is known."""
-    groups = _groups(job)
+    groups = groups_of(job)
     waits: dict[int, list[Wait]] = defaultdict(list)
     for group, seen in groups:
         for wait in _waits(job, group, seen):
@@ -156,7 +156,7 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     ]
 
 
-def _groups(job: DumpSet) -> list[tuple[Group, _Seen]]:
+def groups_of(job: DumpSet) -> list[tuple[Group, _Seen]]:
     """The groups that dumps tell of; those of one name are several where their members differ."""
     members = defaultdict(set)
     for dump in job.dumps.values():

@@ -67,6 +67,16 @@ class ModelProbe:
 
     def ready(self) -> Ready:
         """All that comes before DDP. Raises Stopped, Failed and Skip."""
+        loaded = self.loaded()
+        if loaded.make_batch is None:
+            return Ready(loaded.model, loaded.options)
+        given = self._batches(loaded)
+        unused = self._local_passes(loaded.model, given)
+        self._require_time()
+        return Ready(loaded.model, loaded.options, given, unused)
+
+    def loaded(self) -> Loaded:
+        """A model that is the same on all ranks and on their devices. Raises Stopped, Failed and Skip."""
         # Each node names its own model; a head cannot name it for the others.
         with self.ctx.step("compare_names"):
             names = self.ctx.exchange("name", self.ctx.model)
@@ -83,13 +93,9 @@ class ModelProbe:
         if not self.seen["trainable"]:
             self._stop("trainable")
         self._refuse_lazy(model, loaded)
-        if loaded.make_batch is None:
-            return Ready(model, loaded.options)
-        self._require_gpu(model)
-        given = self._batches(loaded)
-        unused = self._local_passes(model, given)
-        self._require_time()
-        return Ready(model, loaded.options, given, unused)
+        if loaded.make_batch is not None:
+            self._require_gpu(model)
+        return loaded
 
     def _stop(self, phase: str) -> None:
         self.seen["stopped"] = phase

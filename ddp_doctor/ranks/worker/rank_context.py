@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class LiveRankContext:
         self.part = ""
         self._check = ""
         self._seq = 0
+        self._within: dict[str, Any] = {}
 
     def begin(self, check: str, deadline_s: float, part: str = "") -> None:
         """Enter a check, or a part of it: its deadline counts from now, its steps from where the check begins."""
@@ -86,6 +88,15 @@ class LiveRankContext:
 
         return NvmlWatch(uuid)
 
+    @contextmanager
+    def within(self, axis: str, members: Sequence[int]) -> Iterator[None]:
+        """Mark the steps of this block as those of one group (see the Protocol)."""
+        self._within = {"axis": axis, "members": list(members)}
+        try:
+            yield
+        finally:
+            self._within = {}
+
     def step(
         self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
     ) -> "_Step":
@@ -98,6 +109,7 @@ class LiveRankContext:
             "detail": detail,
             "peers": list(peers),
             "deadline_s": deadline_s,
+            **self._within,
         }
         return _Step(self._events, fields, on_gpu=self.device.startswith("cuda"))
 

@@ -60,8 +60,10 @@ class Case:
 
     @property
     def step_words(self) -> str:
-        """``all_reduce 17 of the check allreduce``: where those who wait stand."""
-        return f"{step_words(self.judgement.step)} of the check {self.check}"
+        """``all_reduce 17 of the check allreduce``: where those who wait stand; of an axis the group, too."""
+        step = self.judgement.step
+        of_group = f" ({rank_list(step.members)})" if step is not None and step.members else ""
+        return f"{step_words(step)}{of_group} of the check {self.check}"
 
     @property
     def culprits(self) -> tuple[Culprit, ...]:
@@ -194,7 +196,8 @@ def step_words(step: Step | None) -> str:
         return "its next step"
     if step.name == OUTCOMES:
         return f"the comparison after {step.detail}"
-    return step.name if step.name == INIT else f"{step.name} {step.seq}"
+    of_axis = f" of axis {step.axis}" if step.axis else ""
+    return step.name if step.name == INIT else f"{step.name} {step.seq}{of_axis}"
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:

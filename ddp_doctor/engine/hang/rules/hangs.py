@@ -135,7 +135,9 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         )
         within = f"within {trial.waited_s:.0f} s"
         ended = _none_left(trial) or f"none left it {within}"
-        title = f"All {len(trial.ranks)} ranks{where} entered {case.step_words} and {ended}"
+        several = judgement.step is None or not judgement.step.members
+        who = f"All {len(trial.ranks)} ranks{where}" if several else capital(rank_list(judgement.waiting))
+        title = f"{who} entered {case.step_words} and {ended}"
         if judgement.kind == "left-behind":
             title = (
                 f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; the other ranks did"

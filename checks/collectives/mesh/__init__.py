@@ -1,0 +1,53 @@
+"""Mesh: are the groups of a job's mesh the same on all ranks, right, and on the links that they need?
+
+Raw input: none; what the ranks were told, and what the collectives of each axis brought in its groups, e.g.
+
+    rank 5, dp=2,shard=4: shard of ranks 4-7, all_gather of 1 MiB 0.8 GB/s, reduce_scatter 0.5 GB/s; dp of ranks 1, 5
+
+A job with FSDP, tensor or pipeline parallelism makes its groups with init_device_mesh, which gives ranks their places
+row by row: neighbouring ranks share the last axis. A rank that makes another mesh makes groups in another order, and
+all wait for each other; a mesh whose last axis is not the one that sends most is slow.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.collectives.mesh import groups, placement
+from ddp_doctor.facts.collectives import MeshFact
+from ddp_doctor.model.check import MESH, Check
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.mesh import compared_and_driven
+from ddp_doctor.views.collective_sizes import measured
+
+
+def probe(ctx: RankContext) -> MeshFact:
+    """Compare the mesh on all ranks, make it and drive its axes. Raises Misused where it is no mesh of these ranks."""
+    return compared_and_driven(ctx)
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """By axis and collective what nccl-tests prints, over all groups of the axis."""
+    yield from measured(
+        (name, len(group.members), rank.rank or 0, size.model_copy(update={"group": f"of axis {group.axis}"}))
+        for rank in recording.facts(MeshFact)
+        for group in rank.fact.groups
+        for name, size in group.sizes.items()
+    )
+
+
+CHECK = Check(
+    id=MESH,
+    title="The mesh of the job is the same on all ranks, right and well placed",
+    where=Where.RANK,
+    probe=probe,
+    facts=(MeshFact,),
+    rules=rules_in(groups, placement),
+    needs_mesh=True,
+    min_ranks=2,
+    cost_s=3.0,
+    deadline_s=20.0,
+    measurements=measurements,
+)

@@ -1,0 +1,216 @@
+"""DD645, DD646: axes whose groups go over slower links than they need, by their order or by that of the ranks."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import prod
+from statistics import mean
+from typing import NamedTuple
+
+from ddp_doctor.facts.collectives import MeshFact
+from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.axes import KINDS, depth
+from ddp_doctor.knowledge.topology.link_codes import link_code
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Axis, Recording, World, mesh_typed, once_a_recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.remedies.torch_calls import DOCS
+from ddp_doctor.views.gpus import gpu_of
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible
+from ddp_doctor.wording.ranks import rank_list
+
+#: The one of two axes that reaches less than this of the other in all collectives is slower. In 14 runs of 4 and 8 gloo
+#: ranks on two busy cores axes of equal links came down to 0.43 of each other; over 100 Mbit/s it is 0.01.
+_AS_FAST = 0.4
+
+
+class Reach(NamedTuple):
+    """The farthest way between two ranks of a group: over nodes, else by which link of one; smaller is nearer."""
+
+    nodes: int
+    distance: int = 0
+    code: str = ""
+
+    @property
+    def words(self) -> str:
+        """``crosses nodes``, ``goes over SYS``."""
+        return "crosses nodes" if self.nodes > 1 else f"goes over {self.code}" if self.code else "stays in a node"
+
+
+def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
+    """The groups of an axis, as init_device_mesh makes them: ranks row by row, the last axis of neighbours."""
+    at = list(mesh).index(axis)
+    stride, ranks = prod(inner.size for inner in mesh[at + 1 :]), prod(each.size for each in mesh)
+    firsts = [rank for rank in range(ranks) if rank // stride % axis.size == 0]
+    return [tuple(first + place * stride for place in range(axis.size)) for first in firsts]
+
+
+@once_a_recording
+def _links(recording: Recording) -> Mapping[tuple[int, str, str], str]:
+    """The code between two GPUs of a node, where its matrix is known."""
+    return {
+        (node.node, *ends): code
+        for node in recording.facts(TopologyFact)
+        for first, second, code in node.fact.gpu_pairs()
+        for ends in ((first, second), (second, first))
+    }
+
+
+def _reach(recording: Recording, world: World, groups: Sequence[Sequence[int]]) -> Reach:
+    links, farthest = _links(recording), Reach(1)
+    for group in groups:
+        nodes = {world.node_of(rank) for rank in group}
+        if len(nodes) > 1:
+            return Reach(2)
+        for ranks in combinations(group, 2) if links else ():
+            gpus = [f"GPU{gpu_of(recording, rank)}" for rank in ranks]
+            if code := links.get((world.node_of(ranks[0]), gpus[0], gpus[1])):
+                farthest = max(farthest, Reach(1, link_code(code).distance, code))
+    return farthest
+
+
+@once_a_recording
+def _busbw(recording: Recording) -> Mapping[str, Mapping[str, float]]:
+    """By axis and collective GB/s, the mean of all ranks."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    for rank in recording.facts(MeshFact):
+        for group in rank.fact.groups:
+            for name, size in group.sizes.items():
+                rates.setdefault(group.axis, {}).setdefault(name, []).append(size.busbw_gb_per_s)
+    return {axis: {name: mean(of_name) for name, of_name in names.items()} for axis, names in rates.items()}
+
+
+def _is_slower(recording: Recording, heavy: Axis, light: Axis) -> bool | None:
+    """Whether an axis is slower in all collectives that were timed on both; None where none was."""
+    of_heavy, of_light = (_busbw(recording).get(axis.name, {}) for axis in (heavy, light))
+    both = of_heavy.keys() & of_light.keys()
+    return all(of_heavy[name] < _AS_FAST * of_light[name] for name in both) if both else None
+
+
+def _in_order(mesh: Sequence[Axis]) -> tuple[Axis, ...]:
+    """The same axes, those of known names from the one that sends least often inwards; the others stay in place."""
+    known = [axis for axis in mesh if depth(axis.name) is not None]
+    ordered = iter(sorted(known, key=lambda axis: depth(axis.name) or 0))
+    return tuple(next(ordered) if axis in known else axis for axis in mesh)
+
+
+@rule("DD645", "axis-goes-over-slower-links", Severity.WARNING, MeshFact, explained_by=("DD646",))
+def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
+    """An axis that sends in every layer on slower links than one that sends once a step.
+
+    Finds: By their names (pp, dp, shard, ep, cp, tp, from outside inwards, and their other names) an axis that belongs
+        further inside than another one, and whose groups cross nodes, or in one node links farther than NVLink, where
+        that other one's do not; another order of the axes would bring it nearer. Where it is measured to be as fast all
+        the same, as in a rack whose nodes NVLink joins, nothing is said.
+    Why: FSDP gathers the parameters of each layer twice a step, and tensor parallelism sends activations several times
+        in each; gradients are reduced once.
+    Remedy: The axis further inside: the last axis of init_device_mesh is that of neighbouring ranks.
+    See: docs/how-to/check-a-mesh.md
+        https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
+    """
+    found, world = recording.first(MeshFact), recording.world
+    if found is None or world is None or not found.made:
+        return
+    mesh, better = found.mesh, _in_order(found.mesh)
+    reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in mesh if axis.size > 1}
+    known = [(axis, at) for axis in reaches if (at := depth(axis.name)) is not None]
+    for heavy, inside in sorted(known, key=lambda each: -each[1]):
+        lighter = [axis for axis, at in known if at < inside and reaches[axis][:2] < reaches[heavy][:2]]
+        if not lighter or _reach(recording, world, groups_of(better, heavy))[:2] >= reaches[heavy][:2]:
+            continue
+        light = min(lighter, key=lambda axis: reaches[axis])
+        if (slower := _is_slower(recording, heavy, light)) is False:
+            continue
+        told = likely if slower else possible
+        yield told(
+            NOBODY,
+            f"The {heavy.name} axis {reaches[heavy].words}, and the {light.name} axis does not:"
+            f" put {heavy.name} inside, {mesh_typed(better)}",
+            [_evidence(recording, mesh, axis, reaches[axis]) for axis in (heavy, light)],
+            in_code(
+                f"Make the mesh as {mesh_typed(better)}, in the job and in --mesh",
+                f"init_device_mesh(device, {tuple(axis.size for axis in better)},"
+                f" mesh_dim_names={tuple(axis.name for axis in better)})",
+                references=(DOCS + "distributed.html#torch.distributed.device_mesh.init_device_mesh",),
+            ),
+            detail=f"It carries {KINDS[inside].words}, the {light.name} axis {KINDS[depth(light.name) or 0].words}.",
+        )
+        return  # one order of the axes is one cause
+
+
+def _evidence(recording: Recording, mesh: Sequence[Axis], axis: Axis, reach: Reach) -> Evidence:
+    groups = "; ".join(rank_list(group) for group in groups_of(mesh, axis)[:LINES_OF_EVIDENCE])
+    rates = _busbw(recording).get(axis.name, {})
+    busbw = ", ".join(f"{name} {rate:.3g} GB/s" for name, rate in rates.items())
+    return Evidence(text=f"axis {axis.name} {reach.words}: {groups}{f'; busbw: {busbw}' if busbw else ''}")
+
+
+#: Of a process that a launcher started: its rank, all ranks, its number on the node, and how to number node by node.
+_OF_LAUNCHER = {
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "srun", "srun --distribution=block ..."),
+    "mpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "mpirun",
+        "mpirun --map-by slot ...",
+    ),
+}
+
+
+@rule("DD646", "ranks-alternate-between-nodes", Severity.WARNING, MeshFact)
+def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
+    """A launcher that gives consecutive ranks to different nodes, so that an inner axis crosses them all.
+
+    Finds: srun or mpirun started one process for each rank and numbered them by turns over the nodes, as the
+        variables of the first one on each node show; and the mesh has an axis that would stay within a node otherwise.
+    Why: A mesh takes neighbouring ranks for neighbours on a node. The doctor numbers its own ranks node by node, so
+        what it measured of the axes is not what this job would have.
+    Remedy: Number ranks node by node: --distribution=block with srun, --map-by slot with mpirun; or torchrun.
+    See: https://slurm.schedmd.com/srun.html (--distribution)
+        https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html (--map-by)
+    """
+    found, world, turns = recording.first(MeshFact), recording.world, _turns(recording)
+    if found is None or world is None or turns is None:
+        return
+    program, command, node_of = turns
+    for axis in found.mesh:
+        groups = groups_of(found.mesh, axis)
+        together = all(len({world.node_of(rank) for rank in group}) == 1 for group in groups)
+        apart = [group for group in groups if len(set(map(node_of, group))) > 1]
+        if axis.size > 1 and together and apart:
+            nodes = len(set(map(node_of, apart[0])))
+            yield likely(
+                NOBODY,
+                f"{program} numbers ranks by turns over the nodes, so that the {axis.name} axis crosses them:"
+                f" {rank_list(apart[0])} are on {nodes} nodes",
+                [
+                    Evidence(text=f"{world.hostname(node_of(rank))}: rank {rank} of the job, {program} says")
+                    for rank in apart[0][:LINES_OF_EVIDENCE]
+                ],
+                remedy(
+                    "Number the ranks node by node", command, scope="job", untried="the doctor starts its own ranks"
+                ),
+                detail="Numbered node by node these ranks are on one node.",
+            )
+            return
+
+
+def _turns(recording: Recording) -> tuple[str, str, Callable[[int], int]] | None:
+    """Who numbers ranks by turns, how to have it otherwise, and where each rank is then; None where nobody does."""
+    world, nodes = recording.world, {node.node: node.fact for node in recording.facts(EnvVars)}
+    launchers = {fact.launcher for fact in nodes.values()}
+    own = _OF_LAUNCHER.get(next(iter(launchers)) or "") if len(launchers) == 1 else None
+    if own is None or world is None or not 1 < len(nodes) == world.nnodes < world.world_size:
+        return None
+    rank, ranks, local, program, command = own
+    firsts = {}
+    for node, fact in nodes.items():
+        if fact.variables.get(ranks) != f"{world.world_size}" or fact.variables.get(local) != "0":
+            return None  # not one process a rank, or not the first one of the node
+        firsts[fact.variables.get(rank)] = node
+    if firsts.keys() != {f"{number}" for number in range(len(nodes))}:
+        return None
+    return program, command, lambda number: firsts[f"{number % len(nodes)}"]

@@ -1,0 +1,303 @@
+"""compile: does torch.compile make the same of the user's own model on every rank, and at the same time?
+
+Raw input: the graphs of a forward, which a backend of the doctor's keeps in place of making code of them, and what
+torch says of guards that failed::
+
+    step 0    v0 = linear(l_x_, ...) -> float32    net.py:31        on all ranks
+              v1 = mul(v0, 2.0) -> float32         net.py:33        on rank 1 alone
+    step 3    net.py:30 forward compiled again: tensor 'x' size mismatch at index 0. expected 8, actual 5
+
+Why it matters: a rank compiles by itself, and for minutes where the model is large. One that compiles when the others
+do not keeps them waiting in their next collective, up to its time-out. One that compiles another graph computes
+something else, and calls the collectives inside of it in another order.
+"""
+
+from collections.abc import Iterator
+
+from ddp_doctor.facts.ddp.compiled import CompiledFact, CompiledStep
+from ddp_doctor.facts.ddp.user_model import Call
+from ddp_doctor.knowledge import deadlines
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.check import Check
+from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rule
+from ddp_doctor.probing.user_model.capture import CompileProbe
+from ddp_doctor.remedies.torch_calls import in_model_code
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
+from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
+
+_DYNAMIC = "compile/programming_model.dynamic_shapes.html"
+#: After fewer recompilations in a row torch may have taken a size for dynamic: once for each size that changes.
+_IN_A_ROW = 3
+_LINES_IN_A_TITLE = 3
+
+
+def probe(ctx: RankContext) -> CompiledFact:
+    """Capture the graphs of the user's model. Raises Skip where it is not compiled."""
+    return CompileProbe(ctx).capture()
+
+
+def _facts(recording: Recording) -> dict[int, CompiledFact]:
+    return dict(sorted((rank.rank or 0, rank.fact) for rank in recording.facts(CompiledFact)))
+
+
+def _by_step(recording: Recording) -> dict[int, list[tuple[int, CompiledStep]]]:
+    """The ranks' steps by number."""
+    return grouped((step.step, (rank, step)) for rank, fact in _facts(recording).items() for step in fact.steps)
+
+
+def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
+    """These ranks, where most ranks do not as they do."""
+    return rank_culprits(recording, CompiledFact, ranks) if 2 * len(ranks) < len(_facts(recording)) else NOBODY
+
+
+def _at(where: str) -> str:
+    return f" at {short(where)}" if where else ""
+
+
+@rule("DD840", "compiled-graphs-differ", Severity.WARNING, CompiledFact, explained_by=("DD776",))
+def graphs_differ(recording: Recording) -> Iterator[Draft]:
+    """Ranks of which torch.compile captures other graphs than of the rest.
+
+    Finds: In the same step some ranks' graphs call something else than most ranks' do, have another type, or break
+        elsewhere, with the first call that differs and its line; or nothing is compiled on some ranks. Sizes are
+        compared where the batches of all ranks have the same.
+    Why: These ranks compute something else, or compile for a longer time, while the others wait in their next
+        collective. Collectives inside of the graphs are called in another order, and the job hangs. DDP itself keeps
+        the order of its buckets, for rank 0 tells it to the others.
+    Remedy: Let all ranks take the same path and have the same configuration. What only rank 0 does (printing, logging)
+        belongs outside of the model's forward.
+    See: https://docs.pytorch.org/docs/stable/compile/programming_model.graph_breaks_index.html
+    """
+    for number, steps in _by_step(recording).items():
+        parted = [(rank, step) for rank, step in steps if step.parting]
+        idle = [rank for rank, step in steps if not (number or step.graphs or step.breaks)]
+        if not parted and not 0 < len(idle) < len(steps):
+            continue
+        odd = [rank for rank, _ in parted] or idle
+        model = next(iter(_facts(recording).values())).model
+        title, lines = f"Nothing of {model} is compiled on {ranks_at(recording, odd)}, as it is on the others", NOBODY
+        if parted:
+            first = parted[0][1].parting
+            assert first is not None
+            title = (
+                f"{capital(ranks_at(recording, odd))} {_compiles(odd)} other graphs of {model} than rank {first.peer}:"
+                f" {_calls(first.here)} where rank {first.peer} has {_calls(first.there)}"
+            )
+            line = next((call.where for call in (first.here, first.there) if call and call.where), "")
+            lines = (Culprit(kind="file", name=line),) if line else NOBODY
+        batches = {step.batch for _, step in steps}
+        yield (proved if len(batches) == 1 else likely)(
+            (*_culprits(recording, odd), *lines),
+            title,
+            tuple(
+                Evidence(
+                    text=f"step {number}, rank {rank}: {_calls(step.parting.here)}; rank {step.parting.peer}:"
+                    f" {_calls(step.parting.there)}"
+                )
+                for rank, step in parted[:LINES_OF_EVIDENCE]
+                if step.parting
+            )
+            or tuple(Evidence(text=f"step {number}, rank {rank}: no graph") for rank in idle[:LINES_OF_EVIDENCE]),
+            in_model_code(
+                "Let all ranks take the same path through forward, with the same configuration; do what one rank alone"
+                " does (printing, logging) outside of it",
+                reference="compile/programming_model.graph_breaks_index.html",
+            ),
+            detail="The others wait in their next collective while a rank compiles what they do not."
+            + ("" if len(batches) == 1 else " The batches of the ranks have other sizes, which may be why."),
+        )
+        return
+
+
+def _compiles(ranks: list[int]) -> str:
+    return "compiles" if len(ranks) == 1 else "compile"
+
+
+def _calls(call: Call | None) -> str:
+    return f"{call.module}{_at(call.where)}" if call else "nothing more"
+
+
+@rule("DD841", "compiled-again-on-some-ranks", Severity.WARNING, CompiledFact, explained_by=("DD840",))
+def compiled_on_some(recording: Recording) -> Iterator[Draft]:
+    """Ranks that compile again in a step in which the others do not.
+
+    Finds: In a step after the first one, functions of some ranks were compiled, because a guard on what they had been
+        compiled for did not hold: a batch of another size, another value of an attribute, a branch not taken before.
+    Why: Each rank compiles by itself. The others wait for it in their next collective for as long as that takes:
+        seconds, or minutes for a large model. Past the group's time-out the job ends.
+    Remedy: For a smaller last batch ``drop_last=True`` in the loader, else ``torch._dynamo.mark_dynamic(batch, 0)``
+        before the first forward, or ``torch.compile(dynamic=True)``. ``torch.compiler.set_enable_guard_collectives``
+        makes all ranks compile when one has to, at the cost of a collective in each call.
+    See: https://docs.pytorch.org/docs/stable/compile/programming_model.dynamic_shapes.html
+        https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_enable_guard_collectives.html
+    """
+    uneven = {
+        number: alone
+        for number, steps in _by_step(recording).items()
+        if number and 0 < len(alone := [(rank, step) for rank, step in steps if step.compiled]) < len(steps)
+    }
+    if not uneven:
+        return
+    number, alone = min(uneven.items(), key=lambda step: (len(step[1]), step[0]))
+    ranks = [rank for rank, _ in alone]
+    rank, step = alone[0]
+    before = {earlier.batch for earlier in _facts(recording)[rank].steps if earlier.step < number}
+    resized = step.batch not in before
+    why = f"its batch is {step.batch}, and was {min(before)}" if resized else step.compiled[0].reason
+    where = step.compiled[0].where
+    yield proved(
+        (*_culprits(recording, ranks), *([] if resized else [Culprit(kind="file", name=where)])),
+        f"{capital(ranks_at(recording, ranks))} {_compiles(ranks)} {step.compiled[0].function}{_at(where)} again in"
+        f" step {number}, and the others do not: {why or 'a branch that was not taken before'}",
+        tuple(
+            Evidence(
+                text=f"step {number}, rank {rank}, batch {step.batch}:"
+                f" {step.compiled[0].reason or 'not compiled before'}"
+            )
+            for number, of_step in sorted(uneven.items())
+            for rank, step in of_step
+        )[:LINES_OF_EVIDENCE],
+        in_model_code(
+            "Give all batches the same size (drop_last=True in the loader), or mark the size that changes before the"
+            " first forward: torch._dynamo.mark_dynamic(batch, 0)"
+            if resized
+            else "Keep what changes from step to step out of forward, or make a tensor of it",
+            reference=_DYNAMIC,
+        ),
+        in_model_code(
+            "Or let all ranks compile when one has to: torch.compiler.set_enable_guard_collectives(True)",
+            cost="a collective in each call of what is compiled; torch 2.8 and newer",
+            reference="generated/torch.compiler.set_enable_guard_collectives.html",
+        ),
+        detail="The others wait for it in their next collective while it compiles, and past the group's time-out the"
+        " job ends.",
+    )
+
+
+@rule("DD842", "compiled-again-in-every-step", Severity.WARNING, CompiledFact)
+def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
+    """All ranks compile again in every step that was looked at.
+
+    Finds: At least three steps in a row in which a function was compiled again on every rank.
+    Why: A step takes as long as its compilation. After eight of one function (``torch._dynamo.config.recompile_limit``)
+        torch goes on without compiling it.
+    Remedy: Keep what changes from step to step out of the forward: a counter, a Python number, a size. Make a tensor of
+        it, or mark it dynamic.
+    See: https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
+    """
+    again = [steps for number, steps in _by_step(recording).items() if number]
+    if len(again) < _IN_A_ROW or not all(step.compiled for steps in again for _, step in steps):
+        return
+    last = again[-1][0][1].compiled[0]
+    yield proved(
+        (Culprit(kind="file", name=last.where),),
+        f"Every rank compiles {last.function}{_at(last.where)} again in each of {len(again)} steps: "
+        + (last.reason or "another branch each time"),
+        tuple(
+            Evidence(text=f"step {steps[0][1].step}: {steps[0][1].compiled[0].reason or 'not compiled before'}")
+            for steps in again
+        ),
+        in_model_code(
+            "Keep what changes from step to step out of forward, make a tensor of it, or mark its size dynamic",
+            reference="compile/programming_model.recompilation.html",
+        ),
+        detail="After eight compilations of one function torch goes on without compiling it.",
+    )
+
+
+@rule("DD843", "graph-breaks", Severity.INFO, CompiledFact, explained_by=("DD840",))
+def breaks(recording: Recording) -> Iterator[Draft]:
+    """Places at which torch.compile breaks the graph, on all ranks alike.
+
+    Finds: The lines at which a graph ends before the function does, with torch's reason: ``print``, ``.item()``, a
+        branch on a tensor's value, a call that torch cannot trace.
+    Why: What stands between two graphs runs as it would without torch.compile, and nothing is fused across it. It is no
+        fault.
+    Remedy: Move it out of the forward, where the step should be faster; ``fullgraph=True`` makes an error of each.
+    See: https://docs.pytorch.org/docs/stable/compile/programming_model.graph_breaks_index.html
+    """
+    places = {
+        each.where: each.reason for fact in _facts(recording).values() for step in fact.steps for each in step.breaks
+    }
+    if not places:
+        return
+    model = next(iter(_facts(recording).values())).model
+    shown = [short(where) for where in places][:_LINES_IN_A_TITLE]
+    yield proved(
+        (Culprit(kind="file", name=where) for where in list(places)[:LINES_OF_EVIDENCE]),
+        f"torch.compile breaks the graph of {model} at {', '.join(shown)}{and_more(len(places) - len(shown))}",
+        tuple(Evidence(text=f"{short(where)}: {reason}") for where, reason in places.items())[:LINES_OF_EVIDENCE],
+        in_model_code(
+            "Move what stands there out of forward, if the step should be faster",
+            reference="compile/programming_model.graph_breaks_index.html",
+        ),
+    )
+
+
+@rule("DD844", "compiling-raises", Severity.ERROR, CompiledFact, explained_by=("DD771",))
+def raises(recording: Recording) -> Iterator[Draft]:
+    """A forward that raises when torch.compile captures it.
+
+    Finds: An exception in a forward of the compiled model on some ranks or on all, with the innermost line of the
+        user's code. No code is generated meanwhile, so that it is none of a backend's.
+    Why: The job fails the same way. Where only some ranks fail, the others wait for them in their next collective.
+    Remedy: What the exception says; ``torch.compiler.disable`` leaves a function out.
+    See: https://docs.pytorch.org/docs/stable/generated/torch.compiler.disable.html
+    """
+    failed = grouped(
+        ((fact.trouble.type, fact.trouble.where, fact.trouble.message), rank)
+        for rank, fact in _facts(recording).items()
+        if fact.trouble is not None
+    )
+    for (kind, where, message), ranks in failed.items():
+        yield proved(
+            (*_culprits(recording, ranks), *([Culprit(kind="file", name=where)] if where else [])),
+            f"The compiled forward of {_facts(recording)[ranks[0]].model} raises {kind}{_at(where)} on"
+            f" {ranks_at(recording, ranks)}",
+            Evidence(text=f"rank {ranks[0]}: {kind}: {message}"),
+            in_model_code(
+                "Mend what the exception says, or leave the function out: torch.compiler.disable",
+                reference="generated/torch.compiler.disable.html",
+            ),
+            detail=message,
+        )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """Seconds of the slowest rank to capture the graphs of all steps."""
+    slowest = max((fact.capture_s for fact in _facts(recording).values()), default=0.0)
+    if slowest:
+        yield Measurement(name="compile_capture", value=slowest, unit="s", labels={"ranks": len(_facts(recording))})
+
+
+def untested(recording: Recording) -> str:
+    """Why no recompilation could be seen."""
+    for fact in _facts(recording).values():
+        if fact.not_offered:
+            return f"this torch does not tell {' and '.join(fact.not_offered)}"
+        if len(fact.steps) < 2:
+            return f"one step alone was looked at: {fact.ended}"
+    return ""
+
+
+CHECK = Check(
+    id="compile",
+    title="What torch.compile makes of your own model",
+    where=Where.RANK,
+    probe=probe,
+    facts=(CompiledFact,),
+    rules=(graphs_differ, compiled_on_some, compiled_in_every_step, breaks, raises),
+    level=Level.STANDARD,
+    cost_s=3.0,
+    deadline_s=deadlines.USER_MODEL_S,
+    still_s=deadlines.STILL_S,
+    needs_model=True,
+    measurements=measurements,
+    untested=untested,
+)

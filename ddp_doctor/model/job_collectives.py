@@ -1,0 +1,63 @@
+"""The collectives of a job that ``run --replay`` runs again: the calls of each rank, in its order."""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ddp_doctor.model.base import Frozen
+
+
+class JobGroup(Frozen):
+    """A process group of the job."""
+
+    words: str  # "the default group", "group 2 (dp)"
+    ranks: tuple[int, ...] = ()  # its members, global ranks; () is all of them, however many there are
+
+
+class JobCall(Frozen):
+    """One collective that a rank of the job called."""
+
+    group: int  # index into the groups
+    seq: int  # its number in the group, as the job counts
+    op: str  # a value of knowledge/job_collectives.OPERATIONS
+    elements: int = 0  # that this rank gives, of scatter those that it takes
+    dtype: str = "float32"  # torch's name
+    root: int | None = None  # global rank; None where no recorder tells: the group's first
+    is_open: bool = False  # the job's rank had not seen it end
+    differs: bool = False  # ranks of the group called different things at this number
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What is one collective on all its ranks."""
+        return self.group, self.seq
+
+
+class JobCollectives(Frozen):
+    """What was read of a job's dumps or traces, so far as all its ranks kept it."""
+
+    path: str  # as --replay has it
+    source: str  # "the dumps", "the trace": how sentences call it
+    world: int | None = None  # the job's ranks; None where the only dump does not tell
+    groups: tuple[JobGroup, ...]  # in the order in which they are made
+    ranks: tuple[tuple[JobCall, ...], ...]  # the calls of each rank; one list where ``world`` is not known
+    unknown: tuple[int, ...] = ()  # ranks of which nothing was recorded: they call what the first known rank did
+    left_out: dict[str, int] = Field(default_factory=dict)  # operations that are not run: how many calls
+    says: str = ""  # what the dumps say of who waits for whom
+    blamed: tuple[int, ...] = ()  # … and who is to blame for it
+
+    def calls_of(self, rank: int) -> tuple[JobCall, ...]:
+        """The calls of one rank."""
+        return self.ranks[rank if self.world is not None else 0]
+
+    def members(self, group: int, world: int) -> Sequence[int]:
+        """The ranks of a group, in a run of so many."""
+        return self.groups[group].ranks or range(world)
+
+    def words(self, call: JobCall) -> str:
+        """``all_reduce 17 of group 2``."""
+        return f"{call.op} {call.seq} of {self.groups[call.group].words}"
+
+    @property
+    def count(self) -> int:
+        """Collectives, each counted once however many ranks call it."""
+        return len({call.place for calls in self.ranks for call in calls})

@@ -1,0 +1,103 @@
+"""The mesh of a job on its ranks: its groups, made as the job makes them, and the collectives of each axis.
+
+All ranks do the same steps in the same order, each in its own group of the axis; between two axes all meet, so that
+all groups of an axis are at work at once, and no other. Groups that are made in another order hang: so the ranks
+compare over the control store what they would make, and make nothing where they differ.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, SizeResult, WrongShare
+from ddp_doctor.knowledge import axes
+from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Misused
+from ddp_doctor.model.recording import Axis, mesh_typed
+from ddp_doctor.probing.all_reduces import agreed, meet, memory_free, memory_needed
+from ddp_doctor.probing.collectives import ODD_ELEMENTS, Case, NotOffered, timed, wrong_shares
+
+#: Of a timed collective, by device: small beside a gradient bucket on CPUs, above it on GPUs.
+_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
+_TIMES = 5
+
+
+def misfit(mesh: Sequence[Axis], ranks: int) -> str:
+    """Why these axes are no mesh of so many ranks, with what to do; empty where they are."""
+    needed = prod(axis.size for axis in mesh)
+    if needed == ranks:
+        return ""
+    sizes = " x ".join(f"{axis.size}" for axis in mesh)
+    product = f"{sizes} is {needed} ranks" if len(mesh) > 1 else f"it is of {needed} ranks"
+    return (
+        f"--mesh {mesh_typed(mesh)} is no mesh of this run: {product}, and the world has {ranks};"
+        " change an axis, or --nproc-per-node"
+    )
+
+
+def compared_and_driven(ctx: RankContext) -> MeshFact:
+    """Compare, make and drive the mesh. Raises Misused where its axes do not multiply to the world on any rank."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = ctx.options.mesh
+    with ctx.step("compare_meshes"):
+        told = ctx.exchange("mesh", mesh_typed(mesh))
+    if len(set(told)) > 1:
+        return MeshFact(mesh=mesh)
+    if why := misfit(mesh, ctx.world_size):
+        raise Misused(why)
+    names, sizes = tuple(axis.name for axis in mesh), tuple(axis.size for axis in mesh)
+    with ctx.step("init_device_mesh", mesh_typed(mesh)):
+        made = init_device_mesh(ctx.device.partition(":")[0], sizes, mesh_dim_names=names)
+    groups = {axis.name: made.get_group(axis.name) for axis in mesh if axis.size > 1}
+    driven = [_driven(ctx, axis, group) for axis, group in groups.items()]
+    return MeshFact(mesh=mesh, made=True, groups=tuple(_at_once(ctx, driven, [*groups.values()])))
+
+
+def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:
+    """What the collectives of an axis bring, and how fast they are, in this rank's group beside all others."""
+    import torch.distributed as dist
+
+    members = tuple(ctx.ranks[rank] for rank in dist.get_process_group_ranks(group))
+    sources, wrong = Counter[int](), list[WrongShare]()
+    untested, sizes = dict[str, str](), dict[str, SizeResult]()
+    for row in map(TABLE.__getitem__, axes.sends(axis)):
+        op, size = "sum" * row.reduces, _BYTES[ctx.device.partition(":")[0]]
+        try:
+            for case in (Case("float32", op), Case("float32", op, ODD_ELEMENTS, turn=1)):
+                with ctx.within(axis, members):
+                    looked_at, found = wrong_shares(ctx, row, case, group, members)
+                sources.update(looked_at)
+                name = f"{row.words} of axis {axis}, {case.words(row)}"
+                wrong += [share.model_copy(update={"case": name}) for share in found]
+        except NotOffered as why:
+            untested[row.name] = f"not offered by the backend: {why}"
+        if agreed(ctx, float(memory_needed(ctx, row, size) > memory_free(ctx))):  # all refused it, or none did
+            untested.setdefault(row.name, "memory was short for its time")
+        if row.name not in untested:
+            with ctx.within(axis, members):
+                sizes[row.name] = timed(ctx, row, size, _TIMES, group=group)
+    return AxisGroup(
+        axis=axis, members=members, sources=dict(sources), wrong=tuple(wrong), sizes=sizes, untested=untested
+    )
+
+
+def _at_once(ctx: RankContext, driven: Sequence[AxisGroup], groups: Sequence[Any]) -> Iterator[AxisGroup]:
+    """Add what is wrong in all-reduces on all axes at the same time, as of a job that hides one behind the other."""
+    import torch
+    import torch.distributed as dist
+
+    meet(ctx)
+    with ctx.step("all_reduce", "on all axes at once"):
+        tensors = [torch.full((ELEMENTS,), float(ctx.rank + 1), device=ctx.device) for _ in groups]
+        pairs = zip(tensors, groups, strict=True)
+        for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor, group in pairs]:
+            work.wait()
+    for of_axis, tensor in zip(driven, tensors, strict=True):
+        due = float(sum(rank + 1 for rank in of_axis.members))
+        off = int((tensor != due).sum().item())
+        name, got = f"all-reduces on all axes at once, axis {of_axis.axis}", float(tensor.max().item())
+        wrong = [WrongShare(case=name, elements=off, of=ELEMENTS, expected=due, got=got)] * (off > 0)
+        yield of_axis.model_copy(update={"wrong": (*of_axis.wrong, *wrong)})

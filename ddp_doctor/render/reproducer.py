@@ -1,0 +1,63 @@
+"""``--reproducer``: a job's collectives as a script that torchrun runs, for a bug report; it needs torch alone."""
+
+from collections import Counter
+
+from ddp_doctor.model.job_collectives import JobCall, JobCollectives
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.render.files import CannotWrite
+from ddp_doctor.templates import packaged
+
+#: Of each group the last numbers: those before have ended on all ranks, and no reader of a report wants thousands.
+_LAST = 6
+
+
+def render(_report: Report, recording: Recording) -> str:
+    """The script. Raises CannotWrite where no job's collectives were given."""
+    job = recording.options.replay
+    if job is None:
+        raise CannotWrite("there is no job to reproduce: --reproducer writes the collectives of --replay")
+    world = job.world or (recording.world.world_size if recording.world else 2)
+    from_number = _first_numbers(job)
+    calls = {
+        rank: [
+            (call.group, call.seq, call.op, call.elements, call.dtype, _root(job, call, world), call.is_open)
+            for call in job.calls_of(rank)
+            if call.seq >= from_number[call.group]
+        ]
+        for rank in range(world)
+    }
+    left_out = len({call.place for of_rank in job.ranks for call in of_rank if call.seq < from_number[call.group]})
+    about = f"The collectives of a job's ranks, made again; written by ddp-doctor from {job.source} of the job."
+    if job.says:
+        about += f"\nThe job: {job.says}"
+    if left_out:
+        about += f"\nLeft out are {left_out} collectives before these, which all ranks came through."
+    text = packaged("reproducer.txt").replace("@ABOUT@", _plain(about))
+    text = text.replace("@WORLD@", str(world)).replace("@FILE@", "reproducer.py")
+    groups = (
+        f"    {[*job.members(index, world)]},  # {_plain(' '.join(group.words.split()))}"
+        for index, group in enumerate(job.groups)
+    )
+    text = text.replace("@GROUPS@", "\n".join(groups))
+    return text.replace("@CALLS@", "\n".join(f"    {rank}: {of_rank}," for rank, of_rank in calls.items()))
+
+
+def _plain(text: str) -> str:
+    """Words from elsewhere, as they may stand in a comment or between quotation marks."""
+    return "".join(sign if (sign.isprintable() and sign not in '\\"') or sign == "\n" else " " for sign in text)
+
+
+def _first_numbers(job: JobCollectives) -> Counter[int]:
+    """Of each group the first number that is written."""
+    last = Counter[int]()
+    for call in (call for of_rank in job.ranks for call in of_rank):
+        last[call.group] = max(last[call.group], call.seq)
+    first = Counter({group: number - _LAST + 1 for group, number in last.items()})
+    for call in (call for of_rank in job.ranks for call in of_rank if call.is_open or call.differs):
+        first[call.group] = min(first[call.group], call.seq)
+    return first
+
+
+def _root(job: JobCollectives, call: JobCall, world: int) -> int:
+    return job.members(call.group, world)[0] if call.root is None else call.root

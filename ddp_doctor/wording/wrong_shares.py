@@ -1,0 +1,72 @@
+"""Of shares that arrived wrong: whose they are, as far as who took them can tell."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ddp_doctor.facts.collectives import WrongShare
+from ddp_doctor.knowledge.collectives import MOST_ROOTS
+from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.finding import Culprit, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit
+
+
+class Taken(NamedTuple):
+    """What one rank took: what of it is wrong, and the ranks whose shares it looked at."""
+
+    rank: int
+    wrong: Sequence[WrongShare]
+    sources: Sequence[int]
+
+
+def share_evidence(rank: int, wrong: WrongShare) -> Evidence:
+    """How many elements of a share are off where this rank took it."""
+    of = "" if wrong.source is None else f", the share of rank {wrong.source}"
+    return Evidence(
+        text=f"{wrong.case}: {wrong.elements} of {wrong.of} elements are off on rank {rank}{of}",
+        value=wrong.got,
+        expected=wrong.expected,
+        expected_from="closed form of rank-coded contributions",
+    )
+
+
+def whose_share(
+    recording: Recording, ranks: Sequence[Taken], *, to_root: bool = False
+) -> tuple[tuple[Culprit, ...], str]:
+    """Who is to blame, and a clause that says so. ``to_root``: only as many ranks took a result as roots were tried."""
+    if any(wrong.source is None for rank in ranks for wrong in rank.wrong):
+        blamed = _one_contribution(ranks, ranks[:MOST_ROOTS] if to_root else ranks)
+        if blamed is None:
+            return (), "it is unclear whose contribution is wrong"
+        return (rank_culprit(recording, blamed),), f"the contribution of {rank_at(recording, blamed)} is wrong"
+    bad, tested = set[tuple[int, int]](), set[tuple[int, int]]()
+    for rank in ranks:
+        wrong_cases = Counter(wrong.source for wrong in rank.wrong if wrong.source is not None)
+        tested |= {(source, rank.rank) for source in rank.sources}
+        # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
+        bad |= {(source, rank.rank) for source, times in wrong_cases.items() if times > 1}
+    for given, words in ((True, "what {} gives arrives wrong everywhere"), (False, "all that {} takes is wrong")):
+        for end in sorted({pair[0 if given else 1] for pair in bad}):
+            own = {pair for pair in tested if pair[0 if given else 1] == end}
+            others = own - {(end, end)}
+            if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
+                return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
+    if len(bad) != 1:
+        return (), "it is unclear whose share is wrong"
+    [(source, taker)] = bad
+    giver, other = rank_at(recording, source), rank_at(recording, taker)
+    if source == taker:
+        return (rank_culprit(recording, source),), f"what {giver} gave was changed where it lay"
+    return (pair_culprit(recording, *sorted((source, taker))),), f"only what {giver} gives to {other} is wrong"
+
+
+def _one_contribution(ranks: Sequence[Taken], takers: Sequence[Taken]) -> int | None:
+    """The rank whose contribution every wrong sum, wherever it was taken, has missing or doubled."""
+    sums = [[wrong for wrong in rank.wrong if wrong.source is None and " sum" in wrong.case] for rank in takers]
+    blamed = [wrong.blamed for of_rank in sums for wrong in of_rank]
+    own = Counter(wrong.source for rank in ranks for wrong in rank.wrong if wrong.source == rank.rank)
+    if len(own) == 1:  # it found what it gave changed, more than once
+        [(rank, times)] = own.items()
+        return rank if times > 1 and all(rank in one for one in blamed if one) else None
+    return payload.agreed(blamed) if all(sums) else None

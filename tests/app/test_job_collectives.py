@@ -1,0 +1,201 @@
+"""What ``run --replay`` reads of a job's dumps and traces: groups, order, sizes; and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor.app.job_collectives import load_job_collectives
+from ddp_doctor.facts.trace import TraceCall, TraceFact
+from ddp_doctor.model.choices import Status, UsageError
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.job_collectives import JobCall, JobCollectives
+from ddp_doctor.model.recording import Options, Recording, World
+from ddp_doctor.render.reproducer import render
+from tests.job_logs.dumps import DUMPS, as_json, as_pickle
+
+
+def entry(seq: int, op: str = "all_reduce", group: str = "0", sizes: Any = ((4,),), **more: Any) -> dict[str, Any]:
+    return {
+        "collective_seq_id": seq,
+        "process_group": [group, ""],
+        "profiling_name": f"nccl:{op}",
+        "input_sizes": sizes,
+        "output_sizes": sizes,
+        "input_dtypes": ["Float"],
+        "retired": True,
+        "time_created_ns": 10**18 + seq,
+        **more,
+    }
+
+
+def dump(*entries: dict[str, Any], groups: dict[str, str] | None = None, first: int = 0) -> dict[str, Any]:
+    """A dump as NCCL's recorder writes it; ``first``: the number of its first entry, more where others were lost."""
+    numbered = [{"record_id": first + place, **each} for place, each in enumerate(entries)]
+    config = {name: {"ranks": ranks} for name, ranks in (groups or {"0": "[0, 1]"}).items()}
+    return {"version": "2.10", "pg_config": config, "entries": numbered}
+
+
+def loaded(folder: Path, *dumps: dict[str, Any]) -> JobCollectives:
+    for rank, each in enumerate(dumps):
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(as_json(each))
+    return load_job_collectives(str(folder))
+
+
+def made(job: JobCollectives, rank: int) -> list[tuple[str, int]]:
+    return [(call.op, call.seq) for call in job.calls_of(rank)]
+
+
+@pytest.mark.parametrize("form", [as_json, as_pickle])
+def test_a_folder_of_all_ranks_tells_groups_order_and_who_is_to_blame(tmp_path, form):
+    for rank, each in DUMPS["sub-group"].items():
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(form(copy.deepcopy(each)))
+
+    job = load_job_collectives(str(tmp_path))
+
+    assert (job.world, job.blamed, job.unknown, job.left_out) == (4, (1,), (), {})
+    assert [group.words for group in job.groups] == ["the default group", "group 1"]
+    assert job.members(1, 4) == (0, 1)
+    assert [(call.group, call.seq, call.is_open) for call in job.calls_of(0)][-1] == (1, 2, True)
+    assert [call.is_open for call in job.calls_of(1)] == [False] * 3
+
+
+def test_where_a_recorder_lost_its_beginning_all_ranks_begin_where_it_does(tmp_path):
+    whole = dump(*(entry(seq) for seq in range(1, 9)))
+    job = loaded(tmp_path, whole, dump(*(entry(seq) for seq in range(5, 9)), first=4))
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", seq) for seq in range(5, 9)]
+
+
+def test_what_ended_after_another_rank_was_recorded_is_left_out(tmp_path):
+    job = loaded(tmp_path, dump(*(entry(seq) for seq in range(1, 9))), dump(*(entry(seq) for seq in range(1, 4))))
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", seq) for seq in range(1, 4)]
+
+
+def test_ranks_that_call_different_things_are_marked_at_that_number(tmp_path):
+    job = loaded(tmp_path, dump(entry(1), entry(2)), dump(entry(1), entry(2, sizes=[[5]])))
+
+    assert [[call.differs for call in job.calls_of(rank)] for rank in (0, 1)] == [[False, True]] * 2
+
+
+def test_of_an_uneven_all_to_all_the_largest_share_counts_and_nobody_differs(tmp_path):
+    job = loaded(tmp_path, dump(entry(1, "all_to_all", sizes=[[6]])), dump(entry(1, "all_to_all", sizes=[[2]])))
+
+    assert [(call.elements, call.differs) for call in (*job.calls_of(0), *job.calls_of(1))] == [(6, False)] * 2
+
+
+def test_what_was_coalesced_is_one_call_and_transfers_are_named_as_left_out(tmp_path):
+    calls = (entry(1), entry(1, sizes=[[8]]), entry(0, "send 0->1", is_p2p=True), entry(1, "coalesced"))
+    job = loaded(tmp_path, dump(*calls), dump(*calls))
+
+    assert [call.elements for call in job.calls_of(0)] == [12]
+    assert job.left_out == {"send 0->1": 2}
+
+
+def test_the_root_of_a_gather_is_the_rank_that_takes(tmp_path):
+    takes, gives = entry(1, "gather"), entry(1, "gather", output_sizes=[])
+    job = loaded(tmp_path, dump(gives), dump(takes))
+
+    assert [call.root for call in (*job.calls_of(0), *job.calls_of(1))] == [1, 1]
+
+
+def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_path):
+    groups = {"0": "[0, 1, 2]", "1": "[0, 2]"}
+    job = loaded(tmp_path, dump(entry(1), entry(1, "broadcast", "1"), entry(2, retired=False), groups=groups))
+
+    assert (job.world, job.unknown) == (3, (1, 2))
+    assert made(job, 1) == [("all_reduce", 1), ("all_reduce", 2)]
+    assert made(job, 2) == made(job, 0)
+    assert not any(call.is_open for call in job.calls_of(2))
+
+
+def test_hostile_sizes_are_bounded(tmp_path):
+    job = loaded(tmp_path, *[dump(entry(1, sizes=[[10**15, 10**15]]), entry(2, sizes=[[-7]]))] * 2)
+
+    assert [call.elements for call in job.calls_of(0)] == [1 << 40, 0]
+
+
+def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
+    call = TraceCall(kind="all_reduce", begin_us=2.0, end_us=3.0, size_bytes=4096, dtype="float", ranks=2, group="0")
+    late = call.model_copy(update={"kind": "broadcast", "begin_us": 1.0})
+    facts = [TraceFact(file=f"rank{rank}.json", rank=rank, world_size=2, calls=(call, late)) for rank in (0, 1)]
+    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    path = tmp_path / "recording.json"
+    path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
+
+    job = load_job_collectives(str(path))
+
+    assert (job.world, job.source) == (2, "the trace")
+    assert made(job, 0) == made(job, 1) == [("broadcast", 1), ("all_reduce", 2)]
+    assert {call.elements for call in job.calls_of(0)} == {1024}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"epoch 1\n", "has no collective to replay; --replay takes dumps"),
+        (b"", "has no collective to replay"),
+        (as_json({"verdict": "healthy", "exit_code": 0, "findings": []}), "ddp-doctor trace PATH --record FILE"),
+        (as_pickle(DUMPS["missing"][0])[:-40], "has no collective to replay (the file is cut off)"),
+        (as_json({"pg_config": {"0": {"ranks": "[0]"}}, "entries": []}), "the recorder of no rank kept any"),
+        (as_json(dump(entry(1, "send 0->1", is_p2p=True))), "has no collective that all ranks of its group have kept"),
+    ],
+    ids=["text", "empty", "report", "cut-off", "no-entries", "transfers-alone"],
+)
+def test_what_holds_no_collectives_is_refused(tmp_path, content, says):
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(content)
+
+    with pytest.raises(UsageError) as refused:
+        load_job_collectives(str(path))
+
+    assert says in str(refused.value)
+
+
+def test_a_path_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="nowhere"):
+        load_job_collectives(str(tmp_path / "nowhere"))
+
+
+def test_ranks_of_two_jobs_are_refused(tmp_path):
+    for job in ("a", "b"):
+        for rank in (0, 1):
+            (tmp_path / job).mkdir(exist_ok=True)
+            (tmp_path / job / f"rank{rank}.json").write_bytes(as_json(dump(entry(1))))
+
+    with pytest.raises(UsageError, match="has the ranks of 2 jobs; give the files of one of them"):
+        load_job_collectives(str(tmp_path))
+
+
+def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
+    call = JobCall(group=0, seq=1, op="all_reduce", elements=4)
+    calls = tuple(call.model_copy(update={"seq": seq, "is_open": seq == 2}) for seq in range(1, 21))
+    job = JobCollectives.model_validate(
+        {
+            "path": "dumps",
+            "source": "the dumps",
+            "world": 2,
+            "ranks": [calls, calls],
+            "groups": [{"words": "group 1 (x)\nimport os\r\nos.abort()"}],
+            "says": 'it hangs """\nraise SystemExit(1)\n"""\\',
+        }
+    )
+    recording = Recording(options=Options(replay=job), world=World(world_size=2))
+    text = render(None, recording)  # type: ignore[arg-type]  # of the report nothing is read
+
+    names = compile(text, "reproducer.py", "exec").co_names
+    assert "abort" not in names
+    assert "SystemExit" not in names
+    assert "(0, 2, 'all_reduce'" in text
+    assert "(0, 1, 'all_reduce'" not in text
+
+
+def test_dumps_survive_the_way_through_a_recording(tmp_path):
+    job = loaded(tmp_path, dump(entry(1)), dump(entry(1)))
+
+    assert Options.model_validate(json.loads(Options(replay=job).model_dump_json())).replay == job

@@ -1,0 +1,194 @@
+"""job_collectives: real gloo ranks make a job's calls again, and stand where its ranks stood, or come through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ddp_doctor.app.job_collectives import load_job_collectives
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.checks.collectives import job_collectives
+from ddp_doctor.engine.plan import make_plan
+from ddp_doctor.facts.job_collectives import JobCollectivesFact
+from ddp_doctor.knowledge import job_collectives as knowledge
+from ddp_doctor.model.choices import Status, UsageError
+from ddp_doctor.model.fact import Failed, Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
+from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.report import Report
+from ddp_doctor.probing.job_collectives import largest_bytes
+from tests.app.test_job_collectives import dump, entry
+from tests.job_logs.dumps import DUMPS, as_json
+from tests.rank_harness import HarnessContext, Ranks
+
+GROUPS = (JobGroup(words="the default group"), JobGroup(words="group 1", ranks=(0, 1)))
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(4, preload=(__name__,)) as started:
+        yield started
+
+
+def replayed(ctx: HarnessContext, job: JobCollectives) -> JobCollectivesFact:
+    """The probe, in which a hang is known sooner."""
+    knowledge.HUNG_S = 1.0
+    ctx.options = Options(replay=job)
+    return job_collectives.probe(ctx)
+
+
+def judged(job: JobCollectives, facts: Sequence[JobCollectivesFact]) -> Report:
+    from ddp_doctor import app
+
+    readings = [
+        Reading(check="job_collectives", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+        for rank, fact in enumerate(facts)
+    ]
+    world = World(world_size=4, nproc_per_node=4, nodes=(Node(hostname="node0"),))
+    recording = Recording(options=Options(replay=job), world=world, readings=tuple(readings))
+    return app.judge(Recording.model_validate_json(recording.as_json())).report
+
+
+def job_of(calls: Sequence[Sequence[JobCall]], **more: object) -> JobCollectives:
+    fields = {"path": "dumps", "source": "the dumps", "world": 4, "groups": GROUPS, "ranks": calls, **more}
+    return JobCollectives.model_validate(fields)
+
+
+def found(report: Report) -> Finding:
+    (finding,) = report.findings
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("situation", "code", "culprits", "stands"),
+    [
+        ("missing", "DD650", [3], "Rank 3 never came; the replay hangs where the job hung: ranks 0-2 wait in all_red"),
+        (
+            "sub-group",
+            "DD650",
+            [1],
+            "rank 0 waits in all_reduce 2 of group 1; ranks 2, 3 wait in all_reduce 3 of the d",
+        ),
+        ("crossed-groups", "DD650", [3], "Rank 3 made calls that do not meet the others'; the replay hangs"),
+        ("one-more", "DD650", [0], "rank 0 waits in broadcast 3 of the default group"),
+        ("other-operation", "DD651", [3], "ranks 0-2 called all_reduce of 4 float32; rank 3 called broadcast of 4"),
+        ("skipped-backward", "DD651", [3], "ranks 0-2 called all_reduce of 10 float32; rank 3 called barrier"),
+        ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups ran through in"),
+    ],
+)
+def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_path, situation, code, culprits, stands):
+    for rank, content in DUMPS[situation].items():
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(content))
+    job = load_job_collectives(str(tmp_path))
+
+    report = judged(job, ranks.facts(replayed, job))
+
+    finding = found(report)
+    assert (finding.code, [culprit.rank for culprit in finding.culprits]) == (code, culprits)
+    assert stands in finding.title
+    assert report.verdict.value == ("healthy" if code == "DD652" else "sick")
+
+
+def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(ranks: Ranks, tmp_path):
+    for rank in range(4):
+        calls = [entry(1), entry(2, sizes=[[5 if rank == 2 else 4]], retired=False)]
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
+    job = load_job_collectives(str(tmp_path))
+
+    finding = found(judged(job, ranks.facts(replayed, job)))
+
+    assert (finding.code, [culprit.rank for culprit in finding.culprits]) == ("DD651", [2])
+    assert "ranks 0, 1, 3 called all_reduce of 4 float32; rank 2 called all_reduce of 5 float32" in finding.title
+
+
+def test_every_kind_of_collective_comes_through_and_its_time_is_told(ranks: Ranks):
+    kinds = sorted(set(knowledge.OPERATIONS.values()))
+    calls = [JobCall(group=0, seq=number, op=kind, elements=10) for number, kind in enumerate(kinds, 1)]
+    inner = [JobCall(group=1, seq=1, op="all_gather", elements=3, dtype="bfloat16")]
+    job = job_of([calls + inner, calls + inner, calls, calls])
+
+    facts = ranks.facts(replayed, job)
+
+    assert [fact.stopped for fact in facts] == [""] * 4
+    assert {kind.op for kind in facts[0].kinds} == {*kinds}
+    finding = found(judged(job, facts))
+    assert finding.code == "DD652"
+    assert f"{len(kinds) + 1} collectives of 2 groups ran through" in finding.title
+
+
+def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
+    first, second = JobCall(group=0, seq=1, op="barrier"), JobCall(group=0, seq=2, op="barrier")
+    job = job_of([[first, second]] * 3 + [[first]], blamed=[0])
+
+    finding = found(judged(job, ranks.facts(replayed, job)))
+
+    assert (finding.code, finding.culprits) == ("DD653", ())
+    assert "ranks 0-2 wait in barrier 2 of the default group; the job did not hang" in finding.title
+
+
+def test_what_torch_refuses_makes_the_run_unsure(ranks: Ranks):
+    job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
+    facts = ranks.facts(replayed, job)
+    refused = [fact.model_copy(update={"stopped": "raised", "error": "Invalid scalar type"}) for fact in facts]
+
+    report = judged(job, refused)
+
+    assert report.verdict.value == "unsure"
+    assert "rank 0 stopped after 1 calls: Invalid scalar type" in report.summary
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"left_out": {"send 0->1": 2}}, "not run: send 0->1 (2)"),
+        ({"unknown": [3]}, "the dumps tell nothing of rank 3, whose calls were assumed"),
+    ],
+)
+def test_what_was_not_recorded_or_not_run_is_never_healthy(more, says):
+    call = JobCall(group=0, seq=1, op="barrier", is_open=True)
+    job = job_of([[call]] * 4, **more)
+
+    report = judged(job, [JobCollectivesFact(issued=1)] * 4)
+
+    assert (report.verdict.value, [finding.code for finding in report.findings]) == ("unsure", ["DD652"])
+    assert says in report.summary
+
+
+def test_large_tensors_are_cut_alike_on_all_ranks_and_that_is_said(ranks: Ranks, monkeypatch):
+    calls = [JobCall(group=0, seq=seq, op="all_gather", elements=1 << 40) for seq in range(1, 101)]
+    job = job_of([calls] * 4)
+
+    most, busiest = largest_bytes(job, on_gpu=False)
+
+    assert most == 4 << 20
+    assert busiest == 100 * most <= knowledge.MOST_BYTES_ON_CPU
+    fact = JobCollectivesFact(issued=100, largest_bytes=most)
+    assert "Tensors larger than 4096 KiB were cut to that." in found(judged(job, [fact] * 4)).detail
+
+
+def test_a_job_of_another_size_is_not_run(ranks: Ranks):
+    job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
+    with pytest.raises(Failed, match="the dumps have 4 ranks, and 2 run"):
+        job_collectives.probe(HarnessContext(0, 0, 2, (0, 1), 0, None, options=Options(replay=job)))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"skip": ("job_collectives",)}, "what --replay names would not be run: take job_collectives out of --skip"),
+        ({"only": ("p2p",)}, "what --replay names would not be run: name job_collectives in --only, too"),
+    ],
+)
+def test_a_replay_that_is_left_out_is_refused(options, says):
+    job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
+    with pytest.raises(UsageError) as refused:
+        make_plan(Options(replay=job, **options), CHECKS)
+
+    assert str(refused.value) == says
+
+
+def test_without_a_job_there_is_nothing_to_run():
+    with pytest.raises(UsageError, match="job_collectives runs what --replay names: give it"):
+        make_plan(Options(only=("job_collectives",)), CHECKS)

@@ -1,0 +1,63 @@
+"""Dumps of four gloo ranks with 200 collectives of four groups: ``python -m tests.job_logs.make_many FOLDER WHAT``.
+
+WHAT: "through"; "skipped", where rank 2 leaves out an all-reduce of the default group, so that the others wait for it
+in the last one; "size", where it gives more numbers than the others to one all-reduce more. Each rank writes the pickle
+nccl_trace_rank_N. It is one process a rank, with RANK in its environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RANKS, ROUNDS, CULPRIT = 4, 50, 2
+#: Long enough for what can end to end.
+_AT_REST_S = 1.0
+
+
+def be_rank(folder: Path, what: str) -> None:
+    """This rank's life."""
+    import torch
+    import torch.distributed as dist
+    from torch._C import _distributed_c10d
+
+    rank, c10d, stores = int(os.environ["RANK"]), _distributed_c10d, dist
+    torch.set_num_threads(1)
+    store = stores.FileStore(str(folder / ".store"), RANKS)  # type: ignore[attr-defined]  # exported without a word
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    members = ([0, 1], [2, 3], [0, 2])
+    groups: list[Any] = [dist.new_group(of) for of in members]
+    last: Any = None
+    for number in range(ROUNDS):
+        for of, group in zip(members, groups, strict=True):
+            tensor = torch.ones(8 * (number % 5 + 1))
+            if rank in of and number % 3 == 0:
+                dist.broadcast(tensor, of[0], group=group)
+            elif rank in of and number % 3 == 1:
+                dist.all_gather([tensor.clone() for _ in of], tensor, group=group)
+            elif rank in of:
+                dist.all_reduce(tensor, group=group)
+        if (what, rank, number) == ("skipped", CULPRIT, 40):
+            continue
+        if last is not None:
+            last.wait()
+        last = dist.all_reduce(torch.ones(64), async_op=True)
+    if what == "size":
+        last.wait()
+        while rank == CULPRIT and len(list(folder.glob("nccl_trace_*"))) < RANKS - 1:
+            time.sleep(0.05)
+        last = dist.all_reduce(torch.ones(65 if rank == CULPRIT else 64), async_op=True)
+    if what != "size" or rank != CULPRIT:
+        time.sleep(_AT_REST_S)
+    dump: bytes = c10d._dump_fr_trace()  # type: ignore[attr-defined]
+    (folder / f".{rank}").write_bytes(dump)
+    (folder / f".{rank}").rename(folder / f"nccl_trace_rank_{rank}")
+    os.kill(os.getpid(), signal.SIGSTOP)  # gloo would end a rank that gets more than it asked for
+
+
+if __name__ == "__main__":
+    be_rank(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,109 @@
+"""`run --replay` on real dumps: 200 collectives of four groups come through, or hang where the job hung."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.job_logs.make_many import CULPRIT, RANKS, ROUNDS
+
+pytestmark = pytest.mark.lab  # each starts some ten processes
+
+_PATIENCE_S = 120.0
+
+Made = Callable[[str], Path]
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Made:
+    def make(what: str) -> Path:
+        folder = tmp_path / "dumps"
+        folder.mkdir()
+        argv = (sys.executable, "-m", "tests.job_logs.make_many", str(folder), what)
+        env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
+        ranks = [subprocess.Popen(argv, env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
+        try:
+            until = time.monotonic() + _PATIENCE_S
+            while len(list(folder.glob("nccl_trace_*"))) < RANKS:
+                assert time.monotonic() < until, "a rank wrote no dump"
+                time.sleep(0.1)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        return folder
+
+    return make
+
+
+def replayed(folder: Path, *more: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the report."""
+    argv = ("run", "--replay", str(folder), "--only", "job_collectives", "--nproc-per-node", str(RANKS), *more)
+    run = subprocess.run(
+        (sys.executable, "-m", "ddp_doctor", *argv, "--json", "-"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    report: dict[str, Any] = json.loads(run.stdout)
+    return run.returncode, report
+
+
+def reproduced(script: Path) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), str(script))
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_200_collectives_of_four_groups_come_through(dumps: Made, tmp_path: Path):
+    script = tmp_path / "reproducer.py"
+
+    code, report = replayed(dumps("through"), "--reproducer", str(script))
+
+    (finding,) = report["findings"]
+    assert (code, finding["code"]) == (0, "DD652"), report["summary"]
+    assert f"The job's {4 * ROUNDS} collectives of 4 groups ran through" in finding["title"]
+    assert {measured["name"] for measured in report["measurements"]} >= {"job_collective_time"}
+    run = reproduced(script)
+    assert (run.returncode, run.stdout.count("is through")) == (0, RANKS), run.stderr[-2000:]
+
+
+def test_a_skipped_collective_hangs_where_the_job_hung_and_the_script_hangs_too(dumps: Made, tmp_path: Path):
+    script = tmp_path / "reproducer.py"
+
+    code, report = replayed(dumps("skipped"), "--reproducer", str(script))
+
+    (finding,) = report["findings"]
+    assert (code, finding["code"]) == (1, "DD650"), report["summary"]
+    assert [culprit["rank"] for culprit in finding["culprits"]] == [CULPRIT]
+    assert f"ranks 0, 1, 3 wait in all_reduce {ROUNDS} of the default group" in finding["title"]
+    run = reproduced(script)
+    assert run.returncode != 0
+    assert run.stdout.count("is through") == 1
+
+
+def test_another_size_on_one_rank_is_named(dumps: Made):
+    code, report = replayed(dumps("size"))
+
+    (finding,) = report["findings"]
+    assert (code, finding["code"]) == (1, "DD651"), report["summary"]
+    assert [culprit["rank"] for culprit in finding["culprits"]] == [CULPRIT]
+    assert f"number {ROUNDS + 1} of the default group" in finding["title"]
+
+
+def test_another_number_of_ranks_is_refused_with_the_option_to_add(dumps: Made):
+    argv = ("run", "--replay", str(dumps("through")), "--only", "job_collectives", "--nproc-per-node", "2")
+    run = subprocess.run(
+        (sys.executable, "-m", "ddp_doctor", *argv), capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert run.returncode == 2
+    assert "have 4 ranks, this run has 2: add --nproc-per-node 4" in run.stderr

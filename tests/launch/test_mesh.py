@@ -1,0 +1,181 @@
+"""The mesh of a job on real ranks: what is planted in one rank is named, and nobody else; healthy meshes are silent."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ddp_doctor.cli.given import axes
+from ddp_doctor.facts.collectives import MeshFact
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing import collectives
+from ddp_doctor.probing.mesh import compared_and_driven
+from tests.launch.conftest import Play, Scenario
+
+#: The rank that misbehaves.
+BAD = 1
+FOR_EVER = 600
+HANGS_S = 8.0
+
+
+def before(ctx: RankContext, name: str, axis: str, act: Callable[[], Any]) -> None:
+    """Let this rank do something before it enters the first step of this name, of this axis."""
+    step, within = ctx.step, ctx.within
+    now = [""]
+
+    def entered(other: str, members: Sequence[int]) -> Any:
+        now[0] = other
+        return within(other, members)
+
+    def stepped(step_name: str, *args: Any, **more: Any) -> Any:
+        if (step_name, now[0]) == (name, axis):
+            act()
+        return step(step_name, *args, **more)
+
+    ctx.within, ctx.step = entered, stepped  # type: ignore[method-assign]
+
+
+def never_enters_its_axis(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        before(ctx, "all_gather", "shard", lambda: time.sleep(FOR_EVER))
+    return compared_and_driven(ctx)
+
+
+def never_makes_the_mesh(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        before(ctx, "init_device_mesh", "", lambda: time.sleep(FOR_EVER))
+    return compared_and_driven(ctx)
+
+
+def is_killed_in_its_axis(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        before(ctx, "reduce_scatter", "shard", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return compared_and_driven(ctx)
+
+
+def is_stopped_in_its_axis(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        before(ctx, "all_reduce", "dp", lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    return compared_and_driven(ctx)
+
+
+def has_another_order(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        ctx.options = ctx.options.model_copy(update={"mesh": ctx.options.mesh[::-1]})
+    return compared_and_driven(ctx)
+
+
+def are_of_two_minds(ctx: RankContext) -> MeshFact:
+    if ctx.rank % 2:
+        ctx.options = ctx.options.model_copy(update={"mesh": axes("dp=4,shard=1")})
+    return compared_and_driven(ctx)
+
+
+def gives_a_stale_share(ctx: RankContext) -> MeshFact:
+    if ctx.rank == BAD:
+        run = collectives.Call.run
+
+        def stale(call: collectives.Call) -> None:
+            if call.row.name == "all_gather":
+                call.given.zero_()
+            run(call)
+
+        collectives.Call.run = stale  # type: ignore[method-assign]
+    return compared_and_driven(ctx)
+
+
+def mixes_up_two_axes_at_once(ctx: RankContext) -> MeshFact:
+    """As a library that hands one communicator what belongs to another while both are at work."""
+    import torch.distributed as dist
+
+    reduce = dist.all_reduce
+
+    def mixed_up(tensor: Any, *args: Any, async_op: bool = False, **more: Any) -> Any:
+        if async_op and ctx.rank == BAD:
+            tensor.zero_()
+        return reduce(tensor, *args, async_op=async_op, **more)
+
+    dist.all_reduce = mixed_up
+    return compared_and_driven(ctx)
+
+
+def told(scenario: Scenario) -> tuple[list[str], set[int | None]]:
+    return scenario.codes, set(scenario.culprits)
+
+
+@pytest.mark.parametrize(
+    ("probe", "code", "says"),
+    [
+        (never_enters_its_axis, "DD610", "never entered all_gather"),
+        (never_makes_the_mesh, "DD610", "never entered init_device_mesh"),
+        (is_killed_in_its_axis, "DD612", "SIGKILL"),
+        (is_stopped_in_its_axis, "DD611", "is stopped"),
+        (
+            has_another_order,
+            "DD643",
+            "would make the groups of the mesh in another order: shard=2,dp=2, not dp=2,shard=2",
+        ),
+        (gives_a_stale_share, "DD644", "what rank 1 gives arrives wrong everywhere"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_one_rank_with_a_fault_is_named(play: Play, probe: Callable[..., MeshFact], code: str, says: str):
+    scenario = play(probe, ranks=4, deadline_s=HANGS_S, mesh="dp=2,shard=2")
+
+    assert code in scenario.codes
+    assert set(scenario.culprits) == {BAD}
+    assert any(says in finding.title for finding in scenario.outcome.report.findings), scenario.title
+    assert scenario.left == []
+
+
+def test_of_a_hung_axis_the_group_is_told_that_waits(play: Play):
+    scenario = play(never_enters_its_axis, ranks=4, deadline_s=HANGS_S, mesh="dp=2,shard=2")
+
+    assert "of axis shard (ranks 0, 1)" in scenario.title
+
+
+def test_of_two_halves_with_different_meshes_nobody_is_named_and_no_group_is_made(play: Play):
+    scenario = play(are_of_two_minds, ranks=4, mesh="dp=2,shard=2")
+
+    assert told(scenario) == (["DD643"], set())
+    assert not any(rank.fact.made for rank in scenario.outcome.recording.facts(MeshFact))
+
+
+def test_a_mesh_that_is_wrong_only_with_all_axes_at_work_blames_nobody(play: Play):
+    assert told(play(mixes_up_two_axes_at_once, ranks=4, mesh="dp=2,shard=2")) == (["DD644"] * 2, set())
+
+
+def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
+    scenario = play(compared_and_driven, ranks=2, mesh="dp=2,shard=4")
+
+    [reading, _] = scenario.outcome.recording.of_check("scenario")
+    assert (reading.status, reading.misused) == (Status.FAILED, True)
+    assert "2 x 4 is 8 ranks, and the world has 2" in (reading.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "mesh"),
+    [
+        (2, "dp=2"),
+        (2, "dp=1,tp=2"),
+        (3, "shard=3"),
+        (4, "dp=2,shard=2"),
+        (4, "tp=2,dp=2"),
+        (4, "a=2,b=2"),
+        (4, "ep=4"),
+        (4, "dp=2,x=1,cp=2"),
+        (4, "dp=1,shard=1,tp=4"),
+        (8, "pp=2,dp=2,tp=2"),
+    ],
+)
+def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, mesh: str):
+    scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=mesh)
+
+    assert scenario.codes == []
+    facts = scenario.outcome.recording.facts(MeshFact)
+    measured = {group.axis for rank in facts for group in rank.fact.groups if group.sizes and not group.wrong}
+    assert (len(facts), measured) == (ranks, {axis.name for axis in axes(mesh) if axis.size > 1})
