@@ -118,14 +118,16 @@ def _how(each: FitEstimate) -> str:
 def above_the_estimate(recording: Recording) -> Iterator[Draft]:
     """A strategy that took more memory than was estimated for it.
 
-    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, or the
-        steps ran out of memory although the estimate fits.
+    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, on CPU
+        ranks also more than all parameters take; or the steps ran out of memory although the estimate fits.
     Why: The other estimates of this model err the same way, so that what fits by them may not.
     Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
         on something other than its tensors: please report it.
     See: docs/how-to/does-it-fit.md
     """
-    far = [each for each in estimates(recording) if each.measured_out_of_memory or _is_far_above(each)]
+    fact = recording.first(FitFact)
+    held = fact.parameter_bytes if fact is not None and fact.device == "cpu" else 0  # by gloo's threads
+    far = [each for each in estimates(recording) if each.measured_out_of_memory or _excess(each) > held]
     if not far:
         return
     worst = max(far, key=lambda each: (each.measured_out_of_memory, (each.measured_bytes or 0) / each.peak_bytes))
@@ -147,9 +149,10 @@ def above_the_estimate(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _is_far_above(each: FitEstimate) -> bool:
+def _excess(each: FitEstimate) -> int:
+    """Bytes above the estimate, 0 where these are too few to tell."""
     excess = (each.measured_bytes or 0) - each.peak_bytes
-    return excess > MEASURED_ABOVE * each.peak_bytes and excess > MEASURED_ABOVE_BYTES
+    return excess if excess > max(MEASURED_ABOVE * each.peak_bytes, MEASURED_ABOVE_BYTES) else 0
 
 
 @rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)
