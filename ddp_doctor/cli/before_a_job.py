@@ -84,11 +84,9 @@ def run(
     from ddp_doctor.app.baselines import load_baseline
     from ddp_doctor.cli.given import axes, ignored, of_model, of_replay, sweep
     from ddp_doctor.cli.run import Launch, run
-    from ddp_doctor.model.check import COLLECTIVES
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
 
-    all_of_them = level is Level.THOROUGH or COLLECTIVES in names(only)
     options = Options(
         command="run",
         level=level,
@@ -103,7 +101,7 @@ def run(
         mesh=axes(mesh),
         **of_model(model, from_trace, compiled=compiled),
         **of_replay(replay, is_written="reproducer" in outputs.paths),
-        **sweep(collective, sizes, iters, warmup, min_busbw, all_of_them=all_of_them),
+        **sweep(collective, sizes, iters, warmup, min_busbw, level=level, only=names(only)),
     )
     known = (baseline, load_baseline(baseline)) if baseline is not None else None
     asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)

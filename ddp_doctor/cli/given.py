@@ -7,7 +7,8 @@ from typing import Any
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.retired import RETIRED
-from ddp_doctor.model.choices import UsageError, as_usage_error
+from ddp_doctor.model.check import COLLECTIVES
+from ddp_doctor.model.choices import Level, UsageError, as_usage_error
 from ddp_doctor.model.recording import Axis, FitOptions, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
@@ -85,7 +86,8 @@ def sweep(
     warmup: int | None,
     floors: Sequence[str] | None,
     *,
-    all_of_them: bool,
+    level: Level,
+    only: Sequence[str],
 ) -> dict[str, Any]:
     """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
     words = [name.strip() for text in collectives or () for name in text.split(",")]
@@ -98,6 +100,7 @@ def sweep(
         timed = tuple(name for name, row in TABLE.items() if row.is_timed)
         least = [options.floor(text, timed) for text in floors or ()]
         span = options.sizes(sizes)
+    all_of_them = level is Level.THOROUGH or COLLECTIVES in only
     if not (names or least or all_of_them) and (span or iters is not None or warmup is not None):
         raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
     by_size = dict[tuple[str, int], float]()

@@ -108,13 +108,21 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     if facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
-        too_slow = "no step in DDP was run; let make_batch return a smaller batch"
+        too_slow = "no synchronised step was run; let make_batch return a smaller batch"
         why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
+    elif untested := [fact.sharded.not_compared for fact in facts if fact.sharded and fact.sharded.not_compared]:
+        why = f"its steps were not held against those of one rank alone: {untested[0]}"
     elif facts or others:
         return
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
+
+
+def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    result = by_id.get(COMPILE)
+    if recording.options.compile and (result is None or result.status not in _RAN):
+        yield NotAsAsked("--compile", COMPILE, _why(result))
 
 
 def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
@@ -125,12 +133,6 @@ def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[Not
         yield NotAsAsked(options.typed_model, FIT, _why(by_id.get(FIT)))
     elif options.fit is not None and options.fit.measure and recording.first(FitMeasuredFact) is None:
         yield NotAsAsked("--measure", FIT_MEASURED, _why(by_id.get(FIT_MEASURED)))
-
-
-def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    result = by_id.get(COMPILE)
-    if recording.options.compile and (result is None or result.status not in _RAN):
-        yield NotAsAsked("--compile", COMPILE, _why(result))
 
 
 def _from_trace(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

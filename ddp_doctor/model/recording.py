@@ -170,8 +170,8 @@ class Options(Frozen):
     fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
-    model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself
+    model: str = ""  # the user's own, "package.module:factory"; of fit also "hf:llama,num_hidden_layers=16"
     from_trace: str = ""  # the file of --from-trace
     advice: tuple[TraceAdvice, ...] = ()  # … what of it can be tried, each argument once
     replay: JobCollectives | None = None  # what --replay names: the collectives of a job
@@ -181,8 +181,8 @@ class Options(Frozen):
     iters: int | None = None  # --iters
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
-    fit: FitOptions | None = None  # of fit
     mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
+    fit: FitOptions | None = None  # of fit
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.
     expected_busbw: float | None = None

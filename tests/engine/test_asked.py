@@ -79,7 +79,7 @@ PREFIX = "Unsure: what was asked for was not run: "
         ({"model": "net:make"}, [], [], "--model net:make (it was not reached)"),
         ({"model": "net:make"}, [read("user_model", "no time", 0)], [], "--model net:make (no time)"),
         ({"model": "net:make"}, [read("user_model", MODEL.model_copy(update={"stopped": "time"}), 0)], [],
-         "--model net:make (no step in DDP was run; let make_batch return a smaller batch)"),
+         "--model net:make (no synchronised step was run; let make_batch return a smaller batch)"),
         ({"require_gpus": 8, "command": "prolog"}, [read("gpus", BROKEN)], [],
          "--require-gpus 8 (the GPUs could not be counted)"),
         ({"require_gpus": 8}, [], [NotRun(check="gpus", reason="not selected by --only")],

@@ -17,7 +17,6 @@ new. A file that a node does not see ends the job when it resumes; an old one le
 """
 
 import hashlib
-import inspect
 import io
 import json
 import shutil
@@ -32,6 +31,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.checkpoints import error_text, first_reason, folder_of_all, reason_against
 
 #: A job writes the same name again and again.
 _VERSIONS = (1, 2)
@@ -41,13 +41,11 @@ _ELEMENTS = 1000
 _PATIENCE_S = 1.0
 SHARDS = "sharded"
 ELEMENTS_OF_A_RANK = 256
-#: A file of a rank takes about 3 KiB: all together stay below 1 MiB.
-MOST_RANKS = 256
 
 
 def probe(ctx: RankContext) -> Checkpoint:
     """Save, wait, load; then the same in shards."""
-    folder = _folder(ctx)
+    folder = folder_of_all(ctx)
     try:
         loads = tuple(_save_and_load(ctx, folder, version) for version in _VERSIONS)
         found, reason = _in_shards(ctx, folder, sees=loads[-1].read is not None)
@@ -67,32 +65,17 @@ def probe(ctx: RankContext) -> Checkpoint:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _folder(ctx: RankContext) -> Path:
-    """The folder of the first rank, which all other ranks should see under the same path."""
-    mine: dict[str, str] = {}
-    if ctx.group_rank == 0:
-        try:
-            mine = {"folder": ctx.new_folder()}
-        except OSError as error:
-            mine = {"error": str(error)}
-    with ctx.step("exchange", "folder"):
-        first_rank = json.loads(ctx.exchange("folder", json.dumps(mine))[0])
-    if "error" in first_rank:
-        raise Skip(f"the first rank cannot write in its working directory: {first_rank['error']}")
-    return Path(first_rank["folder"])
-
-
 def _in_shards(ctx: RankContext, folder: Path, sees: bool) -> tuple[Sharded | None, str | None]:
     """Save and load in shards where all ranks can: the others would wait for a rank that cannot."""
     mine = reason_against(ctx) if sees else "not all ranks see the folder"
-    if reason := _first_reason(ctx, "can save shards", mine):
+    if reason := first_reason(ctx, "can save shards", mine):
         return None, reason
     with ctx.step("save", "shards"):
         error = save_shards(ctx, folder)
-    if error := _first_reason(ctx, "saved shards", error):
+    if error := first_reason(ctx, "saved shards", error):
         return None, f"torch could not save: {error}"
     alone = load_shards(ctx, folder)
-    reason = _first_reason(ctx, "loaded shards", reason_against_parts(ctx))
+    reason = first_reason(ctx, "loaded shards", reason_against_parts(ctx))
     found, why_not = (None, reason) if reason else load_part(ctx, folder)
     return alone.model_copy(update={"resharded": found, "resharded_reason": why_not}), None
 
@@ -172,35 +155,6 @@ def _content(ctx: RankContext, data: bytes) -> dict[str, Any]:
 # overlaps its own part, by the offsets of both. Parts are those of torch.chunk: rounded up, the last ones shorter.
 
 
-def reason_against(ctx: RankContext) -> str:
-    """Why this rank cannot take part; "" where it can."""
-    import torch
-
-    if ctx.world_size == 1:
-        return "a world of one rank has no shards"
-    if ctx.world_size > MOST_RANKS:
-        return f"the shards of more than {MOST_RANKS} ranks would take more than the probe may write"
-    try:
-        torch.zeros(1).numpy()  # as objects travel between ranks (distributed_c10d.py, _tensor_to_object)
-    except RuntimeError:
-        return "torch.distributed.checkpoint needs numpy, which these ranks lack"
-    try:
-        from torch.distributed import checkpoint
-        from torch.distributed.tensor import DTensor  # noqa: F401 - torch 2.5 and newer
-    except ImportError as error:
-        return f"torch {torch.__version__}: {error}"
-    known: Any = checkpoint  # it exports its functions without a word to type checkers
-    if "no_dist" not in inspect.signature(known.load).parameters:
-        return f"torch.distributed.checkpoint of torch {torch.__version__} loads in a group of ranks only"
-    return ""
-
-
-def _first_reason(ctx: RankContext, name: str, mine: str) -> str:
-    """The reason of the first rank that has one, else "". All ranks call it."""
-    with ctx.step("exchange", name):
-        return next((text for text in ctx.exchange(name, mine) if text), "")
-
-
 def save_shards(ctx: RankContext, folder: Path) -> str:
     """Save this rank's part of one tensor; the text of the error where torch failed, else ""."""
     import torch
@@ -217,7 +171,7 @@ def save_shards(ctx: RankContext, folder: Path) -> str:
         whole = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         known.save({"weight": whole}, checkpoint_id=folder / SHARDS, process_group=ctx.group)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torch gathers whatever the ranks raised
-        return _error_text(error)
+        return error_text(error)
     return ""
 
 
@@ -235,17 +189,10 @@ def load_shards(ctx: RankContext, folder: Path) -> Sharded:
     try:
         known.load(held, checkpoint_id=folder / SHARDS, no_dist=True)
     except (Exception, CheckpointException) as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
-        return loaded.model_copy(update={"error": _error_text(error)})
+        return loaded.model_copy(update={"error": error_text(error)})
     off = (held["weight"] != expected).nonzero().flatten().tolist()
     owners = tuple(sorted({place // ELEMENTS_OF_A_RANK for place in off}))
     return loaded.model_copy(update={"off": owners, "off_elements": len(off)})
-
-
-def _error_text(error: BaseException) -> str:
-    """The first failure of a CheckpointException, which is no Exception and has the traces of all; else the error."""
-    failures = getattr(error, "failures", None) or {}
-    first = next(iter(failures.values()), (error,))[0]
-    return f"{type(first).__name__}: {first}"[:200]
 
 
 def reason_against_parts(ctx: RankContext) -> str:
@@ -269,7 +216,7 @@ def load_part(ctx: RankContext, folder: Path) -> tuple[Resharded | None, str | N
         group: Any = dist.new_group(list(range(members)))
     try:
         part, error = _part(ctx, group, members) if is_member else (None, "")
-        error = _first_reason(ctx, "made parts", error)
+        error = first_reason(ctx, "made parts", error)
         found = None
         with ctx.step("load", f"shards by {members} ranks"):
             if part is not None and not error:
@@ -297,7 +244,7 @@ def _part(ctx: RankContext, group: Any, members: int) -> tuple[Any, str]:
         mesh = DeviceMesh.from_group(group, ctx.device.partition(":")[0])
         return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=whole, stride=(1,)), ""
     except Exception as error:  # noqa: BLE001 - what a torch of another version makes of it
-        return None, f"torch makes no parts for a smaller group: {_error_text(error)}"
+        return None, f"torch makes no parts for a smaller group: {error_text(error)}"
 
 
 def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tuple[Resharded | None, str]:
@@ -315,9 +262,9 @@ def _load_in_group(ctx: RankContext, folder: Path, group: Any, part: Any) -> tup
         known.load({"weight": part}, checkpoint_id=folder / SHARDS, process_group=group)
     except CheckpointException as error:
         failed = tuple(sorted(error.failures))
-        return loaded.model_copy(update={"error": _error_text(error), "failed": failed}), ""
+        return loaded.model_copy(update={"error": error_text(error), "failed": failed}), ""
     except Exception as error:  # noqa: BLE001 - a connection that was lost is not judged here
-        return None, f"torch could not load in a smaller group: {_error_text(error)}"
+        return None, f"torch could not load in a smaller group: {error_text(error)}"
     own = part.to_local()
     expected = torch.arange(first, end, dtype=torch.float32, device=own.device)  # each element is its own place
     off = (own != expected).nonzero().flatten().tolist()

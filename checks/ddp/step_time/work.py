@@ -205,7 +205,10 @@ def yours(ctx: RankContext) -> Work:
         torch.cuda.reset_peak_memory_stats()
     probe = ModelProbe(ctx)
     try:
-        ready = probe.ready()
+        loaded = probe.load()
+        if probe.sharded:
+            raise Skip(f"not measured: {ctx.model} is sharded by fully_shard, and steps are timed in DDP alone")
+        ready = probe.ready(loaded)
     except Stopped:
         raise Skip(f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model") from None
     if not ready.batches:

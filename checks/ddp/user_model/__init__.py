@@ -22,7 +22,7 @@ because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model import building, graphs, numbers
+from ddp_doctor.checks.ddp.user_model import building, graphs, numbers, sharded
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -31,12 +31,12 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing.user_model.probe import ModelProbe
+from ddp_doctor.probing.user_model.sharded_probe import ShardedProbe
 
 
 def probe(ctx: RankContext) -> UserModel:
     """Build the user's model on this rank and take it through DDP with the others."""
-    return ModelProbe(ctx).run()
+    return ShardedProbe(ctx).run()
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
@@ -66,7 +66,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=rules_in(building, graphs, numbers),
+    rules=rules_in(building, graphs, numbers, sharded),
     level=Level.QUICK,
     cost_s=1.0,
     is_essential=True,

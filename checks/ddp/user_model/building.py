@@ -99,12 +99,15 @@ _DOING = {
     "loss": "Your loss",
     "backward": "Your backward",
     "wrap": "Wrapping your model in DDP",
+    "optimizer": "Your optimizer(parameters)",
 }
 
 
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
         return in_model_code("Take init_process_group out of what the factory calls: it belongs to the script")
+    if "value was None when it should not be" in trouble.message:  # fully_shard meets what it has sharded already
+        return in_model_code("Call fully_shard once on each module: the units first, the model that holds them last")
     if trouble.type == "SystemExit":
         return in_model_code('Put what ends the program under `if __name__ == "__main__"`: the module is imported here')
     if trouble.type == "ModuleNotFoundError":
@@ -153,6 +156,8 @@ def differs(recording: Recording) -> Iterator[Draft]:
     """
     kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
     for found in manifests.compare(manifests.restored(kept)):
+        if found.kind in manifests.OF_SHARDING:  # DD790
+            continue
         where = ranks_at(recording, found.ranks)
         yield proved(
             rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
@@ -221,7 +226,7 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     what = f"has {has} parameters, and none requires a gradient" if has else "has no parameters"
     yield proved(
         NOBODY,
-        f"The model of {ranks[0].fact.model} {what}: DDP refuses it",
+        f"The model of {ranks[0].fact.model} {what}{'' if ranks[0].fact.sharded else ': DDP refuses it'}",
         Evidence(text="parameters that require a gradient", value=0.0),
         in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
     )
@@ -320,15 +325,19 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         if trial.judged_check != _CHECK or trial.outcome != "broken":
             continue
+        is_sharded = any(step.name == "sharded_step" for rank in trial.evidence for step in rank.steps[-1:])
+        way = "in fully_shard" if is_sharded else "in DDP"
         messages = [rank.raised.message for rank in trial.evidence if rank.raised and rank.raised.type == "StepFailed"]
         if not messages or len(messages) < len(trial.ranks):
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} works alone and fails in DDP on every rank: {messages[0][:120]}",
+            f"{recording.options.model} works alone and fails {way} on every rank: {messages[0][:120]}",
             Evidence(text=messages[0][:300]),
-            in_model_code("Fix what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. In DDP it says: {messages[0][:300]}",
+            in_model_code("Fix what the exception says")
+            if is_sharded
+            else in_model_code("Fix what the exception says; DDP takes one forward and one backward at a time"),
+            detail=f"Each rank's own forward and backward went well. {way.capitalize()} it says: {messages[0][:300]}",
         )
 
 

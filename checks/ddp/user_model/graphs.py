@@ -24,7 +24,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
 
     Finds: Trainable parameters that took no part in the loss of a batch, on all ranks: a head that is not called, a
         layer whose output is dropped. Information where the factory's options for DDP say
-        ``find_unused_parameters=True``.
+        ``find_unused_parameters=True``, or the model is in fully_shard.
     Why: DDP waits for every gradient: the second step raises "Expected to have finished reduction in the prior
         iteration".
     Remedy: Remove or freeze them before wrapping; or ``find_unused_parameters=True``, which costs time in each step.
@@ -35,21 +35,22 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         return
     fact = ranks[0].fact
     local = next(local for local in fact.local if local.unused_everywhere.count)
+    is_harmless = fact.finds_unused or fact.sharded is not None
     yield proved(
         (code(name) for name in local.unused_everywhere.names[:8]),
         f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
-        + ("" if fact.finds_unused else ": DDP fails in the second step"),
+        + ("" if is_harmless else ": DDP fails in the second step"),
         Evidence(
             text="parameters without a gradient",
             value=float(local.unused_everywhere.count),
             expected=0.0,
-            expected_from="what DDP waits for",
+            expected_from="what " + ("is trained" if fact.sharded else "DDP waits for"),
         ),
         in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
-        *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        *(() if is_harmless else (_FIND_UNUSED,)),
         detail=f"Unused with batch {local.step} on every rank, {local.unused_everywhere.count} of {fact.trainable}"
         " trainable parameters.",
-        severity=Severity.INFO if fact.finds_unused else None,
+        severity=Severity.INFO if is_harmless else None,
     )
 
 
@@ -111,11 +112,13 @@ def _unequal(
             for rank, some in frozen[:8]
         ),
         in_model_code("Let all ranks take the same path: decide by what they share, not by the rank or its data"),
-        *(() if fact.finds_unused else (_FIND_UNUSED,)),
+        *(() if fact.finds_unused or fact.sharded else (_FIND_UNUSED,)),
         detail=f"With batch {local.step} the ranks take different paths through the model."
         + (
             " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
             if fact.finds_unused
+            else " fully_shard gathers and reduces what a rank uses: the collectives do not match, and the job hangs."
+            if fact.sharded
             else " With DDP's default options the job hangs or fails in its second step."
         ),
         severity=Severity.INFO if fact.finds_unused else None,

@@ -131,8 +131,8 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
     what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
     yield proved(
         culprits(recording, ranks),
-        f"The {what} of {first.fact.model} is NaN or infinite on {on_ranks(recording, ranks)}, before DDP"
-        " exchanges anything",
+        f"The {what} of {first.fact.model} is NaN or infinite on {on_ranks(recording, ranks)}, before the"
+        " ranks exchange anything",
         (
             Evidence(
                 text=f"rank {rank_of(rank)}, batch {local.step}: loss"

@@ -3,7 +3,8 @@
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from ddp_doctor.facts.ddp.user_model import Names, UserModel
+from ddp_doctor.facts.ddp.names import Names
+from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import and_more

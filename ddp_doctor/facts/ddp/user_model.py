@@ -2,14 +2,14 @@
 
 from typing import ClassVar, Literal
 
+from ddp_doctor.facts.ddp.names import Names
+from ddp_doctor.facts.ddp.sharded_model import Mesh, ShardedModel
 from ddp_doctor.knowledge.ddp.manifests import Manifested
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
 #: What the user's code was asked to do when it failed.
-Phase = Literal["import", "factory", "move", "make_batch", "forward", "loss", "backward", "wrap"]
-#: This many of many names are listed; their number stands for the others.
-MOST_NAMES = 16
+Phase = Literal["import", "factory", "move", "make_batch", "forward", "loss", "backward", "wrap", "optimizer"]
 
 
 class Trouble(Frozen):
@@ -25,13 +25,6 @@ class Trouble(Frozen):
     where: str = ""
     misuse: bool = False
     out_of_memory: bool = False  # of the device, of which the doctor takes a part only
-
-
-class Names(Frozen):
-    """Some names out of ``count``."""
-
-    names: tuple[str, ...] = ()
-    count: int = 0
 
 
 class Misplaced(Frozen):
@@ -156,5 +149,7 @@ class UserModel(Fact):
     drifted: Names = Names()  # parameters that are not those of the first rank after the steps
     buckets: Buckets | None = None
     no_buckets: str | None = None
+    mesh: Mesh | None = None  # that the factory returned
+    sharded: ShardedModel | None = None  # where the model, on any rank, is in fully_shard: it is not wrapped in DDP
     forward_s: float = 0.0  # of the last synchronised step
     backward_s: float = 0.0

@@ -30,3 +30,10 @@ ROUNDING_ALONE = 1e-2
 def relative(dtype: str) -> float:
     """Of the largest mean absolute gradient in a parameter of this type."""
     return _RELATIVE.get(dtype, _OF_OTHERS)
+
+
+#: How far a step of a sharded model may be from that of one rank alone, in times of how far that one moves where its
+#: parameters are rounded once more: optimizers such as Adam make a whole step of a gradient that is rounding alone.
+#: Of 17 healthy models on four gloo ranks, float32 and bfloat16, no parameter was farther off than a tenth of what is
+#: allowed in all (tests/models/sharded.py, torch 2.13).
+SPREADS = 4.0

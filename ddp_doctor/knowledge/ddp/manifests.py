@@ -37,7 +37,19 @@ Kind = Literal[
     "sparse_grad",
     "ignored",
     "persistent",
+    "unit",
+    "mesh",
+    "placement",
+    "precision",
+    "resharding",
 ]
+#: Kinds that say how fully_shard was called, not what the model is.
+OF_SHARDING: tuple[Kind, ...] = ("unit", "mesh", "placement", "precision", "resharding")
+_IN_WORDS: Mapping[Kind, str] = {
+    "strides": "memory format",
+    "precision": "mixed precision",
+    "resharding": "reshard_after_forward",
+}
 #: Names of one difference that are listed.
 MOST_NAMES = 8
 
@@ -62,6 +74,12 @@ class Tensor(Frozen):
     persistent: bool = True  # of a buffer: part of the state_dict
     sparse_grad: bool = False  # of an embedding with sparse=True
     ignored: bool = False  # DDP is configured to leave it alone
+    # Of what fully_shard has sharded; None elsewhere, and where this torch does not say.
+    unit: str | None = None  # the module that was given to fully_shard
+    mesh: str | None = None  # "shard=4, ranks 0 1 2 3"
+    placement: str | None = None  # "Shard(dim=0)"
+    precision: str | None = None  # MixedPrecisionPolicy
+    resharding: str | None = None  # reshard_after_forward, and whether it is offloaded
 
 
 class Manifest(Frozen):
@@ -117,7 +135,8 @@ class Difference(Frozen):
         if self.kind == "tied":
             return f"{name} {verb} {self.here if ' ' in self.here else f'tied to {self.here}'}, not {self.there}"
         has = "have" if self.count > 1 else "has"
-        return f"{name} {has} {self.kind.replace('strides', 'memory format')} {self.here} instead of {self.there}"
+        kind = _IN_WORDS.get(self.kind, self.kind)
+        return f"{name} {has} {kind} {self.here} instead of {self.there}"
 
 
 def digest(manifest: Manifest) -> str:
@@ -267,4 +286,9 @@ _ATTRIBUTES: Mapping[Kind, Callable[[Tensor], str]] = {
     "sparse_grad": lambda tensor: str(tensor.sparse_grad),
     "ignored": lambda tensor: str(tensor.ignored),
     "persistent": lambda tensor: str(tensor.persistent),
+    "unit": lambda tensor: "none" if tensor.unit is None else tensor.unit or "(the model)",
+    "mesh": lambda tensor: str(tensor.mesh),
+    "placement": lambda tensor: str(tensor.placement),
+    "precision": lambda tensor: str(tensor.precision),
+    "resharding": lambda tensor: str(tensor.resharding),
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Misplaced
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing import sharding
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.user_code import SEED, Form, Loaded, Misuse, seed
 
@@ -32,7 +33,7 @@ def off_device(model: Any, device: str) -> tuple[Misplaced, ...]:
     found = [
         Misplaced(kind=kind, name=name, device=str(tensor.device))
         for kind, (name, tensor) in _kinds(model)
-        if not on(tensor, device)
+        if not on(tensor, device) and not sharding.is_dtensor(tensor)  # fully_shard may offload its shards
     ]
     # A CPU tensor of one number goes with any device; a larger one raises at its first use on a GPU.
     for prefix, module in model.named_modules():

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from ddp_doctor.facts.ddp.compiled import CompiledFact, CompiledStep
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Parting
+from ddp_doctor.facts.ddp.names import MOST_NAMES
+from ddp_doctor.facts.ddp.user_model import Parting
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.probing.user_model import batches, passes
 from ddp_doctor.probing.user_model.batches import Batch
@@ -30,7 +31,10 @@ class CompileProbe(ModelProbe):
         ctx = self.ctx
         with generators_kept(ctx.device):
             try:
-                loaded = self.loaded()
+                loaded = self.load()
+                if self.sharded:
+                    raise Skip(f"not tested: {ctx.model} is sharded by fully_shard, and not a bare model")
+                self.require_alike(loaded)
             except Stopped:
                 raise Skip(f"not tested: {ctx.model} cannot be used so ({self.seen['stopped']})") from None
             by_factory = is_compiled(loaded.model)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, BatchNorms, Call, Hook, Parting, Trouble
+from ddp_doctor.facts.ddp.names import MOST_NAMES
+from ddp_doctor.facts.ddp.user_model import BatchNorms, Call, Hook, Parting, Trouble
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch

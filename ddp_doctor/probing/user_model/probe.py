@@ -7,21 +7,21 @@ not return in a step that names it, with the line of the user's code at which it
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, LocalPass, Misplaced, OffGradient, Phase, Trouble, UserModel
+from ddp_doctor.facts.ddp.names import MOST_NAMES
+from ddp_doctor.facts.ddp.user_model import LocalPass, Misplaced, OffGradient, Phase, Trouble
 from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Misused, Skip
-from ddp_doctor.probing import module_manifest
+from ddp_doctor.probing import module_manifest, sharding
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches, passes, steps
 from ddp_doctor.probing.user_model.batches import Batch, move, off_device
 from ddp_doctor.probing.user_model.passes import Pass
-from ddp_doctor.probing.user_model.user_code import SEED, Loaded, attempt, find, generators_kept, made
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, attempt, find, made
 
 T = TypeVar("T")
 _RAISED, _MISUSED, _NO_MEMORY = "raised", "misused", "no memory"
@@ -52,37 +52,52 @@ class ModelProbe:
         self.ctx = ctx
         self._took_s: list[float] = []
         self._unused_somewhere = False  # on any rank: all ranks must wrap in the same way
+        self._names: dict[str, str] = {}  # of parameters in the user's model, where what runs is a copy with others
+        self.sharded = False  # by fully_shard, on any rank
         self.seen: dict[str, Any] = {"model": ctx.model, "device": ctx.device, "world_size": ctx.world_size}
 
-    def run(self) -> UserModel:
-        """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
-        with suppress(Stopped), generators_kept(self.ctx.device):
-            ready = self.ready()
-            options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
-            if ready.batches:
-                self._synchronised_steps(ready.model, options, ready.batches)
-            else:
-                self._wrap(ready.model, options)
-        return UserModel(**self.seen)
+    def in_ddp(self, loaded: Loaded) -> None:
+        """Run all phases, or those that the ranks can do together. Raises Stopped, Failed and Skip."""
+        ready = self.ready(loaded)
+        options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
+        if ready.batches:
+            self._synchronised_steps(ready.model, options, ready.batches)
+        else:
+            self._wrap(ready.model, options)
 
-    def ready(self) -> Ready:
-        """All that comes before DDP. Raises Stopped, Failed and Skip."""
-        loaded = self.loaded()
-        if loaded.make_batch is None:
-            return Ready(loaded.model, loaded.options)
-        given = self._batches(loaded)
-        unused = self._local_passes(loaded.model, given)
-        self._require_time()
-        return Ready(loaded.model, loaded.options, given, unused)
-
-    def loaded(self) -> Loaded:
-        """A model that is the same on all ranks and on their devices. Raises Stopped, Failed and Skip."""
+    def load(self) -> Loaded:
+        """What the factory returns, and whether any rank's is sharded. Raises Stopped, Failed and Skip."""
         # Each node names its own model; a head cannot name it for the others.
         with self.ctx.step("compare_names"):
             names = self.ctx.exchange("name", self.ctx.model)
         if len(set(names)) > 1:
             self._stop("names")
         loaded = self._load()
+        with self.ctx.step("compare_names", "whether it is sharded"):
+            answers = self.ctx.exchange("sharded", "yes" if sharding.is_sharded(loaded.model) else "")
+        self.sharded = any(answers)
+        return loaded
+
+    def ready(self, loaded: Loaded) -> Ready:
+        """All that comes before DDP. Raises Stopped, Failed and Skip."""
+        model = loaded.model
+        self.require_alike(loaded)
+        if loaded.make_batch is None:
+            return Ready(model, loaded.options)
+        given = self._batches(loaded)
+        unused = self._local_passes(model, given)
+        self._require_time()
+        return Ready(model, loaded.options, given, unused)
+
+    def require_alike(self, loaded: Loaded) -> None:
+        """Go on where all ranks have the same model, which can run on their devices. Raises Stopped and Failed."""
+        self._same_everywhere(loaded)
+        self._refuse_lazy(loaded.model, loaded)
+        if loaded.make_batch is not None:
+            self._require_gpu(loaded.model)
+
+    def _same_everywhere(self, loaded: Loaded) -> None:
+        """Count and place the model; go on where all ranks have the same one, with something to train."""
         model = loaded.model
         self._count(model, loaded)
         self._place(model)
@@ -92,10 +107,6 @@ class ModelProbe:
             self._stop("manifest")
         if not self.seen["trainable"]:
             self._stop("trainable")
-        self._refuse_lazy(model, loaded)
-        if loaded.make_batch is not None:
-            self._require_gpu(model)
-        return loaded
 
     def _stop(self, phase: str) -> None:
         self.seen["stopped"] = phase
@@ -169,10 +180,12 @@ class ModelProbe:
             has_batch=loaded.make_batch is not None,
             options=tuple(f"{name}={value!r}"[:80] for name, value in loaded.options.items()),
             finds_unused=bool(loaded.options.get("find_unused_parameters")),
+            mesh=None if loaded.mesh is None else sharding.mesh_of(loaded.mesh),
         )
 
     def _place(self, model: Any) -> None:
-        self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
+        if not self.sharded:
+            self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
         off = off_device(model, self.ctx.device)
         self.seen["misplaced"] = off[:MOST_NAMES]
         self._stop_if("placement", any(misplaced.kind != "attribute" for misplaced in off))
@@ -232,19 +245,22 @@ class ModelProbe:
         with ctx.step("compare_graphs", f"pass {step}"):
             all_unused = [set(json.loads(text)) for text in ctx.exchange(f"unused {step}", json.dumps(unused))]
             texts = ctx.exchange(f"calls {step}", json.dumps(done.noted.calls))
-        names = done.names
+        names = list(map(self._name, done.names))
         everywhere = set.intersection(*all_unused)
         self._unused_somewhere |= any(all_unused)
         return LocalPass(
             step=step,
             loss=done.loss,
-            not_finite=steps.counted(done.not_finite),
+            not_finite=steps.counted(list(map(self._name, done.not_finite))),
             unused=steps.counted([names[place] for place in unused if place not in everywhere]),
             unused_everywhere=steps.counted([names[place] for place in sorted(everywhere)]),
-            frozen=steps.counted(done.frozen),
+            frozen=steps.counted(list(map(self._name, done.frozen))),
             unknown=steps.counted(done.unknown),
             parting=passes.parting(ctx.group_rank, texts, ctx.ranks),
         )
+
+    def _name(self, name: str) -> str:
+        return self._names.get(name, name)
 
     def _wrap(self, model: Any, options: Mapping[str, Any], name: str = "wrap") -> Any:
         ddp = self._attempt("wrap", lambda: steps.wrap(self.ctx, model, options), name)

@@ -5,7 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.user_model import MOST_NAMES, Bucket, Buckets, Names, OffGradient
+from ddp_doctor.facts.ddp.names import MOST_NAMES, Names
+from ddp_doctor.facts.ddp.user_model import Bucket, Buckets, OffGradient
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing.user_model.batches import Batch

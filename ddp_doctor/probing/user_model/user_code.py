@@ -193,6 +193,10 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
         raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
     if not isinstance(model, torch.nn.Module):
         raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
+        raise Misuse(
+            f"{name} returns a model in FullyShardedDataParallel (FSDP1); what is tested is fully_shard (FSDP2)"
+        )
     make_batch, loss, options, optimizer, step, units, mesh = (parts.get(part) for part in (*_NAMES[1:], *_MORE))
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
     _require_function(name, loss, "loss(output, batch)", 2, "lambda output, batch: mse_loss(output, batch[1])")

@@ -1,0 +1,323 @@
+"""DD790 to DD797: a model in fully_shard that ranks shard otherwise, wraps, optimizers, steps and checkpoints of it."""
+
+from collections.abc import Iterator
+
+from ddp_doctor.checks.ddp.user_model.wording import code, culprits, facts, names, on_ranks
+from ddp_doctor.facts.ddp.names import Names
+from ddp_doctor.facts.ddp.sharded_model import Off, ShardedModel
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.knowledge.ddp import manifests
+from ddp_doctor.knowledge.thresholds import LARGE_UNIT_BYTES
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.torch_calls import in_model_code
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
+
+_FULLY_SHARD = "distributed.fsdp.fully_shard.html"
+
+
+def _sharded(recording: Recording) -> list[tuple[FactAt[UserModel], ShardedModel]]:
+    """What all ranks shard alike: the rest is DD790's."""
+    alike = (rank for rank in facts(recording) if rank.fact.stopped != "manifest")
+    return [(rank, rank.fact.sharded) for rank in alike if rank.fact.sharded is not None]
+
+
+@rule("DD790", "model-sharded-otherwise-on-a-rank", Severity.ERROR, UserModel)
+def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
+    """Ranks that shard the same model in different ways.
+
+    Finds: Another unit, mesh, placement, MixedPrecisionPolicy, ``reshard_after_forward`` or offload policy of a
+        parameter on some ranks, or another mesh that the factory returns; compared before any collective of the model.
+    Why: Each unit is gathered and reduced by collectives in which all ranks must agree on order, size and type. The job
+        hangs, or adds bytes of different parameters.
+    Remedy: Call fully_shard with the same arguments on the same modules on every rank.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    kept = {rank_of(rank): rank.fact.manifest for rank in facts(recording) if rank.fact.manifest is not None}
+    different = manifests.compare(manifests.restored(kept))
+    of_sharding = [difference for difference in different if difference.kind in manifests.OF_SHARDING]
+    for (ranks, peer, sure), found in grouped(
+        ((each.ranks, each.peer, each.sure), each) for each in of_sharding
+    ).items():
+        where = ranks_at(recording, ranks)
+        yield proved(
+            rank_culprits(recording, UserModel, ranks) if sure else (),
+            f"Your model is not sharded on {where} as on rank {peer}: {found[0].words()}",
+            (
+                Evidence(text=f"{each.kind} of {each.names[0]}: {each.here} on {where}, {each.there} on rank {peer}")
+                for each in found
+            ),
+            in_model_code("Call fully_shard with the same arguments on the same modules on every rank"),
+            detail=f"It is {', '.join(found[0].names)}."
+            + ("" if sure else " No more than half of the ranks agree, so it is unsure which are right."),
+        )
+    if different:
+        return
+    # Of a part of a mesh each rank has its own.
+    meshes = grouped((rank.fact.mesh, rank) for rank in facts(recording) if not _is_part(rank.fact))
+    if len(meshes) < 2:
+        return
+    usual = max(meshes, key=lambda mesh: len(meshes[mesh]))
+    odd = [rank for mesh, members in meshes.items() if mesh != usual for rank in members]
+    is_sure = 2 * len(meshes[usual]) > len(facts(recording))
+    yield proved(
+        culprits(recording, odd) if is_sure else NOBODY,
+        f"{odd[0].fact.model} returns another mesh on {on_ranks(recording, odd)} than on the other ranks",
+        (Evidence(text=f"{mesh} on {on_ranks(recording, members)}") for mesh, members in meshes.items()),
+        in_model_code("Make the mesh with the same arguments on every rank"),
+    )
+
+
+def _is_part(fact: UserModel) -> bool:
+    return fact.mesh is not None and len(fact.mesh.ranks) < fact.world_size
+
+
+@rule("DD791", "sharded-model-is-no-unit-itself", Severity.WARNING, UserModel)
+def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
+    """A model whose parts are given to fully_shard, and the model itself is not.
+
+    Finds: Units in the model, and none that is the model; all its parameters are in those units. Where some are not,
+        that is DD793's.
+    Why: Each unit is a root of its own: nothing is gathered ahead of the forward of the next one, and each keeps its
+        parameters whole between forward and backward, as fully_shard leaves the root, so little memory is saved.
+    Remedy: ``fully_shard(model)`` after its units.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = [(rank, sharded) for rank, sharded in _sharded(recording) if not sharded.root and not sharded.outside.count]
+    if not found:
+        return
+    rank, sharded = found[0]
+    yield proved(
+        NOBODY,
+        f"{rank.fact.model} is not given to fully_shard itself, only {sharded.unit_count} modules in it",
+        Evidence(text="units that are a root of their own", value=float(sharded.unit_count), expected=1.0),
+        in_model_code("Call fully_shard(model) after its units", reference=_FULLY_SHARD),
+    )
+
+
+@rule("DD792", "sharded-model-is-one-unit", Severity.WARNING, UserModel)
+def one_unit(recording: Recording) -> Iterator[Draft]:
+    """A large model that is gathered as a whole.
+
+    Finds: The model is the only unit, and its parameters take 256 MiB or more.
+    Why: Before the first layer runs all parameters are gathered on every rank, so the peak of memory is that of the
+        whole model, and no communication is hidden behind computing.
+    Remedy: ``fully_shard`` of each repeated layer, then of the model.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    for rank, sharded in _sharded(recording)[:1]:
+        if sharded.root and sharded.unit_count == 1 and sharded.parameter_bytes >= LARGE_UNIT_BYTES:
+            yield proved(
+                NOBODY,
+                f"{rank.fact.model} is one unit of fully_shard: every rank gathers all"
+                f" {sharded.parameter_bytes / 2**20:.0f} MiB of parameters at once",
+                Evidence(text="units", value=1.0),
+                in_model_code("Call fully_shard on each repeated layer, then on the model", reference=_FULLY_SHARD),
+            )
+
+
+@rule("DD793", "parameters-outside-of-sharding", Severity.ERROR, UserModel)
+def outside(recording: Recording) -> Iterator[Draft]:
+    """Trainable parameters that no unit shards.
+
+    Finds: Parameters that are no DTensors though others are: the model itself is not given to fully_shard, they are in
+        ``ignored_params``, or they were added afterwards. An error where a step shows that their gradients are not
+        averaged; a warning where steps could not be compared; nothing where the job averages them by itself.
+    Why: fully_shard reduces the gradients of what it shards. Others are trained on each rank with its own batches
+        alone: the ranks have different models from the first step on.
+    Remedy: ``fully_shard(model)`` last, after all parameters are there; or reduce their gradients in the step.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.outside.count]
+    if not found:
+        return
+    rank, sharded = found[0]
+    off = {each.parameter: each for _, here in found for each in here.off if each.parameter in here.outside.names}
+    if sharded.loss_alone is not None and not off:
+        return
+    why = "" if sharded.root else ", for the model itself is not given to fully_shard"
+    yield likely(
+        (code(name) for name in sharded.outside.names[:8]),
+        f"fully_shard does not shard {names(sharded.outside)} of {rank.fact.model}{why}:"
+        f" {'nobody averages their gradients' if off else 'it does not average their gradients'}",
+        [_evidence(each, rank_of(rank)) for each in off.values()][:8]
+        or Evidence(text="trainable parameters in no unit", value=float(sharded.outside.count), expected=0.0),
+        in_model_code("Call fully_shard(model) last, when all parameters are there", reference=_FULLY_SHARD),
+        in_model_code("Or average their gradients in your step, and leave them in ignored_params"),
+        severity=None if off else Severity.WARNING,
+    )
+
+
+def _evidence(off: Off, rank: int) -> Evidence:
+    return Evidence(
+        text=f"rank {rank}, {off.parameter}: mean distance from what one rank alone has after the step",
+        value=off.error,
+        expected=off.allowed,
+        expected_from=f"rounding, at most; the step moves it by {off.moved:.3g}",
+    )
+
+
+@rule("DD794", "sharded-steps-are-not-those-of-one-rank", Severity.ERROR, UserModel, explained_by=("DD779",))
+def off(recording: Recording) -> Iterator[Draft]:
+    """Steps of the sharded model that give other parameters than one rank alone gets from the same batches.
+
+    Finds: After a step of the job (the factory's ``step`` and ``optimizer``, if it has them) a shard is not what a copy
+        without fully_shard has, whose gradients are averaged over all ranks; or a rank's optimizer or step does
+        something else with equal parameters and gradients.
+    Why: The gradients are not those of the batches of all ranks, or a shard is not trained; the loss may still fall.
+    Remedy: Look at ``set_requires_gradient_sync``, ``set_requires_all_reduce`` and what depends on the rank.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = _sharded(recording)
+    drifted = [rank for rank, sharded in found if sharded.drifted.count]
+    if drifted:
+        yield _drift(recording, drifted)
+        return
+    off = [(rank, here) for rank, sharded in found if (here := [each for each in sharded.off if _is_in(sharded, each)])]
+    if not off:
+        return
+    ranks, fact = [rank for rank, _ in off], off[0][0].fact
+    assert fact.sharded is not None
+    shown = Names(names=tuple(each.parameter for each in off[0][1]), count=len(off[0][1]))
+    is_sure, where = 2 * len(ranks) < fact.world_size, on_ranks(recording, ranks)
+    if all(each.unchanged for _, here in off for each in here):
+        what = f"Step {fact.sharded.off_step} leaves {names(shown)} of {fact.model} unchanged on {where}"
+        cure = "Let the last backward of a step reduce: set_requires_gradient_sync(True), set_requires_all_reduce(True)"
+    else:
+        what = (
+            f"After step {fact.sharded.off_step} {names(shown)} of {fact.model} on {where} is not what one rank alone"
+            " makes of the batches of all"
+        )
+        cure = "Look for gradients that are not reduced, hooks that change them, and code that asks for the rank"
+    yield likely(
+        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in shown.names[:8])),
+        what,
+        (_evidence(here[0], rank_of(rank)) for rank, here in off[:8]),
+        in_model_code(cure, reference=_FULLY_SHARD),
+        detail="One rank alone: a copy without fully_shard, whose gradients are averaged over all ranks.",
+    )
+
+
+def _is_in(sharded: ShardedModel, off: Off) -> bool:
+    """Whether fully_shard has the parameter: of the others DD793 speaks."""
+    return off.parameter not in sharded.outside.names
+
+
+def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
+    fact = ranks[0].fact
+    assert fact.sharded is not None
+    is_sure = 2 * len(ranks) < fact.world_size  # else perhaps the first rank is off
+    own = "your step" if fact.sharded.step_given else "your optimizer"
+    return likely(
+        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in fact.sharded.drifted.names[:8])),
+        f"On {on_ranks(recording, ranks)} {own} makes something else of {names(fact.sharded.drifted)} of {fact.model}"
+        " than on the first rank, from equal gradients",
+        Evidence(
+            text="parameters that differ after the steps",
+            value=float(fact.sharded.drifted.count),
+            expected=0.0,
+            expected_from="the first rank's",
+        ),
+        in_model_code(
+            "Give the optimizer the same parameters and options on every rank, and let no step ask for the rank"
+        ),
+        detail="Seen in copies without fully_shard, which have the same parameters and gradients on all ranks.",
+    )
+
+
+@rule("DD795", "optimizer-made-before-sharding", Severity.ERROR, UserModel)
+def stale_optimizer(recording: Recording) -> Iterator[Draft]:
+    """An optimizer that holds the parameters from before fully_shard.
+
+    Finds: Tensors in the optimizer's groups that are no parameters of the sharded model.
+    Why: fully_shard puts new parameters in place of those that were there. The old ones get no gradient, so the
+        optimizer changes nothing, and the loss does not fall.
+    Remedy: Make the optimizer of ``model.parameters()`` after fully_shard.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.stale]
+    if not found:
+        return
+    ranks, sharded = [rank for rank, _ in found], found[0][1]
+    yield proved(
+        culprits(recording, ranks),
+        f"{sharded.stale} of {sharded.stale_of} tensors that the {sharded.optimizer} of {ranks[0].fact.model} holds on"
+        f" {on_ranks(recording, ranks)} are no parameters of the sharded model",
+        (
+            Evidence(text=f"rank {rank_of(rank)}: no parameters of the model", value=float(here.stale), expected=0.0)
+            for rank, here in found[:8]
+        ),
+        in_model_code("Make the optimizer of model.parameters() after fully_shard", reference=_FULLY_SHARD),
+        detail="fully_shard puts new parameters in place of the old ones. No step was run.",
+    )
+
+
+@rule("DD796", "sharded-over-a-part-of-the-ranks", Severity.ERROR, UserModel)
+def over_a_part(recording: Recording) -> Iterator[Draft]:
+    """A model that is sharded over some of the ranks, and not replicated over the others.
+
+    Finds: All meshes that parameters are sharded over have fewer ranks than the run.
+    Why: Gradients are averaged within a mesh alone. Ranks of different meshes train different models: with one
+        dimension of a mesh of two (``mesh["shard"]``) nothing is averaged over the other.
+    Remedy: Give fully_shard the mesh of both dimensions, (replicate, shard).
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = [(rank, sharded) for rank, sharded in _sharded(recording) if rank.fact.stopped == "mesh"]
+    if not found:
+        return
+    meshes = sorted({mesh.ranks for _, sharded in found for mesh in sharded.meshes})
+    rank, least = found[0][0], min(meshes, key=len)
+    yield likely(
+        NOBODY,
+        f"{rank.fact.model} is sharded over {len(least)} of {rank.fact.world_size} ranks, and its gradients are"
+        " averaged among those alone",
+        (Evidence(text=f"sharded over ranks {' '.join(map(str, ranks))}") for ranks in meshes[:8]),
+        in_model_code(
+            "Give fully_shard the whole mesh: of two dimensions, (replicate, shard), for HSDP", reference=_FULLY_SHARD
+        ),
+        detail="No step was run. If the other ranks do another part of the work (pipeline, experts), leave this out:"
+        " --ignore DD796.",
+    )
+
+
+@rule("DD797", "sharded-model-is-not-loaded-as-saved", Severity.ERROR, UserModel)
+def not_loaded(recording: Recording) -> Iterator[Draft]:
+    """A sharded model that torch.distributed.checkpoint does not bring back.
+
+    Finds: After get_state_dict, save, load and set_state_dict a trainable parameter is not, bit for bit, what was
+        saved; a warning where one of these raises. Models of more than 64 MiB are not saved.
+    Why: The job resumes with parameters that were never trained, or not at all.
+    Remedy: What is said: a state_dict of the model's own that leaves parameters out, or parameters that the optimizer
+        has no state of, because they get no gradient.
+    See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+    """
+    found = _sharded(recording)
+    lost = [(rank, sharded) for rank, sharded in found if sharded.not_loaded.count]
+    failed = [(rank, sharded) for rank, sharded in found if sharded.save_trouble]
+    if lost:
+        rank, sharded = lost[0]
+        yield proved(
+            (code(name) for name in sharded.not_loaded.names[:8]),
+            f"{names(sharded.not_loaded)} of {rank.fact.model} is not what was saved after torch.distributed.checkpoint"
+            " has loaded it",
+            Evidence(text="parameters that are not as saved", value=float(sharded.not_loaded.count), expected=0.0),
+            in_model_code("Look for a state_dict or load_state_dict of your own, or hooks, that leave it out"),
+        )
+    elif failed:
+        rank, sharded = failed[0]
+        trouble = sharded.save_trouble or ""
+        yield likely(
+            NOBODY,
+            f"{rank.fact.model} cannot be saved and loaded with torch.distributed.checkpoint: {trouble[:120]}",
+            Evidence(text=trouble),
+            in_model_code(
+                "Freeze or remove what gets no gradient"
+                if "Missing optimizer state" in trouble
+                else "Fix what it says, unless your job saves in another way"
+            ),
+            severity=Severity.WARNING,
+        )

@@ -1,0 +1,174 @@
+"""The user's own model where the factory has sharded it with fully_shard (FSDP2): it is never wrapped in DDP.
+
+The ranks compare how each has sharded it before anything of the model can hang on a difference. Each then runs a copy
+without fully_shard by itself, as a model for DDP is run. The steps that follow are those of the job, and what comes
+of them is held against the same steps of the copies, whose gradients are averaged.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ddp_doctor.facts.ddp.names import MOST_NAMES, Names
+from ddp_doctor.facts.ddp.sharded_model import ShardedModel
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.probing import checkpoints, sharding
+from ddp_doctor.probing.rank_identity import finish
+from ddp_doctor.probing.user_model import passes, sharded_checkpoint, sharded_steps, steps, unsharded
+from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
+from ddp_doctor.probing.user_model.sharded_steps import Trained
+from ddp_doctor.probing.user_model.unsharded import Copy, NotCopied
+from ddp_doctor.probing.user_model.user_code import Loaded, attempt, generators_kept
+
+#: Parameters of a model of which each rank makes a whole copy on the CPU …
+_MOST_BYTES = 1 << 30
+#: … and on a GPU this share of the part that the doctor takes: gradients, optimizer and activations come on top.
+_GPU_SHARE = 8
+
+
+class ShardedProbe(ModelProbe):
+    """A model in DDP as ``ModelProbe`` looks at it, or in fully_shard."""
+
+    def run(self) -> UserModel:
+        """Run all phases, or those that the ranks can do together. Raises Failed and Skip."""
+        self.of_sharded: dict[str, Any] = {}
+        with suppress(Stopped), generators_kept(self.ctx.device):
+            loaded = self.load()
+            if self.sharded:
+                self._in_shards(loaded)
+            else:
+                self.in_ddp(loaded)
+        if self.sharded and self.of_sharded:
+            self.seen["sharded"] = ShardedModel(**self.of_sharded)
+        return UserModel(**self.seen)
+
+    def _in_shards(self, loaded: Loaded) -> None:
+        sharding.require_torch()
+        model, found = loaded.model, self.of_sharded
+        self._describe(loaded)
+        self._same_everywhere(loaded)
+        self._stop_if("mesh", self._is_apart())
+        if loaded.make_batch is None:
+            return
+        self._require_gpu(model)
+        copy = self._copy(model)
+        given = self._batches(loaded)
+        if copy is not None:
+            copy = self._run_alone(loaded, copy, given)
+        unequal = any(local.unused.count for local in self.seen.get("local", ()))
+        self._stop_if("graphs", unequal)
+        if self._took_s:
+            self._require_time()
+        optimizer = self._attempt("optimizer", lambda: sharded_steps.optimizer_of(loaded, model))
+        found.update(
+            optimizer=type(optimizer).__name__,
+            optimizer_given=loaded.optimizer is not None,
+            step_given=loaded.step is not None,
+        )
+        found["stale"], found["stale_of"] = sharded_steps.held_elsewhere(optimizer, model)
+        self._stop_if("stale", bool(found["stale"]))
+        self._steps(loaded, optimizer, copy, given)
+        if found.get("off_step") is None:
+            named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+            found.update(sharded_checkpoint.save_and_load(self.ctx, model, optimizer, named))
+
+    def _describe(self, loaded: Loaded) -> None:
+        units, each = sharding.units(loaded.model), list(sharding.parameters(loaded.model))
+        outside = [
+            sharded.name
+            for sharded in each
+            if sharded.parameter.requires_grad and not sharding.is_dtensor(sharded.parameter)
+        ]
+        meshes = {sharded.parameter.device_mesh for sharded in each if sharding.is_dtensor(sharded.parameter)}
+        self.of_sharded.update(
+            root=sharding.is_unit(loaded.model) or sharding.is_unit(getattr(loaded.model, "_orig_mod", None)),
+            unit_count=len(units),
+            largest=units[0] if units else None,
+            parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters()),
+            meshes=tuple(sorted(map(sharding.mesh_of, meshes), key=str)),
+            outside=steps.counted(outside),
+        )
+
+    def _is_apart(self) -> bool:
+        """Whether all parameters are sharded over a part of the ranks."""
+        meshes = self.of_sharded["meshes"]
+        return bool(meshes) and all(len(mesh.ranks) < self.ctx.world_size for mesh in meshes)
+
+    def _copy(self, model: Any) -> Copy | None:
+        """The copy, where all ranks can make one; else the reason is noted."""
+        ctx, copy = self.ctx, None
+        most = ctx.gpu_memory_bytes // _GPU_SHARE if ctx.device.startswith("cuda") else _MOST_BYTES
+        reason = checkpoints.first_reason(ctx, "can be copied", sharded_steps.why_not(model, most))
+        if not reason:
+            try:
+                with ctx.step("gather", "parameters"):
+                    copy = unsharded.copy_of(model)
+                    finish(ctx.device)
+            except NotCopied as problem:
+                reason = str(problem)
+            reason = checkpoints.first_reason(ctx, "copied", reason)
+        self.of_sharded["not_compared"] = reason or None
+        return None if reason else copy
+
+    def _run_alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> Copy | None:
+        """Each rank runs the copy. Where none can and all can run the user's own model, the copy is at fault."""
+        buffers = [buffer.detach().clone() for buffer in copy.model.buffers()]
+        self._names = copy.names()
+        trouble = passes.run(copy.model, given[0]).trouble
+        with self.ctx.step("compare_outcomes", "copy"):
+            failed = self.ctx.exchange("outcome of the copy", trouble.type or "Misuse" if trouble else "")
+        if all(failed):
+            with self.ctx.step("sharded_step", "where no copy runs"):
+                own = attempt("forward", lambda: given[0].loss(given[0].forward(loaded.model)).backward())[1]
+            self._settle("forward", trouble if own else None, "pass in shards")
+            self.of_sharded["not_compared"] = f"a copy without fully_shard does not run ({failed[0]})"
+            return None
+        steps.restore_buffers(copy.model, buffers)
+        self._local_passes(copy.model, given)
+        steps.restore_buffers(copy.model, buffers)
+        return copy
+
+    def _steps(self, loaded: Loaded, optimizer: Any, copy: Copy | None, given: Mapping[int, Batch]) -> None:
+        ctx, found = self.ctx, self.of_sharded
+        parameters = [each.parameter for each in sharding.parameters(loaded.model)]
+        if copy is not None:
+            parameters = [pair.sharded.parameter for pair in copy.pairs]
+        done = sharded_steps.sharded(ctx, loaded, optimizer, given, parameters)
+        found.update(steps=len(done.shards), loss=done.losses[-1])
+        if copy is None:
+            return
+        apart = self._alone(loaded, copy, given)
+        if apart is None:
+            return
+        found["loss_alone"] = apart[0].losses[-1]
+        self._compare(copy, done, *apart)
+
+    def _alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> tuple[Trained, Trained] | None:
+        """The steps of the copy, twice: the second time from parameters that are rounded once more."""
+        copy.average_gradients(self.ctx)
+        initial = [pair.whole.detach().clone() for pair in copy.pairs]
+        buffers = [buffer.detach().clone() for buffer in copy.model.buffers()]
+
+        def twice() -> tuple[Trained, Trained]:
+            first = sharded_steps.alone(self.ctx, loaded, copy, given, "as it is")
+            off = steps.drifted(self.ctx, copy.model)
+            self.of_sharded["drifted"] = Names(names=tuple(map(self._name, off.names)), count=off.count)
+            steps.restore_buffers(copy.model, buffers)
+            sharded_steps.round_once(copy, initial)
+            return first, sharded_steps.alone(self.ctx, loaded, copy, given, "rounded")
+
+        both, trouble = attempt("backward", twice)
+        mine = f"without fully_shard your step raises {trouble.type}: {trouble.message}" if trouble else ""
+        reason = checkpoints.first_reason(self.ctx, "stepped alone", mine)
+        self.of_sharded["not_compared"] = reason[:300] or None
+        return None if reason else both
+
+    def _compare(self, copy: Copy, done: Trained, alone: Trained, rounded: Trained) -> None:
+        for number in range(len(done.shards)):
+            mine = sharded_steps.off(copy.pairs, number, done, alone, rounded)
+            with self.ctx.step("compare_parameters", f"after step {number}"):
+                counts = self.ctx.exchange(f"off after step {number}", str(len(mine)))
+            if any(map(int, counts)):
+                self.of_sharded.update(off_step=number, off=tuple(mine[:MOST_NAMES]), off_count=len(mine))
+                return

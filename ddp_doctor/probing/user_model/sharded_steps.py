@@ -1,0 +1,180 @@
+"""Steps of a sharded model as the job makes them, against those of one rank alone with the batches of all ranks."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.facts.ddp.sharded_model import Off
+from ddp_doctor.knowledge.ddp import gradient_tolerance
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.probing import sharding
+from ddp_doctor.probing.rank_identity import finish
+from ddp_doctor.probing.user_model import steps
+from ddp_doctor.probing.user_model.batches import Batch
+from ddp_doctor.probing.user_model.passes import clear, finite
+from ddp_doctor.probing.user_model.unsharded import Copy, Pair, local, shard_of
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, seed, trouble
+
+
+@dataclass
+class Trained:
+    """What comes of the steps on one rank: this rank's shard of every parameter, before and after each; its losses."""
+
+    before: list[Any] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
+    shards: list[list[Any]] = field(default_factory=list)
+
+
+def optimizer_of(loaded: Loaded, model: Any) -> Any:
+    """The factory's optimizer of a model's parameters, else AdamW."""
+    import torch
+
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if loaded.optimizer is not None:
+        return loaded.optimizer(parameters)
+    # One parameter at a time: lists of them may not hold tensors of both kinds, sharded and whole.
+    return torch.optim.AdamW(parameters, foreach=False)
+
+
+def held_elsewhere(optimizer: Any, model: Any) -> tuple[int, int]:
+    """How many tensors the optimizer holds that are no parameters of the model, and how many it holds."""
+    known = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return sum(1 for parameter in held if id(parameter) not in known), len(held)
+
+
+def step(loaded: Loaded, model: Any, optimizer: Any, batch: Batch, number: int) -> float | None:
+    """One whole step, as the factory's ``step`` makes it or as a plain loop does; its loss, where it tells one."""
+    import torch
+
+    model.train()
+    seed(SEED + number)
+    if loaded.step is not None:
+        loss = loaded.step(model, optimizer, batch.given)
+    else:
+        loss = batch.loss(batch.forward(model))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # a step may return anything
+        return finite(loss if isinstance(loss, torch.Tensor) else torch.tensor(float(loss)))
+    return None
+
+
+def sharded(
+    ctx: RankContext, loaded: Loaded, optimizer: Any, given: Mapping[int, Batch], parameters: Sequence[Any]
+) -> Trained:
+    """The steps of the user's model. Raises StepFailed; the peers of a rank that fails wait inside their steps."""
+    done = Trained(read(parameters))
+    clear(loaded.model)
+    for number, batch in given.items():
+        try:
+            with ctx.step("sharded_step", f"batch {number}"):
+                done.losses.append(step(loaded, loaded.model, optimizer, batch, number))
+                finish(ctx.device)
+        except Exception as error:  # noqa: BLE001 - what the user's code and fully_shard make of one another
+            what = trouble("backward", error)
+            at = f" at {Path(what.where).name}" if what.where else ""
+            raise steps.StepFailed(f"{what.type}{at}: {what.message}") from None
+        done.shards.append(read(parameters))
+    return done
+
+
+def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batch], name: str) -> Trained:
+    """The same steps of the copy, whose gradients are averaged."""
+
+    def shards() -> list[Any]:
+        return [shard_of(pair, pair.whole).cpu().clone() for pair in copy.pairs]
+
+    done, optimizer = Trained(shards()), optimizer_of(loaded, copy.model)
+    if held_elsewhere(optimizer, copy.model)[0]:
+        raise ValueError("optimizer(parameters) makes no optimizer of the parameters that it is given")
+    clear(copy.model)
+    for number, batch in given.items():
+        with ctx.step("step_alone", f"{name}, batch {number}"):
+            done.losses.append(step(loaded, copy.model, optimizer, batch, number))
+        done.shards.append(shards())
+    clear(copy.model)
+    return done
+
+
+def read(parameters: Sequence[Any]) -> list[Any]:
+    """What of these parameters is on this rank, copied to the CPU."""
+    return [local(parameter).cpu().clone() for parameter in parameters]
+
+
+def round_once(copy: Copy, initial: Sequence[Any]) -> None:
+    """Give the copy the parameters that it had at first, each rounded up or down once in the type it computes in."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    with torch.no_grad():
+        for pair, value in zip(copy.pairs, initial, strict=True):
+            up = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
+            pair.whole.copy_(value * (1 + up * _unit(pair)) if value.is_floating_point() else value)
+
+
+def _unit(pair: Pair) -> float:
+    """The distance of 1 to the next number of the type that the parameter is computed in."""
+    import torch
+
+    policy, dtype = pair.sharded.policy, pair.whole.dtype
+    dtype = policy.param_dtype if policy is not None and policy.param_dtype is not None else dtype
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+
+
+def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, rounded: Trained) -> list[Off]:
+    """The parameters whose shard is, after this step, not what the copy has.
+
+    ``rounded`` are the steps of the copy from parameters that were rounded once more: what differs is rounding alone.
+    """
+    import torch
+
+    def moved_by(trained: Trained, place: int) -> Any:
+        return trained.shards[number][place].double() - trained.before[place].double()
+
+    found = []
+    for place, pair in enumerate(pairs):
+        got, wanted = done.shards[number][place], alone.shards[number][place]
+        if not got.numel() or not bool(wanted.isfinite().all()):  # a rank may have no row; NaN is DD779's
+            continue
+        move = moved_by(alone, place)
+        moved, spread = (float(tensor.abs().mean()) for tensor in (move, move - moved_by(rounded, place)))
+        error = float((got.double() - wanted.double()).abs().mean())
+        kept = float(torch.finfo(got.dtype).eps) * float(wanted.abs().mean()) if got.is_floating_point() else 0.0
+        allowed = _relative(pair) * moved + gradient_tolerance.SPREADS * spread + kept + gradient_tolerance.SMALLEST
+        if not error <= allowed:
+            known = error if error - error == 0.0 else None
+            same = torch.equal(got, done.before[place])
+            found.append(Off(parameter=pair.sharded.name, error=known, allowed=allowed, moved=moved, unchanged=same))
+    return found
+
+
+def _relative(pair: Pair) -> float:
+    """What of a step may be lost by the types that the unit computes and reduces in."""
+    policy = pair.sharded.policy
+    types = [pair.whole.dtype, *((policy.param_dtype, policy.reduce_dtype) if policy else ())]
+    return max(gradient_tolerance.relative(str(dtype).removeprefix("torch.")) for dtype in types if dtype is not None)
+
+
+def why_not(model: Any, most_bytes: int) -> str:
+    """Why one rank alone cannot make the same steps; "" where it can."""
+    found = list(sharding.parameters(model))
+    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if size > most_bytes:
+        return f"its {size / 2**30:.1f} GiB of parameters are too many for a whole copy on each rank"
+    of_unit = [each for each in found if each.unit is not None]
+    if any(each.policy is None for each in of_unit):
+        return "this torch does not tell how fully_shard was called"
+    for each in of_unit:
+        assert each.policy is not None
+        if each.parameter.device_mesh.ndim > each.policy.mesh_dimensions:
+            mesh = sharding.in_words(sharding.mesh_of(each.parameter.device_mesh))
+            return f"{each.name} is parallel in another way, too: its mesh is {mesh}"
+    if any(each.unit is None and sharding.is_dtensor(each.parameter) for each in found):
+        return "some of its DTensors are not fully_shard's"
+    if len({each.parameter.device_mesh for each in of_unit}) > 1:
+        return "its units are sharded over several meshes"
+    return ""

@@ -1,0 +1,223 @@
+"""Models in fully_shard with one defect each; the rank that is off is number 1."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tests.models.planted import is_bad
+from tests.models.sharded import Net, clipped_step, in_units, loss, returned
+
+
+def other_units():
+    model = Net()
+    for layer in model.layers[1:] if is_bad() else model.layers:
+        fully_shard(layer)
+    return returned(fully_shard(model))
+
+
+def other_precision():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if is_bad() else None)
+    return returned(in_units(Net(), mp_policy=policy))
+
+
+def other_dtype():
+    return returned(in_units(Net().bfloat16() if is_bad() else Net()))
+
+
+def other_resharding():
+    return returned(in_units(Net(), reshard_after_forward=not is_bad()))
+
+
+def other_mesh():
+    ranks = list(range(dist.get_world_size()))
+    return returned(in_units(Net(), mesh=DeviceMesh("cpu", ranks[::-1] if is_bad() else ranks)))
+
+
+def bare_on_one_rank():
+    return returned(Net() if is_bad() else in_units(Net()))
+
+
+def root_not_wrapped():
+    model = Net()
+    for layer in model.layers:
+        fully_shard(layer)
+    return returned(model)
+
+
+def only_the_root():
+    return returned(fully_shard(Net()))
+
+
+def ignored() -> dict[str, Any]:
+    model = Net()
+    in_units(model, ignored_params={model.head.weight})
+    return returned(model)
+
+
+def ignored_and_reduced():
+    """The job averages the gradient that fully_shard leaves alone."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        made = loss(model(batch[0]), batch)
+        made.backward()
+        dist.all_reduce(model.head.weight.grad)
+        model.head.weight.grad /= dist.get_world_size()
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = None if parameter.grad is None else parameter.grad
+        optimizer.step()
+        optimizer.zero_grad()
+        return made
+
+    return {**ignored(), "step": step}
+
+
+def added_afterwards():
+    model = in_units(Net())
+    model.head = nn.Linear(16, 32)
+    return returned(model)
+
+
+def optimizer_before():
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    return returned(in_units(model), optimizer=lambda parameters: optimizer)
+
+
+def optimizer_before_on_one_rank():
+    model = Net()
+    before = torch.optim.AdamW(model.parameters())
+    in_units(model)
+    return returned(model, optimizer=lambda parameters: before if is_bad() else torch.optim.AdamW(parameters))
+
+
+def never_synchronised():
+    """Accumulates, and never lets the last backward reduce."""
+
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        model.set_requires_gradient_sync(False)
+        return clipped_step(model, optimizer, batch)
+
+    return returned(in_units(Net()), step=step)
+
+
+def not_reduced_between_replicas():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = in_units(Net(), mesh=mesh)
+    model.set_requires_all_reduce(False)
+    return returned(model, mesh=mesh)
+
+
+def over_a_part():
+    """Sharded over one dimension of the mesh, and never reduced over the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return returned(in_units(Net(), mesh=mesh["shard"]), mesh=mesh)
+
+
+def stale_shard():
+    """One rank's optimizer leaves out the first layer."""
+
+    def optimizer(parameters: Any) -> Any:
+        own = list(parameters)
+        return torch.optim.AdamW(own[1:] if is_bad() else own)
+
+    return returned(in_units(Net()), optimizer=optimizer)
+
+
+def other_rate():
+    return returned(
+        in_units(Net()), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01 if is_bad() else 0.1)
+    )
+
+
+def rank_branch():
+    class Branching(Net):
+        def forward(self, ids: Any) -> Any:
+            given = self.embedding(ids)
+            for layer in self.layers[1:] if is_bad() else self.layers:
+                given = layer(given)
+            return self.head(given)
+
+    return returned(in_units(Branching()))
+
+
+def lost_in_the_forward():
+    class Sleeping(Net):
+        def forward(self, ids: Any) -> Any:
+            if is_bad():
+                time.sleep(1000.0)
+            return super().forward(ids)
+
+    return returned(in_units(Sleeping()))
+
+
+def lost_in_the_step():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        if is_bad():
+            time.sleep(1000.0)
+        return clipped_step(model, optimizer, batch)
+
+    return returned(in_units(Net()), step=step)
+
+
+def raises_in_the_step():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        if is_bad():
+            raise ValueError("no such batch")
+        return clipped_step(model, optimizer, batch)
+
+    return returned(in_units(Net()), step=step)
+
+
+def root_before_its_layers():
+    model: Any = fully_shard(Net())
+    for layer in model.layers:
+        fully_shard(layer)
+    return returned(model)
+
+
+def one_module_in_two_units():
+    model = Net()
+    model.layers[1] = nn.Sequential(model.layers[0])
+    return returned(in_units(model))
+
+
+def keeps_a_part():
+    """A state_dict without the head, which is trained."""
+
+    class Keeping(Net):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            kept = super().state_dict(*args, **kwargs)
+            return {name: value for name, value in kept.items() if name != "head.weight"}
+
+    return returned(in_units(Keeping()))
+
+
+def keeps_a_part_silently():
+    """… and whose load_state_dict does not mind."""
+
+    class Lenient(Net):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            kept = super().state_dict(*args, **kwargs)
+            return {name: value for name, value in kept.items() if name != "head.weight"}
+
+        def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+            return super().load_state_dict(state_dict, strict=False, assign=assign)
+
+    return returned(in_units(Lenient()))
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Called as torch's, which needs a GPU."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+
+def in_fsdp1():
+    return returned(FullyShardedDataParallel(Net()))
