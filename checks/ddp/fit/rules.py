@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
-from ddp_doctor.knowledge.ddp.strategies import BY_NAME, MEASURED_ABOVE, MEASURED_ABOVE_BYTES
+from ddp_doctor.knowledge.ddp.strategies import MEASURED_ABOVE, MEASURED_ABOVE_BYTES
 from ddp_doctor.model.check import FIT
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -36,18 +36,15 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
     layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
-    remedies = [
-        in_model_code(
-            f"Let make_batch return at most {smaller} sample{'s' if smaller > 1 else ''}, and accumulate gradients",
-            cost="More steps for the same samples",
-        )
-    ]
+    fewer = (
+        f"A smaller batch, of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
+    )
     yield proved(
         NOBODY,
         f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
         f" {size(least.needed_bytes)}",
-        (_evidence(least, room.size_bytes, room.whose), *_of_layer(fact)),
-        *remedies[: bool(smaller)],
+        _evidence(least, room.size_bytes, room.whose),
+        in_model_code(less, cost="More steps, or more GPUs, for the same samples"),
         in_model_code(
             "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
             cost="Changes to the model, and communication in each layer or between stages",
@@ -56,15 +53,6 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
         detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
         " pipeline parallelism would need is not estimated here.",
     )
-
-
-def _of_layer(fact: FitFact) -> Iterator[Evidence]:
-    if fact.largest is not None:
-        yield Evidence(
-            text=f"largest layer: {fact.largest.name} ({fact.largest.kind})",
-            value=round(fact.largest.bytes / 2**30, 3),
-            unit="GiB",
-        )
 
 
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
@@ -100,18 +88,13 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
         f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
         f" it needs {size(least.needed_bytes)}",
         (_evidence(each, room.size_bytes, room.whose) for each in chosen),
-        *(
-            (in_model_code(f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)}: {_how(instead)}"),)
+        in_model_code(
+            f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"
             if instead
-            else ()
+            else "Take a strategy that fits"
         ),
         detail=f"On {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
     )
-
-
-def _how(each: FitEstimate) -> str:
-    needs = BY_NAME[each.strategy].needs
-    return each.words + (f", torch {needs} and newer" if needs else "")
 
 
 @rule("DD872", "measured-above-the-estimate", Severity.WARNING, FitFact, FitMeasuredFact)
