@@ -36,15 +36,13 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
     layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
-    fewer = (
-        f"A smaller batch, of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
-    )
+    fewer = f"A batch of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
     yield proved(
         NOBODY,
         f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
         f" {size(least.needed_bytes)}",
         _evidence(least, room.size_bytes, room.whose),
-        in_model_code(less, cost="More steps, or more GPUs, for the same samples"),
+        in_model_code(fewer, cost="More steps, or more GPUs, for the same samples"),
         in_model_code(
             "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
             cost="Changes to the model, and communication in each layer or between stages",
