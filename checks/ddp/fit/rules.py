@@ -162,7 +162,7 @@ def left_out(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING)
+@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that did not come back on the one rank that estimates.
 
@@ -176,8 +176,6 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != FIT or trial.outcome not in ("stuck", "slow") or len(trial.ranks) > 1:
             continue
         for rank in trial.evidence:
-            if rank.done or not rank.stack:
-                continue  # a process that is stopped has no stack, and DD611
             yield likely(
                 NOBODY,
                 f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"
