@@ -47,6 +47,7 @@ def test_what_the_documents_do_not_run_is_this():
         "how-to/lab.md": 5,
         "how-to/many-nodes.md": 5,
         "how-to/measure-collectives.md": 1,
+        "how-to/read-the-output-of-a-failed-job.md": 1,
         "how-to/slurm.md": 7,
         "how-to/test-your-own-model.md": 3,
         "how-to/watch-a-fleet.md": 4,
