@@ -170,8 +170,11 @@ def starts_nccl(script: Script, group: Call) -> bool:
 
 
 def chooses_visible_gpus(script: Script) -> bool:
-    """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all."""
-    return script.uses("CUDA_VISIBLE_DEVICES")
+    """Whether each process is given its own GPU by CUDA_VISIBLE_DEVICES, after which GPU 0 is right for all.
+
+    Ray sets it for each worker that asks for a GPU.
+    """
+    return script.uses("CUDA_VISIBLE_DEVICES") or any(module.split(".")[0] == "ray" for module in script.modules)
 
 
 def has_one_rank(script: Script) -> bool:

@@ -21,6 +21,9 @@ _EXPORTED_BY = (
     ("torch.amp.grad_scaler.", "torch.amp."),
     ("torch.amp.autocast_mode.", "torch.amp."),
     ("torch.multiprocessing.spawn.", "torch.multiprocessing."),
+    ("torch.distributed._composable.fsdp.fully_shard.", "torch.distributed.fsdp."),
+    ("torch.distributed._composable.fsdp.", "torch.distributed.fsdp."),
+    ("torch.distributed.fsdp._fully_shard.", "torch.distributed.fsdp."),
 )
 _SAME = {
     "torch.nn.parallel.DataParallel": "torch.nn.DataParallel",

@@ -25,6 +25,8 @@ _LOCAL = re.compile(
 _GLOBAL = re.compile(
     r"(^|_)(global_?|world_?|dist_?|ddp_?|my_?)?rank$|^process_index$|^proc_?id$|^process_id$", re.IGNORECASE
 )
+#: Ranks of matrices, as LoRA's, and predicates: ``is_built_on_rank``.
+_OTHER = re.compile(r"lora|low_?rank|matrix|tensor_?rank|^(is|has|use|num)_", re.IGNORECASE)
 #: Sizes and lists of ranks hold the same on all of them.
 _MAIN = re.compile(
     r"((^|_)(is|am|i_am)|^on)_?(the_?)?(local_?)?(main|master|primary|chief|leader|root|first|rank_?(zero|0)|zero_?rank)"
@@ -101,7 +103,7 @@ def _operand_kind(value: Value, node: ast.expr) -> RankKind | None:
 def _by_name(name: str) -> RankKind | None:
     if _LOCAL.search(name):
         return "local_rank"
-    return "rank" if _GLOBAL.search(name) else None
+    return "rank" if _GLOBAL.search(name) and not _OTHER.search(name) else None
 
 
 def is_surely_global(value: Value, depth: int = 6) -> bool:

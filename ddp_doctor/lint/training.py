@@ -35,6 +35,10 @@ _NO_FORWARD = frozenset(
         *("requires_grad_", "no_sync"),
     )
 )
+#: What gives the parts of a module, and what goes through them in some order.
+_PARTS_OF = ("children", "named_children", "modules", "named_modules", "values", "items", "get_submodule")
+_GOES_THROUGH = ("enumerate", "reversed", "list", "tuple")
+_DEEPEST = 8
 _EVALUATION = re.compile(
     r"(^|[^a-z])(val|valid|validation|test|eval|evaluation|dev|infer|inference|predict)", re.IGNORECASE
 )
@@ -228,6 +232,20 @@ def operation(value: Value) -> tuple[ast.operator | None, Value, Value]:
     if value.kind == "other" and isinstance(node, ast.BinOp | ast.AugAssign) and len(value.parts) == 2:
         return node.op, value.parts[0], value.parts[1]
     return None, NOTHING, NOTHING
+
+
+def whole(value: Value) -> Value:
+    """The model that a part is of: ``model`` of ``for layer in model.layers``, ``model.head``, ``model.blocks[0]``."""
+    for _ in range(_DEEPEST):
+        if value.owner:
+            value = value.owner
+        elif isinstance(value, Call) and value.method in _PARTS_OF:
+            value = value.receiver
+        elif isinstance(value, Call) and value.name in _GOES_THROUGH and value.args:
+            value = value.args[0]
+        else:
+            break
+    return value
 
 
 def beyond(call: Call, other: Call) -> tuple[Condition, ...]:

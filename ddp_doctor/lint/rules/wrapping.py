@@ -349,8 +349,9 @@ def _wrapper(script: Script, value: Value, outer: Call) -> str:
     if value.kind == "element" and value.attribute == "0":
         made = {maker.name for maker in value.owner.makers()}
         return "DeepSpeed" if made == {"deepspeed.initialize"} else ""
-    shards = (shard.args[0] for shard in script.named(names.FSDP[1]) if shard.args and shard.precedes(outer))
-    if any(given.kind != "loop" and list(given.objects()) == [value] for given in shards):
+    shards = (shard for shard in script.named(names.FSDP[1]) if shard.args and shard.precedes(outer))
+    given = (shard.args[0] for shard in shards if not training.exclude_each_other(shard, outer))
+    if any(list(training.whole(part).objects()) == [value] for part in given):
         return "FSDP"
     if not isinstance(value, Call):
         return ""

@@ -1,0 +1,130 @@
+"""Rules on models that FSDP shards: FSDP2 (`fully_shard`) and FSDP1 (FullyShardedDataParallel) take other calls.
+
+optimizer = AdamW(model.parameters()); fully_shard(model)      the optimizer has parameters that the model has no more
+with model.no_sync():                                          FSDP2's modules have no such method
+torch.nn.utils.clip_grad_norm_(fsdp1.parameters(), 1.0)        the norm of this rank's shards alone
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ddp_doctor.lint import names, training
+from ddp_doctor.lint.rule import Spot, lint_rule
+from ddp_doctor.lint.script import Script
+from ddp_doctor.lint.values import Call, Value, is_result
+from ddp_doctor.model.choices import Severity
+
+_OPTIMIZER = re.compile(r"torch\.optim\.(\w+\.)?[A-Z]\w*")
+_NO_OPTIMIZER = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+_CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
+_SHARDS = re.compile(r"\b(FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD|_HYBRID_SHARD_ZERO2)$")
+_ASKS = re.compile(r"hasattr|isinstance|no_sync")
+
+
+@lint_rule("DDL171", "optimizer-made-before-sharding", Severity.ERROR)
+def optimizer_made_before_sharding(script: Script) -> Iterator[Spot]:
+    """The optimizer is made before fully_shard takes the model's parameters apart.
+
+    Finds: An optimizer of `torch.optim` over `model.parameters()`, where `fully_shard` comes later for that model or
+        for its layers, and no optimizer of it after that.
+    Why: fully_shard replaces every parameter by a DTensor of this rank's share. The optimizer keeps the old ones, which
+        get no gradient any more: its steps change nothing, and no error says so.
+    Remedy: Make the optimizer after the last call of fully_shard.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    shards = list(script.named(names.FSDP[1]))
+    optimizers = [call for call in script.calls if shards and _is_optimizer(call)]
+    for optimizer in optimizers:
+        for model in _trained(optimizer):
+            later = [shard for shard in shards if optimizer.precedes(shard) and _is_of(shard, model)]
+            again = any(
+                shard.precedes(other) and any(model is each for each in _trained(other))
+                for shard in later
+                for other in optimizers
+            )
+            if later and not again and not training.exclude_each_other(optimizer, later[0]):
+                yield Spot(
+                    optimizer,
+                    f"fully_shard in line {later[0].node.lineno} replaces the parameters that this optimizer is given",
+                    remedy="Make the optimizer after fully_shard",
+                )
+
+
+def _is_optimizer(call: Call) -> bool:
+    return bool(_OPTIMIZER.fullmatch(call.name)) and not call.name.startswith(_NO_OPTIMIZER)
+
+
+def _trained(optimizer: Call) -> list[Value]:
+    """The models whose parameters an optimizer is given."""
+    given = optimizer.argument(0, "params")
+    takes = [part for part in given.calls() if part.method in ("parameters", "named_parameters")]
+    return [models[0] for call in takes if len(models := _owners(call)) == 1]
+
+
+def _owners(call: Call) -> list[Value]:
+    """All objects whose method it may be."""
+    return list(call.parts[0].objects())
+
+
+def _is_of(shard: Call, model: Value) -> bool:
+    return list(training.whole(shard.argument(0, "module")).objects()) == [model]
+
+
+@lint_rule("DDL172", "no-sync-of-fsdp2", Severity.ERROR)
+def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
+    """no_sync() is called on a model of fully_shard, which has none.
+
+    Finds: `model.no_sync()` where `fully_shard(model)` ran before on every path. Silent where the script asks what the
+        model is or has (`isinstance`, `hasattr`).
+    Why: `no_sync` is a method of DistributedDataParallel and FullyShardedDataParallel. fully_shard adds others to the
+        module: the call raises AttributeError.
+    Remedy: `model.set_requires_gradient_sync(last)` before the forward of each pass.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    for call in script.methods("no_sync"):
+        if any(_ASKS.search(condition.test.text) for condition in call.conditions):
+            continue
+        before = [
+            shard for shard in script.named(names.FSDP[1]) if shard.precedes(call) and not training.beyond(shard, call)
+        ]
+        models = _owners(call)
+        if models and all(
+            any(model is shard or list(shard.argument(0, "module").objects()) == [model] for shard in before)
+            for model in models
+        ):
+            yield Spot(
+                call,
+                "A model of fully_shard has no no_sync(): this raises AttributeError",
+                remedy="Call set_requires_gradient_sync before the forward, False but for the last pass",
+                write=("model.set_requires_gradient_sync(is_last)",),
+            )
+
+
+@lint_rule("DDL173", "shards-clipped-apart", Severity.ERROR)
+def shards_clipped_apart(script: Script) -> Iterator[Spot]:
+    """Gradients of FullyShardedDataParallel are clipped by torch.nn.utils, which sees this rank's shards alone.
+
+    Finds: `torch.nn.utils.clip_grad_norm_` of the parameters of a model that FullyShardedDataParallel surely wraps,
+        with a strategy that shards. `fully_shard` is not meant: its gradients are DTensors, whose norm is that of all
+        ranks.
+    Why: Each rank has a part of the gradients, so that each computes another norm and scales its part by another
+        factor. The direction of the step is wrong, and no error says so.
+    Remedy: `model.clip_grad_norm_(max_norm)`, on all ranks.
+    See: https://docs.pytorch.org/docs/stable/fsdp.html#torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_
+    """
+    for clip in script.named(*_CLIPS):
+        takes = [part for part in clip.argument(0, "parameters").calls() if part.method == "parameters"]
+        if any(is_result(call.parts[0], _shards) for call in takes):
+            yield Spot(
+                clip,
+                "Each rank clips by the norm of its own shards: FSDP has a clip_grad_norm_ of its own",
+                remedy="Call it on the model, on all ranks",
+                write=("model.clip_grad_norm_(max_norm)",),
+            )
+
+
+def _shards(call: Call) -> bool:
+    strategy = call.given(2, "sharding_strategy")
+    return call.name == names.FSDP[0] and not call.has_stars and bool(not strategy or _SHARDS.search(strategy.text))
