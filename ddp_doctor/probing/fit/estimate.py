@@ -173,7 +173,7 @@ class _Estimates:
         except Exception as error:
             trouble = user_code.trouble("forward", error)
             of_a_gpu = any(word in f"{error}".lower() for word in _OF_A_GPU)
-            is_limit = isinstance(error, fake.limits()) or of_a_gpu or self.seen["model"].startswith(TRANSFORMERS)
+            is_limit = isinstance(error, fake.limits()) or of_a_gpu or is_configuration(self.seen["model"])
             if not is_limit:
                 raise Stopped("forward", trouble) from error
             first = trouble.message.partition(". ")[0]
