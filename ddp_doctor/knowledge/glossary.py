@@ -19,7 +19,6 @@ GLOSSARY: dict[str, str] = {
     "axis": "one direction of a mesh: data parallel (dp), shard, tensor (tp), pipeline (pp); each of its groups is a row of ranks that differ in nothing else",
     "ring": "the order in which NCCL passes data from rank to rank; an all-reduce goes round it twice",
     "bucket": "gradients that DDP reduces together as soon as all of them are there; 25 MiB by default",
-    "unit": "a module that was given to `fully_shard` (FSDP2): its parameters are gathered, and their gradients reduced, together",
     "graph break": "where a graph of torch.compile ends before the function does; what stands there runs uncompiled",
     "recompilation": "torch.compile takes a function again, because a guard failed: a size, a type or a value that it had taken for constant",
     "ZeRO": "optimizer state (1), gradients (2) and parameters (3) spread over the ranks, each of which keeps its part; DDP keeps all of them on each rank",

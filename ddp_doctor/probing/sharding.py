@@ -24,13 +24,16 @@ def is_sharded(model: Any) -> bool:
     return any(is_unit(module) for module in model.modules())
 
 
-def require_torch() -> None:
-    """Raises Failed where this torch has fully_shard as a prototype only."""
+def require_torch(device: str) -> None:
+    """Raises Failed where this torch has fully_shard as a prototype only, or not for this device."""
     import torch
     from torch.distributed import fsdp
 
+    this = f"this is torch {torch.__version__}"
     if not hasattr(fsdp, _CLASS):
-        raise Failed(f"a model in fully_shard (FSDP2) needs torch 2.6 to be tested; this is torch {torch.__version__}")
+        raise Failed(f"a model in fully_shard (FSDP2) needs torch 2.6 to be tested; {this}")
+    if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # AttributeError of torch 2.6 in any forward
+        raise Failed(f"fully_shard (FSDP2) needs a newer torch than 2.6 on the CPU, where these ranks are; {this}")
 
 
 def is_dtensor(tensor: Any) -> bool:

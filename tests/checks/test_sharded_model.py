@@ -12,6 +12,7 @@ from ddp_doctor.engine.asked import not_run
 from ddp_doctor.facts.ddp.sharded_model import Mesh
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing import sharding
@@ -256,6 +257,21 @@ def put_back(ctx: Any) -> None:
     import importlib
 
     importlib.reload(sharding)
+
+
+def test_a_torch_that_cannot_run_it_is_said_in_a_sentence(monkeypatch):
+    import torch
+    import torch.distributed.fsdp as fsdp
+
+    sharding.require_torch("cpu")
+    with monkeypatch.context() as older:
+        older.delattr(torch.cpu.Stream, "record_event")
+        sharding.require_torch("cuda:0")
+        with pytest.raises(Failed, match=r"needs a newer torch than 2\.6 on the CPU"):
+            sharding.require_torch("cpu")
+    monkeypatch.delattr(fsdp, "FSDPModule")
+    with pytest.raises(Failed, match=r"needs torch 2\.6 to be tested; this is torch"):
+        sharding.require_torch("cuda:0")
 
 
 def timed(ctx: Any) -> str:

@@ -44,7 +44,6 @@ class ShardedProbe(ModelProbe):
         return UserModel(**self.seen)
 
     def _in_shards(self, loaded: Loaded) -> None:
-        sharding.require_torch()
         model, found = loaded.model, self.of_sharded
         self._describe(loaded)
         self._same_everywhere(loaded)
@@ -52,6 +51,7 @@ class ShardedProbe(ModelProbe):
         if loaded.make_batch is None:
             return
         self._require_gpu(model)
+        sharding.require_torch(self.ctx.device)
         copy = self._copy(model)
         given = self._batches(loaded)
         if copy is not None:
