@@ -46,6 +46,7 @@ def estimated(**changed: Any) -> FitFact:
     estimates = [
         _estimate(strategy, ranks, batch or 0, checkpointing=checkpointing)
         for strategy in STRATEGIES
+        if ranks > 8 or not strategy.within_node
         for checkpointing in (False, True)
     ]
     fields = {

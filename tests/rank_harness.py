@@ -26,6 +26,7 @@ from typing import Any
 from typing_extensions import Self
 
 from ddp_doctor.model.choices import Level
+from ddp_doctor.model.context import ModelMesh
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 
@@ -63,6 +64,7 @@ class HarnessContext:
     skip_pairs: frozenset[tuple[int, int]] = frozenset()
     gpu_memory_bytes: int = 0
     model: str = ""
+    model_mesh: ModelMesh = ((), None)
     nodes: tuple[int, ...] = ()
     raw: str | None = None
     steps: list[tuple[str, str]] = field(default_factory=list)

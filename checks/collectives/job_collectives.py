@@ -27,7 +27,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.job_collectives import Replay
 from ddp_doctor.remedies.kinds import in_code
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, possible, proved
 from ddp_doctor.wording.ranks import assumed, capital, rank_culprit, rank_list, where_they_wait
 
 _MOST_KINDS = 8
@@ -70,12 +70,8 @@ class _Replayed:
         return {rank: calls for rank, calls in found.items() if calls}
 
     @property
-    def is_through(self) -> bool:
-        return not any(fact.stopped for fact in self.facts.values())
-
-    @property
-    def differ(self) -> bool:
-        return any(fact.stopped == "differs" for fact in self.facts.values())
+    def stops(self) -> set[str]:
+        return {fact.stopped for fact in self.facts.values()}
 
     @property
     def hangs_as_the_job(self) -> bool:
@@ -84,11 +80,7 @@ class _Replayed:
             {rank: {call.place for call in calls} for rank, calls in waits.items() if rank not in self.job.unknown}
             for waits in (self.waits, self.waited)
         ]
-        return bool(places[1]) and places[0] == places[1] and not {*self._stops} - {"", "hung", "differs"}
-
-    @property
-    def _stops(self) -> Counter[str]:
-        return Counter(fact.stopped for fact in self.facts.values())
+        return bool(places[1]) and places[0] == places[1] and self.stops <= {"", "hung"}
 
     def where(self, waits: Mapping[int, tuple[JobCall, ...]]) -> str:
         """``ranks 0, 1 wait in all_reduce 18 of group 2``."""
@@ -146,10 +138,10 @@ def hangs(recording: Recording) -> Iterator[Draft]:
         leaves a call out, or came no further because it stood still or was gone.
     Remedy: Look for what makes this rank's calls differ: a condition on the rank or on data, an early end of a loop.
         Where its calls end too early, look at where it stood: `ddp-doctor attach`, its stack, its last output.
-    See: docs/how-to/see-what-keeps-a-job-waiting.md
+    See: docs/how-to/read-the-output-of-a-failed-job.md
     """
     replayed = _replayed(recording)
-    if replayed is None or replayed.differ or not replayed.hangs_as_the_job:
+    if replayed is None or not replayed.hangs_as_the_job:
         return
     job, waits = replayed.job, replayed.waits
     never_came = bool(job.blamed) and waits.keys().isdisjoint(job.blamed)
@@ -164,7 +156,14 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     else:
         cure = "Look in the script at the condition or the order by which these calls differ from the others'"
     title = f"{who}{'the' if who else 'The'} replay hangs where the job hung: {replayed.where(waits)}"
-    yield proved(_culprits(recording, replayed), title, replayed.evidence, _remedy(job, cure), detail=says.strip())
+    yield finding(
+        _culprits(recording, replayed),
+        title,
+        replayed.evidence,
+        _remedy(job, cure),
+        confidence=job.confidence,
+        detail=says.strip(),
+    )
 
 
 @rule("DD651", "job-calls-differ", Severity.ERROR, JobCollectivesFact)
@@ -178,7 +177,7 @@ def calls_differ(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/distributed.html
     """
     replayed = _replayed(recording)
-    if replayed is None or not replayed.differ:
+    if replayed is None or "differs" not in replayed.stops:
         return
     job = replayed.job
     at = min(
@@ -191,11 +190,12 @@ def calls_differ(recording: Recording) -> Iterator[Draft]:
         f"{rank_list([rank for rank, call in called.items() if _shape(call) == side])} called {side}" for side in sides
     )
     title = f"{capital(rank_list(job.blamed))} differed from the others" if job.blamed else "Ranks of the job differed"
-    yield proved(
+    yield finding(
         _culprits(recording, replayed),
         f"{title} at number {at.seq} of {job.groups[at.group].words}: {said}",
         replayed.evidence,
         _remedy(job, "Make the same call on all ranks of the group there: look at what its shape or order depends on"),
+        confidence=job.confidence,
         detail=f"The replay made all calls before it.{f' By {job.source}: {job.says}' if job.says else ''}",
     )
 
@@ -212,25 +212,27 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     Why: Where the job hung, it was not by the order, sizes or groups of its collectives, as far as they were recorded,
         but by what stands between them, or by a rank, a GPU or a link of that job.
     Remedy: `ddp-doctor logs` names who waited for whom; `ddp-doctor run` tests the machines of the job.
-    See: docs/how-to/see-what-keeps-a-job-waiting.md
+    See: docs/how-to/read-the-output-of-a-failed-job.md
     """
     replayed = _replayed(recording)
-    if replayed is None or not replayed.is_through:
+    if replayed is None or replayed.stops != {""}:
         return
     job, first = replayed.job, replayed.facts[min(replayed.facts)]
     moved = max(fact.moved_bytes for fact in replayed.facts.values())
     title = (
-        f"The job's {job.count} collectives of {len(job.groups)} groups ran through in {replayed.seconds:.2g} s;"
+        f"The job's {job.count} collectives of {len(job.groups)} group{'s' * (len(job.groups) != 1)} ran through in"
+        f" {replayed.seconds:.2g} s;"
         f" a rank gave {moved:,} bytes at most"
     )
     detail = ""
     if replayed.waited:
         detail = f"In the job, {replayed.where(replayed.waited)}; "
-        detail += (
-            f"here {assumed(job)}, of which nothing was recorded, made the calls of the others, and all met."
-            if assumed(job)
-            else "not by the order, sizes or groups of these calls: here all met."
-        )
+        if assumed(job):
+            detail += f"here {assumed(job)}, of which nothing was recorded, made the calls of the others, and all met."
+        elif not job.left_out:
+            detail += "not by the order, sizes or groups of these calls: here all met."
+        else:
+            detail += "here all that was run has met."
     if first.largest_bytes:
         detail += f" Tensors larger than {first.largest_bytes >> 10} KiB were cut to that."
     yield proved(
@@ -261,9 +263,7 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/hangs.md
     """
     replayed = _replayed(recording)
-    if replayed is None or replayed.differ or replayed.hangs_as_the_job:
-        return
-    if any(fact.stopped == "hung" for fact in replayed.facts.values()):
+    if replayed is not None and replayed.stops in ({"hung"}, {"", "hung"}) and not replayed.hangs_as_the_job:
         where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
         title = f"The job's collectives hang here: {replayed.where(replayed.waits)}; {where}"
         yield possible(NOBODY, title, replayed.evidence)

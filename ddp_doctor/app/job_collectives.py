@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
 
 from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import recording_in
@@ -15,13 +14,13 @@ from ddp_doctor.facts.job_log import FlightDumpFact
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.flight_recorder import RecordedCall, is_dump, read_dump, recorded_calls
 from ddp_doctor.parse.job_log.kinds_of_files import is_recording
-from ddp_doctor.sources.job_files import JobFile, job_files
+from ddp_doctor.sources.job_files import job_files
 
 _LARGEST_FILE_BYTES = 256 << 20
 _WANTED = (
@@ -38,43 +37,27 @@ def load_job_collectives(path: str) -> JobCollectives:
     traces = list[TraceFact]()
     other = ""
     for file in job_files([path]):
-        if file.head and is_dump(file.head, file.name):
-            fact = _dump(file, calls)
-            dumps.append(fact)
-            other = other or fact.problem or ""
-        elif file.head and is_recording(file.head):
-            recording = recording_in(Path(file.name), file.all(_LARGEST_FILE_BYTES) or b"")
-            traces += [at.fact for at in recording.facts(TraceFact)]
-        else:
+        if not file.head or not (is_dump(file.head, file.name) or is_recording(file.head)):
             other = other or file.unread or ""
+            continue
+        data = file.all(_LARGEST_FILE_BYTES) or b""
+        if is_recording(file.head):
+            traces += [at.fact for at in recording_in(Path(file.name), data).facts(TraceFact)]
+            continue
+        dumps.append(read_dump(data, file.name, file.modified_s))
+        other = other or dumps[-1].problem or ""
+        if dumps[-1].problem is None:
+            calls[file.name] = recorded_calls(data, file.modified_s)
     if not any(calls.values()) and not traces:
         if dumps and not other:
             raise UsageError(f"{path} has no collective to replay: the recorder of no rank kept any")
         raise UsageError(f"{path} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
-    jobs = sets_of([fact if len(dumps) > 1 else _with_a_rank(fact) for fact in dumps], None)
+    if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
+        dumps = [dumps[0].model_copy(update={"rank": 0})]
+    jobs = sets_of(dumps, None)
     if len(jobs) + bool(traces) > 1:
         raise UsageError(f"{path} has the ranks of {len(jobs) + bool(traces)} jobs; give the files of one of them")
-    job = _of_dumps(jobs[0], calls) if jobs else _of_traces(traces)
-    return job.collectives(path)
-
-
-def _dump(file: JobFile, calls: dict[str, tuple[RecordedCall, ...]]) -> FlightDumpFact:
-    data = file.all(_LARGEST_FILE_BYTES) or b""
-    fact = read_dump(data, file.name, file.modified_s)
-    if fact.problem is None:
-        calls[file.name] = recorded_calls(data, file.modified_s)
-    return fact
-
-
-def _with_a_rank(fact: FlightDumpFact) -> FlightDumpFact:
-    return fact if fact.rank is not None else fact.model_copy(update={"rank": 0})
-
-
-class _Call(NamedTuple):
-    """A call of a rank, and whether it is the one that gives, or takes, the parts of all."""
-
-    call: JobCall
-    is_root: bool = False
+    return (_of_dumps(jobs[0], calls) if jobs else _of_traces(traces)).collectives(path)
 
 
 @dataclass
@@ -84,19 +67,18 @@ class _Job:
     source: str
     world: int | None
     groups: list[JobGroup]
-    calls: dict[int, list[_Call]]
+    calls: dict[int, list[JobCall]]
     wrapped: frozenset[int] = frozenset()  # ranks whose first calls may have been overwritten
     left_out: Counter[str] = field(default_factory=Counter)
     says: str = ""
     blamed: tuple[int, ...] = ()
+    confidence: Confidence = Confidence.PROVED
 
     def collectives(self, path: str) -> JobCollectives:
         """What is replayed. Raises UsageError where nothing is left."""
         most = max(MOST_CALLS // max(self.world or 1, 1), 1)
         cut = {rank for rank, of_rank in self.calls.items() if len(of_rank) > most}
-        calls = {rank: of_rank[-most:] for rank, of_rank in self.calls.items()}
-        calls = self._that_all_kept(calls, self.wrapped | cut)
-        lists = _agreed({rank: [each.call for each in of_rank] for rank, of_rank in calls.items()}, _roots(calls))
+        lists = _agreed(self._that_all_kept(most, self.wrapped | cut))
         if not any(lists.values()):
             raise UsageError(f"{path} has no collective that all ranks of its group have kept: nothing can be replayed")
         first = next(iter(lists.values()))
@@ -114,49 +96,39 @@ class _Job:
             left_out=dict(self.left_out),
             says=self.says,
             blamed=self.blamed,
+            confidence=self.confidence,
         )
 
-    def _that_all_kept(self, calls: dict[int, list[_Call]], wrapped: frozenset[int]) -> dict[int, list[_Call]]:
+    def _that_all_kept(self, most: int, wrapped: frozenset[int]) -> dict[int, list[JobCall]]:
         """From the first number of a group that all its ranks have; without those of which a later dump alone tells.
 
         A collective that nobody waits for any more has met all ranks, so a rank that lacks it was recorded before.
         """
-        numbers = {rank: grouped((each.call.group, each.call.seq) for each in calls[rank]) for rank in calls}
-        is_open = {each.call.place for of_rank in calls.values() for each in of_rank if each.call.is_open}
-        ended = grouped(
-            place for of_rank in calls.values() for each in of_rank if (place := each.call.place) not in is_open
-        )
+        calls = {rank: of_rank[-most:] for rank, of_rank in self.calls.items()}
+        numbers = {rank: grouped(call.place for call in of_rank) for rank, of_rank in calls.items()}
+        is_open = {call.place for of_rank in calls.values() for call in of_rank if call.is_open}
+        ended = grouped({call.place for of_rank in calls.values() for call in of_rank} - is_open)
         first, last = dict[int, int](), dict[int, int]()
         for index, group in enumerate(self.groups):
-            members = [rank for rank in calls if not group.ranks or rank in group.ranks]
-            seen = [numbers[rank].get(index, []) for rank in members]
+            seen = {rank: numbers[rank].get(index, []) for rank in calls if not group.ranks or rank in group.ranks}
             lost = max(ended.get(index, [0])) + 1  # of a rank that has none of them left
-            first[index] = max(
-                (min(of, default=lost) for rank, of in zip(members, seen, strict=True) if rank in wrapped), default=0
-            )
-            last[index] = min((max(of, default=0) for of in seen), default=0)
-        return {
-            rank: [
-                each
-                for each in of_rank
-                if each.call.seq >= first[each.call.group]
-                and (each.call.seq <= last[each.call.group] or each.call.place in is_open)
-            ]
-            for rank, of_rank in calls.items()
-        }
+            first[index] = max((min(of, default=lost) for rank, of in seen.items() if rank in wrapped), default=0)
+            last[index] = min((max(of, default=0) for of in seen.values()), default=0)
+
+        def is_kept(call: JobCall) -> bool:
+            return first[call.group] <= call.seq and (call.seq <= last[call.group] or call.place in is_open)
+
+        return {rank: list(filter(is_kept, of_rank)) for rank, of_rank in calls.items()}
 
 
-def _roots(calls: Mapping[int, Sequence[_Call]]) -> dict[tuple[int, int], int]:
-    return {each.call.place: rank for rank, of_rank in calls.items() for each in of_rank if each.is_root}
-
-
-def _agreed(calls: Mapping[int, list[JobCall]], roots: Mapping[tuple[int, int], int]) -> dict[int, list[JobCall]]:
+def _agreed(calls: Mapping[int, list[JobCall]]) -> dict[int, list[JobCall]]:
     """The same calls, with what only all ranks of a group tell of each."""
     by_place = grouped((call.place, call) for of_rank in calls.values() for call in of_rank)
     known = dict[tuple[int, int], dict[str, object]]()
     for place, same in by_place.items():
         sides = {(call.op, call.op in ALIKE and (call.elements, call.dtype)) for call in same}
-        known[place] = {"differs": len(sides) > 1, "root": roots.get(place)}
+        roots = [call.root for call in same if call.root is not None]
+        known[place] = {"differs": len(sides) > 1, "root": roots[0] if roots else None}
         if len(sides) == 1 and same[0].op not in ALIKE:  # how an uneven one was split is not recorded
             known[place]["elements"] = max(call.elements for call in same)
     return {rank: [call.model_copy(update=known[call.place]) for call in of_rank] for rank, of_rank in calls.items()}
@@ -169,54 +141,62 @@ def _of_dumps(job: DumpSet, calls: Mapping[str, tuple[RecordedCall, ...]]) -> _J
     alone = len(job.dumps) == 1
     world = len(job.world) if job.world_is_known or not alone else None
     found = _Job("the dumps", world, [], {rank: [] for rank in sorted(job.dumps)})
-    index_of = dict[tuple[int, str], int]()
+    index_of, guessed = dict[tuple[int, str], int](), list[int]()
     for group, seen in groups_of(job):
         is_default = group.members == job.world or group.words == "the default group"
         if is_default or group.members_are_known or not alone:
+            guessed += [] if is_default or group.members_are_known else [len(found.groups)]
             index_of |= {(rank, group.name): len(found.groups) for rank in seen}
             members = () if is_default else tuple(rank for rank in group.members if rank >= 0)
             found.groups.append(JobGroup(words=group.words, ranks=members))
             found.world = max(found.world or 0, max(members, default=-1) + 1) or None
     for rank, dump in sorted(job.dumps.items()):
         for recorded in calls[dump.file]:
-            group_index = index_of.get((rank, recorded.entry.group))
-            op = OPERATIONS.get(recorded.entry.op)
-            if op is None or recorded.is_transfer or group_index is None:
-                if recorded.entry.op != "coalesced":  # what was coalesced has entries of its own
-                    found.left_out[
-                        recorded.entry.op if group_index is not None else f"calls of group {recorded.entry.group}"
-                    ] += 1
-                continue
-            _add(found.calls[rank], _call(recorded, op, group_index))
+            group_index, op = index_of.get((rank, recorded.entry.group)), OPERATIONS.get(recorded.entry.op)
+            if group_index is None:
+                found.left_out[f"calls of group {recorded.entry.group}, whose ranks are not known"] += 1
+            elif op is not None and not recorded.is_transfer:
+                _add(found.calls[rank], _call(recorded, op, group_index, rank))
+            elif recorded.entry.op != "coalesced":  # what was coalesced has entries of its own
+                found.left_out[recorded.entry.op] += 1
+    for index in guessed:
+        waiting = Counter(
+            call.seq for of in found.calls.values() for call in of if call.group == index and call.is_open
+        )
+        if len(found.groups[index].ranks) in waiting.values():
+            found.left_out[f"{found.groups[index].words}, in which all ranks wait that ever called it"] += 1
     found.wrapped = frozenset(rank for rank, dump in job.dumps.items() if any(group.wrapped for group in dump.groups))
     facts = (*job.dumps.values(), *job.unread.values())
     readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
     for cause in judged(Recording(readings=readings)):
-        found.says = cause.detail
+        found.says, found.confidence = cause.detail, cause.confidence
         found.blamed = tuple(culprit.rank for culprit in cause.culprits if culprit.rank is not None)
     return found
 
 
-def _call(recorded: RecordedCall, op: str, group: int) -> _Call:
+def _call(recorded: RecordedCall, op: str, group: int, rank: int) -> JobCall:
     entry = recorded.entry
     given = recorded.taken if op == "scatter" else entry.sizes
     elements = sum(prod(max(length, 0) for length in size) for size in given)
-    dtype, _ = TYPES.get(entry.dtypes[0].lower() if entry.dtypes else "float", ("uint8", 1))
     is_root = (op == "gather" and bool(recorded.taken)) or (op == "scatter" and bool(entry.sizes))
-    call = JobCall(
-        group=group, seq=entry.seq, op=op, elements=min(elements, _MOST_ELEMENTS), dtype=dtype, is_open=entry.is_open
+    return JobCall(
+        group=group,
+        seq=entry.seq,
+        op=op,
+        elements=min(elements, _MOST_ELEMENTS),
+        dtype=TYPES.get(entry.dtypes[0].lower() if entry.dtypes else "float", ("uint8", 1))[0],
+        root=rank if is_root else None,
+        is_open=entry.is_open,
     )
-    return _Call(call, is_root)
 
 
-def _add(calls: list[_Call], new: _Call) -> None:
+def _add(calls: list[JobCall], new: JobCall) -> None:
     """Calls that were coalesced have one number, and meet as one."""
-    last = calls[-1].call if calls else None
-    if last is None or (last.place, last.op) != (new.call.place, new.call.op):
-        calls.append(new)
-        return
-    together = {"elements": last.elements + new.call.elements, "is_open": last.is_open or new.call.is_open}
-    calls[-1] = _Call(last.model_copy(update=together), calls[-1].is_root)
+    if calls and (calls[-1].place, calls[-1].op) == (new.place, new.op):
+        last = calls.pop()
+        together = {"elements": last.elements + new.elements, "is_open": last.is_open or new.is_open}
+        new = new.model_copy(update=together)
+    calls.append(new)
 
 
 # --- of traces ----------------------------------------------------------------------------------------------
@@ -237,7 +217,7 @@ def _of_traces(traces: Sequence[TraceFact]) -> _Job:
     names = {name: index for index, name in enumerate(sorted(members))}
     groups = [
         JobGroup(
-            words=f"group {name}" if name else "the default group",
+            words="the default group" if name in ("", "0") else f"group {name}",
             ranks=() if name in whole else tuple(sorted(members[name])),
         )
         for name in names
@@ -254,7 +234,5 @@ def _of_traces(traces: Sequence[TraceFact]) -> _Job:
             dtype, size = TYPES.get(call.dtype.lower(), ("uint8", 1))
             seq = counted[call.group] if call.seq is None else call.seq
             elements = min((call.size_bytes or 0) // size, _MOST_ELEMENTS)
-            found.calls[rank].append(
-                _Call(JobCall(group=names[call.group], seq=seq, op=op, elements=elements, dtype=dtype))
-            )
+            found.calls[rank].append(JobCall(group=names[call.group], seq=seq, op=op, elements=elements, dtype=dtype))
     return found

@@ -88,7 +88,6 @@ def run(
     from ddp_doctor.starters.place import Asked
 
     options = Options(
-        command="run",
         level=level,
         only=names(only),
         skip=names(skip),

@@ -115,7 +115,8 @@ def _require_named(options: Options) -> None:
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
             raise UsageError(f"what {option} names would not be run: {way}")
-        if not given and check in options.only and check is not COLLECTIVES:
+        has_what_it_needs = given or check == COLLECTIVES or (check == MESH and options.model)
+        if check in options.only and not has_what_it_needs:
             raise UsageError(f"{check} runs what {option} names: give it, or take {check} out of --only")
 
 
@@ -135,7 +136,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs healthy runs to compare with: --baseline"
     elif check.needs_model and not options.model:
         reason = "needs a model of yours: --model"
-    elif check.needs_mesh and not options.mesh:
+    elif check.needs_mesh and not (options.mesh or options.model):
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"

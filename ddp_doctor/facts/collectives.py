@@ -136,7 +136,7 @@ class AxisGroup(Frozen):
     """One rank's group of an axis of a mesh, of two ranks and more, and what the collectives of that axis brought."""
 
     axis: str
-    members: tuple[int, ...]  # original ranks, in the order of the axis
+    members: tuple[int, ...]  # original ranks, in the order of the group
     untested: dict[str, str] = Field(default_factory=dict)  # collective, and why it was not called, or not timed
     sources: dict[int, int] = Field(default_factory=dict)  # as of CollectiveFact
     wrong: tuple[WrongShare, ...] = ()

@@ -5,6 +5,10 @@ from typing import ClassVar, Literal
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 
+#: Why a rank did not come through: a call did not end, its next call differs from what others call, torch refused one,
+#: or the check's time was over.
+Stop = Literal["", "hung", "differs", "raised", "time"]
+
 
 class CallKind(Frozen):
     """The calls of one operation that give as many bytes in groups of one size."""
@@ -23,9 +27,7 @@ class JobCollectivesFact(Fact):
 
     issued: int  # calls that it made, of its list
     open: tuple[int, ...] = ()  # indices of those that had not ended
-    #: Why it did not come through: a call did not end, its next call differs from what others call, torch refused one,
-    #: or the check's time was over.
-    stopped: Literal["", "hung", "differs", "raised", "time"] = ""
+    stopped: Stop = ""
     error: str = ""  # what torch said where it refused one
     waited_s: float = 0.0  # for the call that did not end
     seconds: float = 0.0  # from the first call to the end of the last

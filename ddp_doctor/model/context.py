@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.recording import Options, World
+from ddp_doctor.model.recording import Axis, Options, World
 
 
 class GpuSample(Frozen):
@@ -200,6 +200,10 @@ class GpuWatch(Protocol):
         """The samples; the wait is bounded."""
 
 
+#: The axes of a mesh, none where there is none, and the DeviceMesh itself, None where it was not made.
+ModelMesh = tuple[tuple[Axis, ...], Any]
+
+
 class RankContext(Protocol):
     """What a probe sees on one rank: its place in the world, and how to report progress."""
 
@@ -226,6 +230,7 @@ class RankContext(Protocol):
     gpu_memory_bytes: int  # of tensors that this rank may hold on its GPU; 0 on a CPU
     group: Any  # the default torch ProcessGroup
     model: str  # the user's own, "package.module:factory"; "" where none was named
+    model_mesh: ModelMesh  # of that model, where its check ran in this process
 
     def clock(self) -> float:
         """Monotonic seconds, the same clock on all ranks of a node."""

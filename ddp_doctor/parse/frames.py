@@ -17,13 +17,14 @@ YOURS = {
     "pass": "your forward, loss or backward",
 }
 #: The doctor's functions that call the user's code (probing/user_model), and what of it they call.
-_CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss)$")
+_CALLER = re.compile(r"/ddp_doctor/\S*user_model/\w+\.py:\d+ in (find|made|make|forward|loss|step)$")
 _CALLED = {
     "find": YOURS["import"],
     "made": YOURS["factory"],
     "make": YOURS["make_batch"],
     "forward": "your forward",
     "loss": "your loss",
+    "step": "your step",
 }
 
 

@@ -8,10 +8,11 @@ that was open in the job is waited for last.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from ddp_doctor.facts.job_collectives import CallKind, JobCollectivesFact
+from ddp_doctor.facts.job_collectives import CallKind, JobCollectivesFact, Stop
 from ddp_doctor.knowledge import job_collectives as knowledge
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
@@ -33,6 +34,14 @@ def largest_bytes(job: JobCollectives, *, on_gpu: bool) -> tuple[int, int]:
     return most, busiest
 
 
+class _Stopped(Exception):
+    """It goes no further."""
+
+    def __init__(self, why: Stop) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class Replay:
     """This rank's part of it."""
 
@@ -48,22 +57,25 @@ class Replay:
         self.times: dict[tuple[str, int, int], list[float]] = defaultdict(list)
         self.buffers: dict[tuple[str, str], Any] = {}
         self.issued = self.moved = 0
-        self.stopped: Literal["", "hung", "differs", "raised", "time"] = ""
-        self.error, self.waited_s = "", 0.0
+        self.waited_s = 0.0
 
     def run(self) -> JobCollectivesFact:
         """Make the calls; never raises what torch says of one of them."""
-        began = self.ctx.clock()
+        began, error = self.ctx.clock(), ""
+        stopped: Stop = ""
         try:
-            self._run()
-        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            self.stopped, self.error = "raised", str(error).partition("\n")[0][:300]
+            with self.ctx.step("replay", f"{len(self.job.ranks)} ranks"):  # what stops it leaves the step open
+                self._run()
+        except _Stopped as stop:
+            stopped = stop.why
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as refused:
+            stopped, error = "raised", str(refused).partition("\n")[0][:300]
         cut = any(self._elements(call) < call.elements for call in self.calls)
         return JobCollectivesFact(
             issued=self.issued,
             open=tuple(self.pending),
-            stopped=self.stopped,
-            error=self.error,
+            stopped=stopped,
+            error=error,
             waited_s=self.waited_s,
             seconds=self.ctx.clock() - began - self.waited_s,
             moved_bytes=self.moved,
@@ -75,31 +87,32 @@ class Replay:
         last = dict[int, int]()  # by group
         for index, call in enumerate(self.calls):
             before = last.get(call.group)
-            if before is not None and not self.calls[before].is_open and not self._have_ended((before,)):
-                return
+            if before is not None and not self.calls[before].is_open:
+                self._wait_for((before,))
             if call.differs:  # no backend says what comes of it; gloo ends the rank
-                self.stopped = "differs"
                 break
-            self.pending[index] = self._issue(call), self.ctx.clock()
+            began = self.ctx.clock()
+            self.pending[index] = self._issue(call), began
             self.issued += 1
             last[call.group] = index
             self._look()
-        self._have_ended(tuple(self.pending))
+        if self.issued < len(self.calls):
+            with suppress(_Stopped):
+                self._wait_for(tuple(self.pending))
+            raise _Stopped("differs")
+        self._wait_for(tuple(self.pending))
 
-    def _have_ended(self, indices: Iterable[int]) -> bool:
-        """Wait for these calls."""
+    def _wait_for(self, indices: Iterable[int]) -> None:
+        """Wait for these calls. Raises _Stopped."""
         for index in indices:
             began = self.ctx.clock()
             while index in self.pending:
                 self._look()
                 self.waited_s = self.ctx.clock() - began
                 if self.ctx.remaining() < _MARGIN_S or self.waited_s > self.patience_s:
-                    if not self.stopped:
-                        self.stopped = "hung" if self.waited_s > knowledge.HUNG_S else "time"
-                    return False
+                    raise _Stopped("hung" if self.waited_s > knowledge.HUNG_S else "time")
                 time.sleep(_LOOK_S)
             self.waited_s = 0.0
-        return True
 
     def _look(self) -> None:
         for index, (work, began) in tuple(self.pending.items()):

@@ -7,17 +7,20 @@ compare over the control store what they would make, and make nothing where they
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from math import prod
 from typing import Any
 
 from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, SizeResult, WrongShare
 from ddp_doctor.knowledge import axes
 from ddp_doctor.knowledge.collectives import TABLE
-from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Misused
+from ddp_doctor.model.context import ModelMesh, RankContext
+from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.recording import Axis, mesh_typed
 from ddp_doctor.probing.all_reduces import agreed, meet, memory_free, memory_needed
 from ddp_doctor.probing.collectives import ODD_ELEMENTS, Case, NotOffered, timed, wrong_shares
+from ddp_doctor.probing.user_model.user_code import Misuse
 
 #: Of a timed collective, by device: small beside a gradient bucket on CPUs, above it on GPUs.
 _BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
@@ -41,19 +44,63 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
     """Compare, make and drive the mesh. Raises Misused where its axes do not multiply to the world on any rank."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    mesh = ctx.options.mesh
+    mesh, made = ctx.options.mesh or ctx.model_mesh[0], None if ctx.options.mesh else ctx.model_mesh[1]
     with ctx.step("compare_meshes"):
         told = ctx.exchange("mesh", mesh_typed(mesh))
+    if not any(told):
+        raise Skip("the factory of --model returns no mesh")
     if len(set(told)) > 1:
         return MeshFact(mesh=mesh)
     if why := misfit(mesh, ctx.world_size):
-        raise Misused(why)
+        raise Misused(why) if ctx.options.mesh else Skip(f"the mesh of --model, {told[0]}, is not of all ranks")
     names, sizes = tuple(axis.name for axis in mesh), tuple(axis.size for axis in mesh)
-    with ctx.step("init_device_mesh", mesh_typed(mesh)):
-        made = init_device_mesh(ctx.device.partition(":")[0], sizes, mesh_dim_names=names)
-    groups = {axis.name: made.get_group(axis.name) for axis in mesh if axis.size > 1}
+    if made is None:
+        with ctx.step("init_device_mesh", mesh_typed(mesh)):
+            made = init_device_mesh(ctx.device.partition(":")[0], sizes, mesh_dim_names=names)
+    groups = {axis.name: made.get_group(at) for at, axis in enumerate(mesh) if axis.size > 1}
     driven = [_driven(ctx, axis, group) for axis, group in groups.items()]
     return MeshFact(mesh=mesh, made=True, groups=tuple(_at_once(ctx, driven, [*groups.values()])))
+
+
+def of_model(mesh: Any) -> ModelMesh:
+    """The axes of a DeviceMesh that the user's factory returned, and that mesh itself."""
+    return (_axes(tuple(mesh.shape), mesh.mesh_dim_names), mesh) if mesh is not None else ((), None)
+
+
+def _axes(shape: Sequence[int], names: Sequence[str] | None) -> tuple[Axis, ...]:
+    names = names or [f"dim_{at}" for at in range(len(shape))]
+    return tuple(Axis(name=name, size=size) for name, size in zip(names, shape, strict=True))
+
+
+@contextmanager
+def compared(ctx: RankContext) -> Iterator[None]:
+    """While the user's factory runs: ranks that call init_device_mesh compare first what they ask for.
+
+    Where they differ they would hang: all of them then raise Misuse, and the check of the mesh names who differs.
+    """
+    import torch.distributed as dist
+    from torch.distributed import device_mesh
+
+    init_device_mesh, calls = device_mesh.init_device_mesh, count()
+
+    def compared(device_type: str, mesh_shape: tuple[int, ...], **more: Any) -> Any:
+        asked = _axes(mesh_shape, more.get("mesh_dim_names"))
+        with ctx.step("compare_meshes"):
+            told = ctx.exchange(f"mesh {next(calls)}", mesh_typed(asked))
+        if len(set(told)) > 1:
+            ctx.model_mesh = asked, None
+            raise Misuse(f"the ranks make different meshes: {' and '.join(dict.fromkeys(told))}")
+        return init_device_mesh(device_type, mesh_shape, **more)
+
+    def use(function: Any) -> None:
+        device_mesh.init_device_mesh = function
+        dist.init_device_mesh = function  # type: ignore[attr-defined] # torch has it here, too
+
+    use(compared)
+    try:
+        yield
+    finally:
+        use(init_device_mesh)
 
 
 def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:

@@ -31,7 +31,7 @@ class Memory:
 def size(number: float) -> str:
     """Bytes as ``31.2 GiB``, ``460 MiB``."""
     unit, name = (2**30, "GiB") if number >= 2**30 else (2**20, "MiB")
-    return f"{number / unit:.{0 if number >= 1000 * unit else 3}{'f' if number >= 1000 * unit else 'g'}} {name}"
+    return f"{number / unit:{'.0f' if number >= 1000 * unit else '.3g'}} {name}"
 
 
 def asked(recording: Recording) -> FitOptions:
@@ -62,9 +62,11 @@ def unknown(recording: Recording) -> str:
         return ""
     if memory(recording) is None:
         return "no memory is known to hold the estimates against: no whole GPU is here, so give it, as --memory 80GiB"
-    if nothing_fits(recording):
-        return ""
-    return _lacks(fact)
+    wanted = asked(recording).strategy
+    if wanted and all(each.strategy != wanted for each in estimates(recording)):
+        why = (each for each in fact.left_out if each.startswith(wanted) or "FSDP2" in each)
+        return f"--strategy {wanted} was not estimated{''.join(f' ({each})' for each in why)}"
+    return "" if nothing_fits(recording) else _lacks(fact)
 
 
 def _lacks(fact: FitFact) -> str:
@@ -76,20 +78,18 @@ def _lacks(fact: FitFact) -> str:
 
 @once_a_recording
 def estimates(recording: Recording) -> tuple[FitEstimate, ...]:
-    """One for each strategy, with and without checkpointing. HSDP on one node is ZeRO-3, and left out."""
+    """One for each strategy that is possible here, with and without checkpointing."""
     fact = recording.first(FitFact)
     if fact is None:
         return ()
-    several_nodes = fact.ranks > fact.ranks_per_node
     room, is_whole = memory(recording), not _lacks(fact)
     measured = grouped(
         ((each.fact.strategy, each.fact.checkpointing), each.fact) for each in recording.facts(FitMeasuredFact)
     )
     order = list(BY_NAME)
-    shown = [each for each in fact.estimates if several_nodes or not BY_NAME[each.strategy].within_node]
     return tuple(
         _estimate(each, fact, room, measured.get((each.strategy, each.checkpointing), ()), is_whole=is_whole)
-        for each in sorted(shown, key=lambda each: (order.index(each.strategy), each.checkpointing))
+        for each in sorted(fact.estimates, key=lambda each: (order.index(each.strategy), each.checkpointing))
     )
 
 
@@ -147,21 +147,20 @@ def advice(recording: Recording) -> str:
     """Which strategy to take and why, in one sentence without its point; empty where nobody can say."""
     wanted = asked(recording).strategy
     taken, room = to_take(recording, wanted), memory(recording)
-    if taken is None or room is None:
+    if room is None or unknown(recording):
         return ""
+    if taken is None:
+        return f"{wanted} does not fit" if wanted else "nothing fits"
     fits = f"{name_of(taken)} fits with {size(taken.needed_bytes)} of {size(room.size_bytes)}"
     if wanted:
         return fits
-    first, sharded = estimates(recording)[0], _of(recording, "zero3")
+    first = estimates(recording)[0]
     if taken == first:
-        more = sharded.sent_bytes / first.sent_bytes if sharded and first.sent_bytes else 0.0
+        sharded = max((each.sent_bytes for each in estimates(recording) if each.strategy == "zero3"), default=0)
+        more = sharded / first.sent_bytes if first.sent_bytes else 0.0
         dearer = f"; FSDP would send {more:.3g} times as much" if more > 1 else ""
         return f"{fits}: nothing else is needed{dearer}"
     ratio = taken.sent_bytes / first.sent_bytes if first.sent_bytes else 1.0
     sends = "as much as DDP" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times as much as DDP"
     costs = ", and computes each forward twice" if taken.checkpointing else ""
     return f"{fits}, where DDP would need {size(first.needed_bytes)}; it sends {sends} in a step{costs}"
-
-
-def _of(recording: Recording, strategy: str) -> FitEstimate | None:
-    return next((each for each in estimates(recording) if each.strategy == strategy and not each.checkpointing), None)

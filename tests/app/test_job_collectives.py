@@ -114,6 +114,15 @@ def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_
     assert not any(call.is_open for call in job.calls_of(2))
 
 
+def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no_dump_tells(tmp_path):
+    """gloo's dumps tell no members: here rank 1 may be in group 1, and has never called it."""
+    of_gloo = {"": "[]"}
+    calls = [entry(1, process_group=["0", "default_pg"])], [entry(1, group="1", retired=False)]
+    job = loaded(tmp_path, dump(*calls[0], *calls[1], groups=of_gloo), dump(*calls[0], groups=of_gloo))
+
+    assert job.left_out == {"group 1, in which all ranks wait that ever called it": 1}
+
+
 def test_hostile_sizes_are_bounded(tmp_path):
     job = loaded(tmp_path, *[dump(entry(1, sizes=[[10**15, 10**15]]), entry(2, sizes=[[-7]]))] * 2)
 

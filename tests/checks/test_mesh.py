@@ -11,8 +11,8 @@ from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import AxisGroup, MeshFact, SizeResult
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from ddp_doctor.model.report import Finding
 from tests.recorded import judged, load
 
 MEASURED = {"size_bytes": 1 << 20, "time_us": 1.0, "min_us": 1.0, "max_us": 1.0, "iterations": 5, "wrong": 0}

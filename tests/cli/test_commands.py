@@ -10,6 +10,7 @@ from ddp_doctor.cli import commands, run
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
@@ -134,6 +135,12 @@ def test_what_a_trace_advises_is_tried_on_all_nodes():
     words = typed(Options(model="net:make", from_trace="trace.json"))
 
     assert words == ("--model", "net:make", "--from-trace", "trace.json")
+
+
+def test_what_is_replayed_is_replayed_on_all_nodes():
+    job = JobCollectives(path="a job/dumps", source="the dumps", groups=(), ranks=())
+
+    assert typed(Options(replay=job)) == ("--replay", "a job/dumps")
 
 
 def test_how_a_model_compiles_is_looked_at_on_all_nodes():

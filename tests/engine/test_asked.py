@@ -9,6 +9,7 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
+from ddp_doctor.facts.collectives import MeshFact
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
@@ -16,7 +17,7 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Backend, Status, UsageError, Verdict
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Node, NotRun, Options, Recording, TraceAdvice, World
+from ddp_doctor.model.recording import Axis, Node, NotRun, Options, Recording, TraceAdvice, World
 from ddp_doctor.model.report import Report
 
 HOST = Host(cpus=8)
@@ -53,6 +54,7 @@ def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1,
     return app.judge(Recording.model_validate_json(recording.model_dump_json())).report
 
 
+MESH = (Axis(name="dp", size=2), Axis(name="shard", size=4))
 TINY = TraceAdvice(code="DDT120", at_most=0.5, setting="bucket_cap_mb")
 FROM_TRACE = {"from_trace": "trace.json", "advice": (TINY,)}
 UNTRIED = StepTimeFact(
@@ -102,6 +104,8 @@ PREFIX = "Unsure: what was asked for was not run: "
          "--from-trace trace.json (bucket_cap_mb: time was short)"),
         (FROM_TRACE, [], [NotRun(check="step_time", reason="needs --level standard")],
          "--from-trace trace.json (needs --level standard)"),
+        ({"mesh": MESH}, [read("mesh", "no time", 0)], [], "--mesh dp=2,shard=4 (no time)"),
+        ({"mesh": MESH}, [], [NotRun(check="mesh", reason=BUDGET)], f"--mesh dp=2,shard=4 ({BUDGET})"),
         ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
     ],
 )  # fmt: skip
@@ -126,6 +130,7 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
         ({"only": ("host",), "backend": Backend.GLOO}, []),
         ({"backend": Backend.NCCL}, [read("gpus", GPUS), read("user_model", MODEL, 0)]),
         ({"baseline": "b.json"}, [read("baseline", HELD)]),
+        ({"mesh": MESH}, [read("mesh", MeshFact(mesh=MESH, made=True), rank) for rank in range(2)]),
         ({"nnodes": 2}, [read("host", HOST, node=1)]),
         ({}, [read("p2p", "needs 2 ranks"), Reading(check="gpus", status=Status.ABSENT, reason="no GPU")]),
     ],

@@ -5,21 +5,21 @@ before the model is made until three steps have ended; beside it what the proces
 """
 
 import argparse
+import ctypes
+import gc
 import json
-import multiprocessing
-import os
 import statistics
 import tempfile
 from bisect import bisect
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ddp_doctor.facts.ddp.fit import Estimate, Precision
+from ddp_doctor.facts.ddp.fit import FitFact, Precision
+from tests.rank_harness import Ranks
 
 MODELS = ("mlp", "cnn", "encoder", "llama", "tied", "lora")
 STRATEGIES = ("ddp", "ddp-bucket-view", "zero2", "zero3")
 MIB = 2**20
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 class Case(NamedTuple):
@@ -35,6 +35,11 @@ class Case(NamedTuple):
     def factory(self) -> str:
         return f"tests.models.fit:{self.model}"
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Two of four, so that there is something to replicate."""
+        return max(2, self.ranks // 2)
+
 
 class Outcome(NamedTuple):
     """Bytes."""
@@ -48,13 +53,27 @@ class Outcome(NamedTuple):
     def error(self) -> float:
         return self.predicted / self.measured - 1
 
+    @property
+    def row(self) -> str:
+        sizes = (
+            f"{self.predicted / MIB:.1f} | {self.measured / MIB:.1f} | {self.error:+.1%} | {self.resident / MIB:.0f}"
+        )
+        return f"| {self.case.model} | {self.case.strategy} | {sizes} |"
 
-def measured(case: Case, rank: int, folder: str) -> tuple[int, int]:
+
+def predicted(_ctx: Any, case: Case) -> FitFact:
+    """The estimate, as a rank makes it."""
+    from ddp_doctor.probing.fit.estimate import estimate
+
+    return estimate(
+        case.factory, ranks=case.ranks, ranks_per_node=case.ranks_per_node, precision=case.precision, device="cpu"
+    )
+
+
+def measured(_ctx: Any, case: Case) -> tuple[int, int]:
     """The peak of this rank, and what its resident memory grew by, in bytes."""
     import psutil
     import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
     from torch.profiler import ProfilerActivity, profile
 
     from ddp_doctor.probing.fit import subject
@@ -62,35 +81,33 @@ def measured(case: Case, rank: int, folder: str) -> tuple[int, int]:
     from ddp_doctor.probing.user_model import user_code
     from ddp_doctor.probing.user_model.batches import Batch
 
-    torch.set_num_threads(1)
-    store = FileStore(f"{folder}/store", case.ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=case.ranks)
+    gc.enable()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier cases left would hide what this one takes
     factory = user_code.find(case.factory)
     before = psutil.Process().memory_info().rss
     highest = before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loaded = user_code.made(case.factory, factory)
         form = user_code.form_of(loaded)
-        units = [module for _, module in subject.units_of(loaded.model, loaded.units)]
         model, optimizer = wrap(
             loaded.model,
             case.strategy,
-            units=units,
+            units=[module for _, module in subject.units_of(loaded.model, loaded.units)],
             checkpointing=case.checkpointing,
             precision=case.precision,
             optimizer=loaded.optimizer or torch.optim.AdamW,
-            ranks_per_node=case.ranks,
+            ranks_per_node=case.ranks_per_node,
             options=loaded.options,
         )
         assert loaded.make_batch is not None
         for step in range(3):
             batch = Batch(loaded.make_batch(step), form).changed(lambda leaf: leaf)
             highest = max(highest, _step(model, optimizer, batch))
-    trace = Path(folder, f"{rank}.json")
-    profiler.export_chrome_trace(str(trace))
-    highest_allocated = allocated(json.loads(trace.read_text())["traceEvents"])
-    dist.destroy_process_group()
-    return highest_allocated, highest - before
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        return allocated(json.loads(trace.read_text())["traceEvents"]), highest - before
 
 
 def allocated(events: list[dict[str, Any]]) -> int:
@@ -140,48 +157,23 @@ def _step(model: Any, optimizer: Any, batch: Any) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def _rank(case: Case, rank: int, folder: str) -> None:
-    Path(folder, f"{rank}.peak").write_text(json.dumps(measured(case, rank, folder)))
-    os._exit(0)
-
-
-def _predict(case: Case, folder: str) -> None:
-    from ddp_doctor.probing.fit.estimate import estimate
-
-    fact = estimate(case.factory, ranks=case.ranks, ranks_per_node=case.ranks, precision=case.precision, device="cpu")
-    Path(folder, "fact.json").write_text(fact.model_dump_json())
-
-
-def _run(target: Any, arguments: list[tuple[Any, ...]]) -> None:
-    processes = [_SPAWN.Process(target=target, args=given) for given in arguments]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        if process.exitcode is None:
-            process.kill()
-        assert process.exitcode == 0, arguments
-
-
 def evaluate(cases: list[Case]) -> list[Outcome]:
-    """All of one model and number of ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        _run(_predict, [(cases[0], folder)])
-        fact = json.loads(Path(folder, "fact.json").read_text())
-        assert not fact["trouble"], fact["trouble"]
-    found = {(row["strategy"], row["checkpointing"]): _peak(row) for row in fact["estimates"]}
+    """All of one number of ranks."""
+    facts: dict[tuple[str, str], FitFact] = {}
     outcomes = []
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            _run(_rank, [(case, rank, folder) for rank in range(case.ranks)])
-            peaks = [json.loads(Path(folder, f"{rank}.peak").read_text()) for rank in range(case.ranks)]
-        peak, resident = min(peaks)  # where gloo's thread is the last to let go of a buffer, its end is not seen
-        outcomes.append(Outcome(case, found[case.strategy, case.checkpointing], peak, resident))
+    with Ranks(cases[0].ranks, preload=(__name__, "tests.models.fit", "torch.distributed.fsdp")) as ranks:
+        for case in cases:
+            if (case.model, case.precision) not in facts:
+                facts[case.model, case.precision] = ranks.facts(predicted, case, on=(0,))[0]
+            fact = facts[case.model, case.precision]
+            assert fact.trouble is None, fact.trouble
+            found = {(estimate.strategy, estimate.checkpointing): estimate.peak_bytes for estimate in fact.estimates}
+            # Where gloo's thread is the last to let go of a buffer, its end is not seen: the least of ranks and rounds.
+            least = [min(rounds) for rounds in zip(*(ranks.facts(measured, case) for _ in range(2)), strict=True)]
+            peak, resident = max(least) if case.strategy == "zero1" else min(least)  # whose ranks keep unequal parts
+            outcomes.append(Outcome(case, found[case.strategy, case.checkpointing], peak, resident))
+            print(outcomes[-1].row, flush=True)
     return outcomes
-
-
-def _peak(row: dict[str, Any]) -> int:
-    return Estimate.model_validate(row).peak_bytes
 
 
 def main() -> None:
@@ -192,23 +184,15 @@ def main() -> None:
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--checkpointing", action="store_true")
     given = parser.parse_args()
-    outcomes: list[Outcome] = []
     print("| model | strategy | predicted MiB | measured MiB | error | resident MiB |")
     print("|---|---|---|---|---|---|")
-    for model in given.models:
-        outcomes += evaluate(
-            [
-                Case(model, strategy, given.checkpointing, given.precision, given.ranks)
-                for strategy in given.strategies.split(",")
-            ]
-        )
-        for case, predicted, measured_bytes, resident in outcomes[-len(given.strategies.split(",")) :]:
-            error = predicted / measured_bytes - 1
-            print(
-                f"| {case.model} | {case.strategy} | {predicted / MIB:.1f} | {measured_bytes / MIB:.1f} |"
-                f" {error:+.1%} | {resident / MIB:.0f} |",
-                flush=True,
-            )
+    outcomes = evaluate(
+        [
+            Case(model, strategy, given.checkpointing, given.precision, given.ranks)
+            for model in given.models
+            for strategy in given.strategies.split(",")
+        ]
+    )
     errors = [abs(outcome.error) for outcome in outcomes]
     print(f"\nmedian {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 

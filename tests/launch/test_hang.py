@@ -799,7 +799,7 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
 
 def of_axis(seq: int, first: int, *, left: bool = False) -> Step:
     """A step of the axis whose groups are two neighbouring ranks."""
-    made = step(seq, left=left, name="all_gather")
+    made: Step = step(seq, left=left, name="all_gather")
     return made.model_copy(update={"axis": "shard", "members": (first, first + 1)})
 
 

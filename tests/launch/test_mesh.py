@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.checks.collectives import mesh
+from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import MeshFact
 from ddp_doctor.model.choices import Status
@@ -19,7 +21,8 @@ from tests.launch.conftest import Play, Scenario
 #: The rank that misbehaves.
 BAD = 1
 FOR_EVER = 600
-HANGS_S = 8.0
+#: Until ranks that do nothing are judged, and those of a busy machine that still work.
+HANGS = {"still_s": 2.0, "deadline_s": 60.0}
 
 
 def before(ctx: RankContext, name: str, axis: str, act: Callable[[], Any]) -> None:
@@ -36,7 +39,7 @@ def before(ctx: RankContext, name: str, axis: str, act: Callable[[], Any]) -> No
             act()
         return step(step_name, *args, **more)
 
-    ctx.within, ctx.step = entered, stepped  # type: ignore[method-assign]
+    ctx.within, ctx.step = entered, stepped  # type: ignore[method-assign, assignment]
 
 
 def never_enters_its_axis(ctx: RankContext) -> MeshFact:
@@ -84,7 +87,7 @@ def gives_a_stale_share(ctx: RankContext) -> MeshFact:
                 call.given.zero_()
             run(call)
 
-        collectives.Call.run = stale  # type: ignore[method-assign]
+        collectives.Call.run = stale  # type: ignore[method-assign, assignment]
     return compared_and_driven(ctx)
 
 
@@ -94,12 +97,12 @@ def mixes_up_two_axes_at_once(ctx: RankContext) -> MeshFact:
 
     reduce = dist.all_reduce
 
-    def mixed_up(tensor: Any, *args: Any, async_op: bool = False, **more: Any) -> Any:
-        if async_op and ctx.rank == BAD:
+    def mixed_up(tensor: Any, **more: Any) -> Any:
+        if more.get("async_op") and ctx.rank == BAD:
             tensor.zero_()
-        return reduce(tensor, *args, async_op=async_op, **more)
+        return reduce(tensor, **more)
 
-    dist.all_reduce = mixed_up
+    dist.all_reduce = mixed_up  # type: ignore[assignment]
     return compared_and_driven(ctx)
 
 
@@ -110,7 +113,7 @@ def told(scenario: Scenario) -> tuple[list[str], set[int | None]]:
 @pytest.mark.parametrize(
     ("probe", "code", "says"),
     [
-        (never_enters_its_axis, "DD610", "never entered all_gather"),
+        (never_enters_its_axis, "DD610", "of axis shard (ranks 0, 1)"),
         (never_makes_the_mesh, "DD610", "never entered init_device_mesh"),
         (is_killed_in_its_axis, "DD612", "SIGKILL"),
         (is_stopped_in_its_axis, "DD611", "is stopped"),
@@ -124,7 +127,7 @@ def told(scenario: Scenario) -> tuple[list[str], set[int | None]]:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_the_one_rank_with_a_fault_is_named(play: Play, probe: Callable[..., MeshFact], code: str, says: str):
-    scenario = play(probe, ranks=4, deadline_s=HANGS_S, mesh="dp=2,shard=2")
+    scenario = play(probe, ranks=4, mesh="dp=2,shard=2", **HANGS)
 
     assert code in scenario.codes
     assert set(scenario.culprits) == {BAD}
@@ -132,33 +135,70 @@ def test_the_one_rank_with_a_fault_is_named(play: Play, probe: Callable[..., Mes
     assert scenario.left == []
 
 
-def test_of_a_hung_axis_the_group_is_told_that_waits(play: Play):
-    scenario = play(never_enters_its_axis, ranks=4, deadline_s=HANGS_S, mesh="dp=2,shard=2")
-
-    assert "of axis shard (ranks 0, 1)" in scenario.title
-
-
 def test_of_two_halves_with_different_meshes_nobody_is_named_and_no_group_is_made(play: Play):
-    scenario = play(are_of_two_minds, ranks=4, mesh="dp=2,shard=2")
+    scenario = play(are_of_two_minds, ranks=4, mesh="dp=2,shard=2", **HANGS)
 
     assert told(scenario) == (["DD643"], set())
     assert not any(rank.fact.made for rank in scenario.outcome.recording.facts(MeshFact))
 
 
 def test_a_mesh_that_is_wrong_only_with_all_axes_at_work_blames_nobody(play: Play):
-    assert told(play(mixes_up_two_axes_at_once, ranks=4, mesh="dp=2,shard=2")) == (["DD644"] * 2, set())
+    scenario = play(mixes_up_two_axes_at_once, ranks=4, mesh="dp=2,shard=2", **HANGS)
+
+    assert told(scenario) == (["DD644"] * 2, set())
 
 
 def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
-    scenario = play(compared_and_driven, ranks=2, mesh="dp=2,shard=4")
+    scenario = play(compared_and_driven, ranks=2, mesh="dp=2,shard=4", **HANGS)
 
     [reading, _] = scenario.outcome.recording.of_check("scenario")
     assert (reading.status, reading.misused) == (Status.FAILED, True)
     assert "2 x 4 is 8 ranks, and the world has 2" in (reading.reason or "")
 
 
+# --- the mesh that the user's factory returns -----------------------------------------------------------
+
+
+def with_model(play: Play, name: str) -> Scenario:
+    """The check of a model of tests/models/meshes.py, and that of its mesh, in the same processes."""
+    model = f"tests.models.meshes:{name}"
+    return play(user_model.probe, 4, 60.0, "user_model", needs_model=True, model=model, then=[mesh.CHECK])
+
+
 @pytest.mark.parametrize(
-    ("ranks", "mesh"),
+    ("name", "groups"),
+    [
+        ("two_by_two", {("dp", (0, 2)), ("dp", (1, 3)), ("shard", (0, 1)), ("shard", (2, 3))}),
+        ("without_names", {("dim_0", (0, 2)), ("dim_0", (1, 3)), ("dim_1", (0, 1)), ("dim_1", (2, 3))}),
+        ("in_an_order_of_its_own", {("tp", (0, 2)), ("tp", (1, 3)), ("dp", (0, 3)), ("dp", (1, 2))}),
+    ],
+)
+@pytest.mark.torches("the mesh of a job")
+def test_the_mesh_of_a_model_is_driven_as_it_was_made(play: Play, name: str, groups: set[tuple[str, tuple[int, ...]]]):
+    scenario = with_model(play, name)
+
+    assert scenario.codes == []
+    facts = scenario.outcome.recording.facts(MeshFact)
+    assert {(group.axis, group.members) for rank in facts for group in rank.fact.groups if group.sizes} == groups
+
+
+def test_a_factory_that_makes_another_mesh_on_one_rank_is_told_before_it_hangs(play: Play):
+    scenario = with_model(play, "in_another_order_on_rank_1")
+
+    assert told(scenario) == (["DD643"], {BAD})
+    assert "would make another mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
+
+
+def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):
+    scenario = with_model(play, "of_half_of_the_ranks")
+
+    assert scenario.codes == []
+    readings = scenario.outcome.recording.of_check("mesh")
+    assert {reading.reason for reading in readings} == {"the mesh of --model, shard=2, is not of all ranks"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes_of"),
     [
         (2, "dp=2"),
         (2, "dp=1,tp=2"),
@@ -172,10 +212,11 @@ def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
         (8, "pp=2,dp=2,tp=2"),
     ],
 )
-def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, mesh: str):
-    scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=mesh)
+@pytest.mark.torches("the mesh of a job")
+def test_a_healthy_mesh_is_silent_and_every_axis_is_measured(play: Play, ranks: int, axes_of: str):
+    scenario = play(compared_and_driven, ranks=ranks, deadline_s=60.0, mesh=axes_of)
 
     assert scenario.codes == []
     facts = scenario.outcome.recording.facts(MeshFact)
     measured = {group.axis for rank in facts for group in rank.fact.groups if group.sizes and not group.wrong}
-    assert (len(facts), measured) == (ranks, {axis.name for axis in axes(mesh) if axis.size > 1})
+    assert (len(facts), measured) == (ranks, {axis.name for axis in axes(axes_of) if axis.size > 1})

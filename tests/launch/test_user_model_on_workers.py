@@ -126,3 +126,57 @@ def test_what_is_no_factory_is_a_usage_error_with_the_reason_in_the_last_line(wi
     assert (report.verdict.value, report.exit_code) == ("unsure", 2)
     assert "cannot be used: tests.models.planted:gives_a_number returns type int" in report.summary
     assert all("returns type int" in (one.reason or "") for one in scenario.outcome.recording.of_check("user_model"))
+
+
+# Models in fully_shard
+
+
+def line_in(words: str) -> str:
+    """``sharded_planted.py:31``: where these words stand."""
+    lines = (Path(models).parent / "sharded_planted.py").read_text().splitlines()
+    return f"sharded_planted.py:{next(number for number, line in enumerate(lines, 1) if words in line)}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sharded_model_gives_no_finding_on_workers(with_model, ranks):
+    scenario = with_model("sharded:plain", ranks=ranks, deadline_s=60.0)
+
+    assert scenario.codes == []
+    facts = [rank.fact for rank in scenario.outcome.recording.facts(UserModel)]
+    assert [(fact.sharded.steps, fact.sharded.not_compared) for fact in facts if fact.sharded] == [(2, None)] * ranks
+
+
+@pytest.mark.lab  # long
+@pytest.mark.parametrize(
+    ("name", "words"), [("lost_in_the_forward", "hangs in your forward"), ("lost_in_the_step", "hangs in your step")]
+)
+def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_fully_shard(with_model, name, words):
+    scenario = with_model(f"sharded_planted:{name}", ranks=3, deadline_s=30.0)
+
+    assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
+    assert f"Rank 1 {words}, sharded_planted.py:" in scenario.title
+    assert "`time.sleep(1000.0)`; ranks 0, 2 have waited " in scenario.title
+
+
+@pytest.mark.lab  # long
+def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model):
+    scenario = with_model("sharded_planted:raises_in_the_step", ranks=3, deadline_s=60.0)
+
+    assert (scenario.codes, scenario.culprits) == (["DD613"], [1])
+    line = line_in('raise ValueError("no such batch")')
+    assert f"Rank 1 raised ValueError at {line} in the sharded step of your model; " in scenario.title
+
+
+@pytest.mark.lab  # long
+def test_an_exception_of_all_ranks_in_your_step_has_a_finding_that_does_not_speak_of_ddp(with_model):
+    scenario = with_model("sharded_planted:raises_in_every_step", deadline_s=60.0)
+
+    assert scenario.codes == ["DD786"]
+    assert "works alone and fails in fully_shard on every rank: ValueError" in scenario.title
+
+
+def test_fsdp1_is_a_usage_error_that_says_what_is_tested_instead(with_model):
+    scenario = with_model("sharded_planted:in_fsdp1", deadline_s=60.0)
+
+    assert scenario.outcome.report.exit_code == 2
+    assert "(FSDP1); what is tested is fully_shard (FSDP2)" in scenario.outcome.report.summary

@@ -173,6 +173,13 @@ def raises_in_the_step():
     return returned(in_units(Net()), step=step)
 
 
+def raises_in_every_step():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        raise ValueError("no such batch anywhere")
+
+    return returned(in_units(Net()), step=step)
+
+
 def root_before_its_layers():
     model: Any = fully_shard(Net())
     for layer in model.layers:
@@ -221,3 +228,15 @@ class FullyShardedDataParallel(nn.Module):
 
 def in_fsdp1():
     return returned(FullyShardedDataParallel(Net()))
+
+
+def without_a_root():
+    """All parameters are in units, which the model itself is not."""
+    model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    for layer in model:
+        fully_shard(layer)
+    return model, lambda step: torch.randn(4, 8)
+
+
+def large_and_one_unit():
+    return fully_shard(nn.Sequential(nn.Linear(8192, 4096, bias=False), nn.Linear(4096, 8192, bias=False)))

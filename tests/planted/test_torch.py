@@ -391,6 +391,17 @@ def test_every_collective_is_right_over_planted_nccl():
     assert {one["value"] for one in report["measurements"] if one["name"].endswith("_wrong")} == {0}
 
 
+def test_the_axes_of_a_mesh_are_right_and_measured_over_planted_nccl():
+    code, report = run(ONE(), 4, ("--only", "process_group,mesh", "--mesh", "dp=2,shard=2", "--budget", "240"))
+
+    assert ([one["title"] for one in report["findings"]], code) == ([], 0), report["checks"]
+    rates = [one for one in report["measurements"] if one["name"].endswith("_busbw")]
+    assert {(one["name"].removesuffix("_busbw"), one["labels"]["group"]) for one in rates} == {
+        *((name, "of axis dp") for name in ("all_reduce", "broadcast", "all_gather", "reduce_scatter")),
+        *((name, "of axis shard") for name in ("all_reduce", "all_gather", "reduce_scatter")),
+    }
+
+
 def test_a_rank_that_gives_wrong_shares_is_named_over_planted_nccl():
     code, report = run(ONE(), 3, _EACH, {0: {"PLANTED_WRONG": "2"}})
 

@@ -96,6 +96,20 @@ def test_the_strategy_that_was_asked_for_decides():
     assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing fits with 49.5 GiB of 80 GiB"
 
 
+def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():
+    why = "hsdp: all ranks are on one node, where it is zero3"
+    report = judged(memory=80 * GIB, strategy="hsdp", left_out=(why,))
+
+    assert report.exit_code == 3
+    assert f"--strategy hsdp was not estimated ({why})" in report.summary
+
+
+def test_who_ignores_that_nothing_fits_is_not_told_that_something_does():
+    ignoring = recording(memory=GIB).ignoring(("DD870",))
+
+    assert app.judge(ignoring).report.summary == "Healthy: nothing fits; ignored: DD870."
+
+
 def test_a_batch_grows_by_what_one_more_sample_takes():
     by_name = {(each.strategy, each.checkpointing): each.batch for each in judged(memory=80 * GIB).estimates}
 

@@ -48,6 +48,16 @@ def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
 
 
 @once_a_recording
+def _mesh(recording: Recording) -> Sequence[Axis]:
+    """The axes; none where the ranks made no groups, or a model's mesh has ranks in an order of its own."""
+    facts = [rank.fact for rank in recording.facts(MeshFact)]
+    mesh = facts[0].mesh if facts and facts[0].made else ()
+    usual = {axis.name: groups_of(mesh, axis) for axis in mesh}
+    in_order = all(group.members in usual[group.axis] for fact in facts for group in fact.groups)
+    return mesh if in_order else ()
+
+
+@once_a_recording
 def _links(recording: Recording) -> Mapping[tuple[int, str, str], str]:
     """The code between two GPUs of a node, where its matrix is known."""
     return {
@@ -110,10 +120,10 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
     See: docs/how-to/check-a-mesh.md
         https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
-    found, world = recording.first(MeshFact), recording.world
-    if found is None or world is None or not found.made:
+    mesh, world = _mesh(recording), recording.world
+    if world is None:
         return
-    mesh, better = found.mesh, _in_order(found.mesh)
+    better = _in_order(mesh)
     reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in mesh if axis.size > 1}
     known = [(axis, at) for axis in reaches if (at := depth(axis.name)) is not None]
     for heavy, inside in sorted(known, key=lambda each: -each[1]):
@@ -172,12 +182,12 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
     See: https://slurm.schedmd.com/srun.html (--distribution)
         https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html (--map-by)
     """
-    found, world, turns = recording.first(MeshFact), recording.world, _turns(recording)
-    if found is None or world is None or turns is None:
+    mesh, world, turns = _mesh(recording), recording.world, _turns(recording)
+    if world is None or turns is None:
         return
     program, command, node_of = turns
-    for axis in found.mesh:
-        groups = groups_of(found.mesh, axis)
+    for axis in mesh:
+        groups = groups_of(mesh, axis)
         together = all(len({world.node_of(rank) for rank in group}) == 1 for group in groups)
         apart = [group for group in groups if len(set(map(node_of, group))) > 1]
         if axis.size > 1 and together and apart:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
-from ddp_doctor.knowledge.ddp.strategies import BY_NAME, MEASURED_ABOVE, MEASURED_ABOVE_BYTES
+from ddp_doctor.knowledge.ddp.strategies import MEASURED_ABOVE, MEASURED_ABOVE_BYTES
 from ddp_doctor.model.check import FIT
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -36,18 +36,13 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
     layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
-    remedies = [
-        in_model_code(
-            f"Let make_batch return at most {smaller} sample{'s' if smaller > 1 else ''}, and accumulate gradients",
-            cost="More steps for the same samples",
-        )
-    ]
+    fewer = f"A batch of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
     yield proved(
         NOBODY,
         f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
         f" {size(least.needed_bytes)}",
-        (_evidence(least, room.size_bytes, room.whose), *_of_layer(fact)),
-        *remedies[: bool(smaller)],
+        _evidence(least, room.size_bytes, room.whose),
+        in_model_code(fewer, cost="More steps, or more GPUs, for the same samples"),
         in_model_code(
             "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
             cost="Changes to the model, and communication in each layer or between stages",
@@ -56,15 +51,6 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
         detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
         " pipeline parallelism would need is not estimated here.",
     )
-
-
-def _of_layer(fact: FitFact) -> Iterator[Evidence]:
-    if fact.largest is not None:
-        yield Evidence(
-            text=f"largest layer: {fact.largest.name} ({fact.largest.kind})",
-            value=round(fact.largest.bytes / 2**30, 3),
-            unit="GiB",
-        )
 
 
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
@@ -100,32 +86,29 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
         f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
         f" it needs {size(least.needed_bytes)}",
         (_evidence(each, room.size_bytes, room.whose) for each in chosen),
-        *(
-            (in_model_code(f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)}: {_how(instead)}"),)
+        in_model_code(
+            f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"
             if instead
-            else ()
+            else "Take a strategy that fits"
         ),
         detail=f"On {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
     )
-
-
-def _how(each: FitEstimate) -> str:
-    needs = BY_NAME[each.strategy].needs
-    return each.words + (f", torch {needs} and newer" if needs else "")
 
 
 @rule("DD872", "measured-above-the-estimate", Severity.WARNING, FitFact, FitMeasuredFact)
 def above_the_estimate(recording: Recording) -> Iterator[Draft]:
     """A strategy that took more memory than was estimated for it.
 
-    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, or the
-        steps ran out of memory although the estimate fits.
+    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, on CPU
+        ranks also more than all parameters take; or the steps ran out of memory although the estimate fits.
     Why: The other estimates of this model err the same way, so that what fits by them may not.
     Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
         on something other than its tensors: please report it.
     See: docs/how-to/does-it-fit.md
     """
-    far = [each for each in estimates(recording) if each.measured_out_of_memory or _is_far_above(each)]
+    fact = recording.first(FitFact)
+    held = fact.parameter_bytes if fact is not None and fact.device == "cpu" else 0  # by gloo's threads
+    far = [each for each in estimates(recording) if each.measured_out_of_memory or _excess(each) > held]
     if not far:
         return
     worst = max(far, key=lambda each: (each.measured_out_of_memory, (each.measured_bytes or 0) / each.peak_bytes))
@@ -147,9 +130,10 @@ def above_the_estimate(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _is_far_above(each: FitEstimate) -> bool:
+def _excess(each: FitEstimate) -> int:
+    """Bytes above the estimate, 0 where these are too few to tell."""
     excess = (each.measured_bytes or 0) - each.peak_bytes
-    return excess > MEASURED_ABOVE * each.peak_bytes and excess > MEASURED_ABOVE_BYTES
+    return excess if excess > max(MEASURED_ABOVE * each.peak_bytes, MEASURED_ABOVE_BYTES) else 0
 
 
 @rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)
@@ -178,7 +162,7 @@ def left_out(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING)
+@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that did not come back on the one rank that estimates.
 
@@ -192,8 +176,6 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         if trial.judged_check != FIT or trial.outcome not in ("stuck", "slow") or len(trial.ranks) > 1:
             continue
         for rank in trial.evidence:
-            if rank.done or not rank.stack:
-                continue  # a process that is stopped has no stack, and DD611
             yield likely(
                 NOBODY,
                 f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"

@@ -14,7 +14,8 @@ What the probe is given is the user's code::
 Each rank first builds the model and makes a forward and a backward by itself. The ranks exchange the results over
 the control store: which parameters got a gradient, which submodules were called. The model is wrapped in DDP only
 after that, so the check names what would hang before it hangs. Three synchronised steps follow; their gradients are
-compared with the float64 mean of the ranks' own gradients.
+compared with the float64 mean of the ranks' own gradients. A model that the factory has given to fully_shard (FSDP2) is
+not wrapped: its steps are held against those of one rank alone.
 
 Why it matters: no other check sees the user's model. Only the ranks import the module, never the agent, and only
 because the user named it.
@@ -62,7 +63,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
 
 CHECK = Check(
     id="user_model",
-    title="Your own model in DDP",
+    title="Your own model, in DDP or fully_shard",
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),

@@ -184,13 +184,14 @@ def off(recording: Recording) -> Iterator[Draft]:
     assert fact.sharded is not None
     shown = Names(names=tuple(each.parameter for each in off[0][1]), count=len(off[0][1]))
     is_sure, where = 2 * len(ranks) < fact.world_size, on_ranks(recording, ranks)
+    step = "second step" if fact.sharded.off_step else "first step"
     if all(each.unchanged for _, here in off for each in here):
-        what = f"Step {fact.sharded.off_step} leaves {names(shown)} of {fact.model} unchanged on {where}"
+        what = f"The {step} leaves {names(shown)} of {fact.model} unchanged on {where}"
         cure = "Let the last backward of a step reduce: set_requires_gradient_sync(True), set_requires_all_reduce(True)"
     else:
         what = (
-            f"After step {fact.sharded.off_step} {names(shown)} of {fact.model} on {where} is not what one rank alone"
-            " makes of the batches of all"
+            f"After the {step} {names(shown)} of {fact.model} on {where} {_are(shown)} not what one rank alone makes of"
+            " the batches of all"
         )
         cure = "Look for gradients that are not reduced, hooks that change them, and code that asks for the rank"
     yield likely(
@@ -200,6 +201,10 @@ def off(recording: Recording) -> Iterator[Draft]:
         in_model_code(cure, reference=_FULLY_SHARD),
         detail="One rank alone: a copy without fully_shard, whose gradients are averaged over all ranks.",
     )
+
+
+def _are(some: Names) -> str:
+    return "is" if some.count == 1 else "are"
 
 
 def _is_in(sharded: ShardedModel, off: Off) -> bool:
@@ -229,7 +234,7 @@ def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
     )
 
 
-@rule("DD795", "optimizer-made-before-sharding", Severity.ERROR, UserModel)
+@rule("DD795", "optimizer-holds-stale-parameters", Severity.ERROR, UserModel)
 def stale_optimizer(recording: Recording) -> Iterator[Draft]:
     """An optimizer that holds the parameters from before fully_shard.
 
@@ -302,8 +307,8 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
         rank, sharded = lost[0]
         yield proved(
             (code(name) for name in sharded.not_loaded.names[:8]),
-            f"{names(sharded.not_loaded)} of {rank.fact.model} is not what was saved after torch.distributed.checkpoint"
-            " has loaded it",
+            f"{names(sharded.not_loaded)} of {rank.fact.model} {_are(sharded.not_loaded)} not what was saved after"
+            " torch.distributed.checkpoint has loaded the model",
             Evidence(text="parameters that are not as saved", value=float(sharded.not_loaded.count), expected=0.0),
             in_model_code("Look for a state_dict or load_state_dict of your own, or hooks, that leave it out"),
         )

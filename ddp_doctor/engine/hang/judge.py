@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from ddp_doctor.engine.hang.judgement import (
     ALONE,
     COLLECTIVES,
+    STEPS_OF_A_JOB,
     Clock,
     Judgement,
     Kind,
@@ -68,7 +69,18 @@ def judge(trial: TrialRecord) -> Judgement:
     ranks = [rank for rank in trial.evidence if not rank.done]
     if trial.outcome == "slow":
         return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
-    causes = (_mismatch, _died, _at_odds, _raised, _stopped, _never_began, _behind, _uninterruptible, _deadlock)
+    causes = (
+        _mismatch,
+        _died,
+        _at_odds,
+        _raised,
+        _stopped,
+        _never_began,
+        _behind,
+        _uninterruptible,
+        _outside,
+        _deadlock,
+    )
     for cause in causes:
         found = cause(ranks, trial)
         if found is not None:
@@ -358,6 +370,18 @@ def _absent_peer(waiting: Sequence[RankEvidence], ranks: Sequence[RankEvidence])
 def _transfers(rank: RankEvidence, peer: int) -> int:
     """How often a rank entered a transfer with this peer: a peer that did so as often is not missing."""
     return sum(peer in step.peers for step in rank.steps)
+
+
+def _outside(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:
+    """In a step that is the user's code: ranks in no collective, while all others wait in one."""
+    step, doing = shared_step(ranks), {rank.rank: where_it_waits(rank) for rank in ranks}
+    if step is None or step.name not in STEPS_OF_A_JOB or len(ranks) < len(trial.evidence):
+        return None
+    absent = tuple(rank for rank, where in doing.items() if where == "outside")
+    waiting = tuple(rank for rank, where in doing.items() if where == "collective")
+    if not absent or not waiting or len(absent) + len(waiting) < len(ranks):
+        return None
+    return Judgement("never-entered", absent, waiting, step)
 
 
 def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | None:

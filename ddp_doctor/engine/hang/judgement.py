@@ -45,6 +45,8 @@ COLLECTIVES = frozenset(
 )
 #: Steps of gpu_speed in which each rank keeps its own GPU busy, and waits for nobody.
 ALONE = frozenset({"matmul", "copy", "host_copy"})
+#: Steps of user_model that are a whole step of the user's job, with collectives of fully_shard's and code of its own.
+STEPS_OF_A_JOB = frozenset({"sharded_step", "step_alone"})
 #: The place of a rank that torch keeps in a collective; backward calls them from the autograd engine.
 _TORCH_WAITS = re.compile(r"/torch/(distributed|nn/parallel|autograd)/")
 #: … or in what no recorder knows: the making of a group, a barrier over the store.

@@ -171,12 +171,13 @@ class _Estimates:
         except Misuse:
             raise
         except Exception as error:
-            text = f"{type(error).__name__} {error}".lower()
-            if not isinstance(error, fake.limits()) and not any(word in text for word in _OF_A_GPU):
-                raise Stopped("forward", user_code.trouble("forward", error)) from error
-            first = str(error).strip().partition("\n")[0][:200]
-            where = user_code.trouble("forward", error).where
-            self._leave_out(f"activations and temporaries: {first or type(error).__name__} ({where})")
+            trouble = user_code.trouble("forward", error)
+            of_a_gpu = any(word in f"{error}".lower() for word in _OF_A_GPU)
+            is_limit = isinstance(error, fake.limits()) or of_a_gpu or is_configuration(self.seen["model"])
+            if not is_limit:
+                raise Stopped("forward", trouble) from error
+            first = trouble.message.partition(". ")[0]
+            self._leave_out(f"activations and temporaries: {first or type(error).__name__} ({trouble.where})")
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:

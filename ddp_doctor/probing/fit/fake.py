@@ -4,7 +4,9 @@ A fake tensor (torch/_subclasses/fake_tensor.py) has a shape, a type and a devic
 would return. Nothing is allocated and nothing computed, so a model of any size runs in the memory of its names.
 """
 
+import logging
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ def mode() -> Any:
     """A context in which all new tensors are fake; real ones that a model holds are taken as fake ones."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    # It prints a traceback for what it raises, and what it raises is reported.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -38,6 +42,7 @@ def conversions() -> Iterator[None]:
     """Let ``model.to(...)`` work on fake parameters, tied ones too; torch 2.13 raises "Couldn't swap Linear.weight"."""
     import torch
 
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # what deepcopy does
     module_type: Any = torch.nn.Module
     original = module_type._apply  # noqa: SLF001 - to(), cuda(), half() and all others end there
     changed: dict[int, tuple[Any, Any]] = {}  # with the old one, whose id is then no other's

@@ -98,6 +98,7 @@ def of_transformers(spec: str, batch: int | None, sequence: int | None) -> Subje
     mode = fake.mode()
     loaded = from_configuration(spec, batch, sequence, mode, fake.conversions())
     assert loaded.make_batch is not None
+    fake.faked(loaded.model, mode)
     return Subject(loaded, mode, loaded.make_batch(0), batch or BATCH)
 
 
@@ -120,7 +121,6 @@ def from_configuration(
         for mode in modes:
             stack.enter_context(mode)
         model = _attempt("factory", lambda: AutoModelForCausalLM.from_config(config))
-    fake.faked(model, mode)
     model.train()
     ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
     return Loaded(model, lambda _: {"input_ids": ids, "labels": ids})

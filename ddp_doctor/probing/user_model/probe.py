@@ -16,7 +16,7 @@ from ddp_doctor.facts.ddp.user_model import LocalPass, Misplaced, OffGradient, P
 from ddp_doctor.knowledge.ddp import gradient_tolerance, manifests
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Misused, Skip
-from ddp_doctor.probing import module_manifest, sharding
+from ddp_doctor.probing import mesh, module_manifest, sharding
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches, passes, steps
 from ddp_doctor.probing.user_model.batches import Batch, move, off_device
@@ -158,8 +158,10 @@ class ModelProbe:
         import torch.distributed as dist
 
         name = self.ctx.model
-        factory = self._attempt("import", lambda: find(name))
-        loaded = self._attempt("factory", lambda: made(name, factory))
+        with mesh.compared(self.ctx):
+            factory = self._attempt("import", lambda: find(name))
+            loaded = self._attempt("factory", lambda: made(name, factory))
+        self.ctx.model_mesh = mesh.of_model(loaded.mesh)
         if not dist.is_initialized():
             raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")
         if self.ctx.device.startswith("cuda"):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.model.context import GpuWatch
+from ddp_doctor.model.context import GpuWatch, ModelMesh
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
@@ -44,6 +44,7 @@ class LiveRankContext:
         self.group: Any = None
         self.store: Any = None
         self.model = spec.options.model
+        self.model_mesh: ModelMesh = (), None
         self.raw: str | None = None
         self._events = events
         self._note = Path(spec.path("note"))

@@ -4,7 +4,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.engine.hang.judgement import Judgement
+from ddp_doctor.engine.hang.judgement import STEPS_OF_A_JOB, Judgement
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, OUTCOMES, Case, cases, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
@@ -174,7 +174,9 @@ def raised(recording: Recording) -> Iterator[Draft]:
         assert first.raised is not None
         where = f"{first.raised.type} at {short(first.raised.where)} in the check {case.check}"
         if first.raised.type == "StepFailed" and first.steps:
-            where = f"{first.raised.message.partition(': ')[0]} in the {first.steps[-1].name} of your model in DDP"
+            name = first.steps[-1].name
+            model = "your model" if name in STEPS_OF_A_JOB else "your model in DDP"
+            where = f"{first.raised.message.partition(': ')[0]} in the {name.replace('_', ' ')} of {model}"
         named = named_cause(recording, first, case.check)
         words = " ".join(words_of(first)[:400].split()) or "nothing"
         end = "" if words[-1] in ".!?" else "."

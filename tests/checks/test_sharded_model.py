@@ -1,0 +1,273 @@
+"""user_model on real ranks with models in fully_shard: those that are right give no finding, each defect is named."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ddp_doctor.checks.ddp import user_model
+from ddp_doctor.checks.ddp.step_time.work import yours
+from ddp_doctor.checks.ddp.user_model import CHECK
+from ddp_doctor.engine.asked import not_run
+from ddp_doctor.facts.ddp.sharded_model import Mesh
+from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Options
+from ddp_doctor.probing import sharding
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.rank_harness import Ranks
+
+pytestmark = pytest.mark.ranks
+judge = partial(judge_by, CHECK)
+
+
+def look(ctx: Any, name: str) -> UserModel:
+    """The probe on one rank, with a model of tests/models."""
+    ctx.model = f"tests.models.{name}"
+    return user_model.probe(ctx)
+
+
+def seen(ranks: Ranks, name: str) -> list[Any]:
+    """The facts of four ranks: fully_shard takes the default group, which has all."""
+    results = ranks.run(look, name)
+    assert [result.error for result in results] == [None] * 4
+    return [result.value for result in results]
+
+
+def planted(ranks: Ranks, name: str) -> Finding:
+    """The only finding of a model of tests/models/sharded_planted.py."""
+    return only(judge(record(CHECK, seen(ranks, f"sharded_planted:{name}"))), CODES[name])
+
+
+CODES = {
+    "other_units": "DD790",
+    "other_precision": "DD790",
+    "other_resharding": "DD790",
+    "other_mesh": "DD790",
+    "bare_on_one_rank": "DD790",
+    "other_dtype": "DD773",
+    "root_not_wrapped": "DD793",
+    "ignored": "DD793",
+    "added_afterwards": "DD793",
+    "never_synchronised": "DD794",
+    "not_reduced_between_replicas": "DD794",
+    "stale_shard": "DD794",
+    "other_rate": "DD794",
+    "optimizer_before": "DD795",
+    "optimizer_before_on_one_rank": "DD795",
+    "over_a_part": "DD796",
+    "keeps_a_part": "DD797",
+    "keeps_a_part_silently": "DD797",
+    "rank_branch": "DD776",
+    "root_before_its_layers": "DD771",
+}
+
+
+# Models that are right
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain",
+        "plain_in_sgd",
+        "hybrid",
+        "in_bfloat16",
+        "reduced_in_bfloat16",
+        "clipped",
+        "accumulating",
+        "not_resharded",
+        "tied",
+        "frozen",
+        "uneven",
+        "offloaded",
+        "compiled",
+        "summed",
+        "with_groups",
+        "images",
+    ],
+)
+def test_a_sharded_model_that_is_right_gives_no_finding_and_makes_the_steps_of_one_rank(ranks, name):
+    facts = seen(ranks, f"sharded:{name}")
+
+    found = [finding for finding in judge(record(CHECK, facts)) if finding.severity is not Severity.INFO]
+    assert found == []
+    for fact in facts:
+        assert (fact.stopped, fact.sharded.not_compared, fact.sharded.steps) == (None, None, 2)
+        assert fact.sharded.loss == pytest.approx(fact.sharded.loss_alone, rel=1e-3)
+        assert (fact.sharded.saved, fact.sharded.not_saved) == (True, None)
+
+
+def test_gradients_that_the_job_averages_itself_may_stay_outside_of_sharding(ranks):
+    facts = seen(ranks, "sharded_planted:ignored_and_reduced")
+
+    assert [fact.sharded.outside.names for fact in facts] == [("head.weight",)] * 4
+    assert judge(record(CHECK, facts)) == []
+
+
+def test_a_layer_without_a_gradient_is_information_and_the_checkpoint_that_lacks_its_state_a_warning(ranks):
+    facts = seen(ranks, "sharded:with_unused_layer")
+
+    found = {finding.code: finding for finding in judge(record(CHECK, facts))}
+    assert {code: finding.severity for code, finding in found.items()} == {
+        "DD775": Severity.INFO,
+        "DD797": Severity.WARNING,
+    }
+    assert "DDP" not in found["DD775"].title
+    assert "Missing optimizer state" in found["DD797"].title
+
+
+def test_what_was_sharded_is_in_the_fact(ranks):
+    fact = seen(ranks, "sharded:hybrid")[0]
+
+    mesh = Mesh(names=("replicate", "shard"), shape=(2, 2), ranks=(0, 1, 2, 3))
+    assert (fact.mesh, fact.sharded.meshes) == (mesh, (mesh,))
+    assert (fact.sharded.root, fact.sharded.unit_count, fact.sharded.largest.name) == (True, 4, "layers.0")
+    assert (fact.sharded.optimizer, fact.sharded.optimizer_given) == ("AdamW", False)
+
+
+# Defects
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("other_units", "parameter layers.0.norm.weight and 5 more have unit (the model) instead of layers.0"),
+        ("other_precision", "have mixed precision parameters bfloat16 instead of as the parameters"),
+        ("other_resharding", "have reshard_after_forward False instead of True"),
+        ("other_mesh", "ranks 3 2 1 0 instead of dimension 0=4, ranks 0 1 2 3"),
+        ("bare_on_one_rank", "have unit none instead of (the model)"),
+        ("other_dtype", "have dtype bfloat16 instead of float32"),
+    ],
+)
+def test_a_rank_that_wraps_otherwise_is_named_before_anything_hangs(ranks, name, words):
+    finding = planted(ranks, name)
+
+    assert blamed(finding) == [1]
+    assert words in finding.title
+
+
+def test_parameters_that_no_unit_shards_are_named_with_the_reason(ranks):
+    finding = planted(ranks, "root_not_wrapped")
+
+    assert "embedding.weight, head.weight" in finding.title
+    assert "the model itself is not given to fully_shard: nobody averages their gradients" in finding.title
+    assert finding.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("name", ["ignored", "added_afterwards"])
+def test_a_head_that_no_unit_shards_is_named_and_no_rank_is_blamed(ranks, name):
+    finding = planted(ranks, name)
+
+    assert "fully_shard does not shard head.weight" in finding.title
+    assert set(blamed(finding)) == {None}
+
+
+@pytest.mark.parametrize("name", ["never_synchronised", "not_reduced_between_replicas"])
+def test_gradients_that_are_never_reduced_are_seen_in_the_first_step(ranks, name):
+    finding = planted(ranks, name)
+
+    assert finding.title.startswith("The first step leaves embedding.weight")
+    assert finding.title.endswith("unchanged on every rank")
+    assert set(blamed(finding)) == {None}
+
+
+@pytest.mark.parametrize("name", ["stale_shard", "other_rate"])
+def test_a_rank_whose_optimizer_does_something_else_is_named(ranks, name):
+    finding = planted(ranks, name)
+
+    assert [rank for rank in blamed(finding) if rank is not None] == [1]
+    assert "your optimizer makes something else of embedding.weight" in finding.title
+
+
+def test_an_optimizer_from_before_fully_shard_is_named(ranks):
+    assert blamed(planted(ranks, "optimizer_before")) == []
+    assert blamed(planted(ranks, "optimizer_before_on_one_rank")) == [1]
+
+
+def test_one_dimension_of_a_mesh_of_two_is_named_and_no_rank_is_blamed(ranks):
+    finding = planted(ranks, "over_a_part")
+
+    assert "is sharded over 2 of 4 ranks" in finding.title
+    assert [evidence.text for evidence in finding.evidence] == ["sharded over ranks 0 1", "sharded over ranks 2 3"]
+
+
+def test_a_trained_parameter_that_the_checkpoint_leaves_out_is_named(ranks):
+    silent, strict = planted(ranks, "keeps_a_part_silently"), planted(ranks, "keeps_a_part")
+
+    assert "head.weight of " in silent.title
+    assert "Missing key(s) in state_dict" in strict.title
+    assert (silent.severity, strict.severity) == (Severity.ERROR, Severity.WARNING)
+
+
+def test_a_unit_that_one_rank_leaves_out_is_named_with_its_line_before_it_hangs(ranks):
+    finding = planted(ranks, "rank_branch")
+
+    assert 1 in blamed(finding)
+    assert "rank 1 calls layers.1 at sharded_planted.py" in finding.title
+    assert "the job hangs" in finding.detail
+
+
+def test_fully_shard_of_the_model_before_its_layers_is_raised_by_torch_and_the_remedy_says_the_order(ranks):
+    finding = planted(ranks, "root_before_its_layers")
+
+    assert "the units first" in finding.remedies[0].summary
+
+
+def test_the_whole_model_as_one_unit_matters_only_where_it_is_large(ranks):
+    facts = seen(ranks, "sharded_planted:only_the_root")
+    assert judge(record(CHECK, facts)) == []
+
+    large = [
+        fact.model_copy(update={"sharded": fact.sharded.model_copy(update={"parameter_bytes": 1 << 30})})
+        for fact in facts
+    ]
+    finding = only(judge(record(CHECK, large)), "DD792")
+    assert "gathers all 1024 MiB of parameters at once" in finding.title
+
+
+# What could not be looked at
+
+
+def without_policies(ctx: Any, name: str) -> UserModel:
+    """As a torch would be whose private attributes are others."""
+    sharding.policy = lambda unit: None
+    return look(ctx, name)
+
+
+def test_a_torch_that_does_not_tell_how_it_shards_makes_the_verdict_unsure_and_not_healthy(ranks):
+    known = sharding.policy
+    facts = ranks.facts(without_policies, "sharded:plain")
+    ranks.run(put_back)
+
+    assert sharding.policy is known
+    reason = "this torch does not tell how fully_shard was called"
+    assert [fact.sharded.not_compared for fact in facts] == [reason] * 4
+    whole = record(CHECK, facts)
+    assert judge(whole) == []
+    asked = whole.model_copy(update={"options": Options(model="net:make")})
+    assert [each.why for each in not_run(asked, ())] == [
+        f"its steps were not held against those of one rank alone: {reason}"
+    ]
+
+
+def put_back(ctx: Any) -> None:
+    import importlib
+
+    importlib.reload(sharding)
+
+
+def timed(ctx: Any) -> str:
+    ctx.model = "tests.models.sharded:plain"
+    try:
+        yours(ctx)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_the_time_of_a_sharded_step_is_not_measured_and_the_reason_is_said(ranks):
+    assert set(ranks.facts(timed)) == {
+        "not measured: tests.models.sharded:plain is sharded by fully_shard, and steps are timed in DDP alone"
+    }

@@ -1,0 +1,62 @@
+"""Estimates against real ranks: within 10 % each, 5 % in the median."""
+
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from tests.fit.evaluate import MODELS, STRATEGIES, Case, evaluate
+
+
+@pytest.mark.ranks
+def test_an_estimate_is_what_a_rank_takes():
+    (outcome,) = evaluate([Case("mlp", "zero3")])
+
+    assert abs(outcome.error) <= 0.1, outcome
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+@pytest.mark.timeout(1200)
+def test_estimates_of_six_models_under_four_strategies_are_what_ranks_take(record_property):
+    outcomes = evaluate([Case(model, strategy) for model in MODELS for strategy in STRATEGIES])
+
+    errors = [abs(outcome.error) for outcome in outcomes]
+    record_property("median_error", statistics.median(errors))
+    assert max(errors) <= 0.1, outcomes
+    assert statistics.median(errors) <= 0.05
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_estimates_for_four_ranks_are_what_they_take():
+    outcomes = evaluate([Case("lora", strategy, ranks=4) for strategy in ("zero1", "zero3", "hsdp")])
+
+    assert all(abs(outcome.error) <= 0.1 for outcome in outcomes), outcomes
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+@pytest.mark.timeout(600)
+def test_estimates_with_checkpointing_and_mixed_precision_are_what_ranks_take():
+    for case in (Case("tied", "zero3", checkpointing=True), Case("encoder", "zero3", precision="amp")):
+        (outcome,) = evaluate([case])
+        assert abs(outcome.error) <= 0.1, outcome
+
+
+@pytest.mark.lab
+def test_seven_billion_parameters_take_twenty_seconds_and_a_gigabyte():
+    code = """
+import resource
+from ddp_doctor.probing.fit.estimate import estimate
+fact = estimate("hf:llama", ranks=8, ranks_per_node=8, batch=1, sequence=2048)
+print(fact.elements, fact.cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    elements, seconds, kib = map(float, done.stdout.split())
+
+    assert elements > 6.7e9
+    assert seconds <= 20
+    assert kib <= 2**20

@@ -1,0 +1,198 @@
+"""What is computed, by numbers made by hand; what is traced; and what is said where neither can be."""
+
+import pytest
+
+from ddp_doctor.facts.ddp.fit import Estimate, FitFact
+from ddp_doctor.knowledge.ddp.strategies import BY_NAME
+from ddp_doctor.model.fact import Misused
+from ddp_doctor.probing.fit import peaks, subject, trace
+from ddp_doctor.probing.fit.estimate import estimate
+from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
+
+#: Two layers of 1,000 by 1,000 without a bias, 4 MB each, the second a unit of its own.
+_LAYER = Parameter((1000, 1000), 4, 4)
+MB = 1_000_000
+
+
+def _of(name: str, *, ranks: int = 4, ranks_per_node: int = 4, device: str = "cuda", state: int = 0) -> Estimate:
+    class Layer:
+        requires_grad = True
+
+        def numel(self) -> int:
+            return MB
+
+        def element_size(self) -> int:
+            return 4
+
+    job = Job([[_LAYER], [_LAYER]], 0, ranks, ranks_per_node, device)
+    return peaks.estimate(BY_NAME[name], False, job, trace.of_parameters([[Layer()], [Layer()]]), Step(state))
+
+
+def test_ddp_holds_gradients_and_buckets_and_with_the_view_only_buckets():
+    plain, view = _of("ddp", state=16 * MB), _of("ddp-bucket-view", state=16 * MB)
+
+    assert (plain.parameters, plain.gradients, plain.buckets, plain.optimizer) == (8 * MB, 8 * MB, 8 * MB, 16 * MB)
+    assert (view.parameters, view.gradients, view.buckets, view.optimizer) == (8 * MB, 0, 8 * MB, 16 * MB)
+    assert view.peak_bytes == 36 * MB  # and the gradient of one layer, until it is copied
+
+
+def test_without_state_and_gradients_the_copies_that_ddp_broadcasts_are_the_peak():
+    job = Job([[Parameter((1000, 1000), 4, 4, trainable=False)]], 0, 2, 2, "cuda")
+
+    found = peaks.estimate(BY_NAME["ddp"], False, job, [], Step())
+
+    assert (found.moment, found.peak_bytes) == ("wrap", 8 * MB)
+
+
+def test_a_rank_of_fsdp_keeps_its_share_and_holds_two_units_and_a_gradient_whole():
+    found = _of("zero3", state=4 * MB)
+
+    # Backward of the unit: its parameter, that of the rest, which is never resharded, and its gradient.
+    assert (found.parameters, found.optimizer, found.moment) == (2 * MB, 4 * MB, "backward")
+    assert found.unsharded == 3 * 4 * MB
+
+
+def test_rows_that_do_not_divide_are_padded():
+    assert Parameter((10, 3), 4, 4).elements(4) == 3 * 3
+    assert Parameter((), 4, 4).elements(4) == 1
+
+
+def test_a_rank_sends_its_part_of_rings():
+    assert _of("ddp").sent_bytes == 2 * 8 * MB * 3 // 4
+    assert _of("zero2").sent_bytes == (8 + 8) * MB * 3 // 4
+    assert _of("zero3").sent_bytes == (16 + 8) * MB * 3 // 4
+    assert _of("hsdp", ranks=8).sent_bytes == (16 + 8) * MB * 3 // 4 + 2 * 2 * MB // 2
+
+
+def test_the_fullest_rank_of_zero_1_has_the_largest_parameter():
+    sizes = [Parameter((size,), 4, 4) for size in (5, 9, 3, 2)]
+
+    assert sum(parameter.elements() for parameter in peaks.zero1_shares(sizes, 2)) == 10
+
+
+def _row(fact: FitFact, strategy: str, checkpointing: bool = False) -> Estimate:
+    return next(row for row in fact.estimates if (row.strategy, row.checkpointing) == (strategy, checkpointing))
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state():
+    fact = estimate("tests.models.fit:lora", ranks=2, ranks_per_node=2, device="cpu")
+
+    trainable = 8 * 2 * 8 * 1280
+    assert (fact.trainable_elements, fact.elements) == (trainable, trainable + 8 * (1280 * 1280 + 1280))
+    found = _row(fact, "zero2")
+    assert found.optimizer == pytest.approx(trainable * 4, rel=0.01)  # two numbers for each of the half
+
+
+def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
+    on = {
+        device: _row(estimate("tests.models.unfit:alone", ranks=2, ranks_per_node=2, device=device), "ddp")
+        for device in ("cpu", "cuda")
+    }
+
+    assert on["cuda"].temporaries == (64 * 64 + 64) * 4
+    assert on["cpu"].temporaries == 2 * 64 * 64 * 4  # of the largest parameter alone
+
+
+def test_of_layers_that_repeat_one_counts_for_all():
+    found = subject.of_factory("tests.models.fit:tied")
+    units = [module for _, module in subject.units_of(found.model, ())]
+    own = subject.own_parameters(found.model, units)
+    job = Job([[Parameter(tuple(p.shape), 4, 4) for p in unit] for unit in own], 0, 2, 2, "cpu")
+
+    with found.mode:
+        for how in (trace.How(), trace.How(checkpointing=True)):
+            once = trace.run(found.model, found.batch(), units, own, how)
+            all_of_them = trace._run(found.model, found.batch(), units, own, how)
+            assert once == all_of_them
+            assert peaks.estimate(BY_NAME["zero3"], False, job, once, Step()).activations > 0
+    assert len(units) == len(found.model.blocks) == 6
+
+
+def test_a_model_of_transformers_needs_no_weights():
+    fact = estimate(
+        "hf:llama,hidden_size=64,num_hidden_layers=5,intermediate_size=128,vocab_size=500",
+        ranks=8,
+        ranks_per_node=4,
+        batch=2,
+        sequence=64,
+    )
+
+    assert [(unit.kind, unit.count) for unit in fact.units] == [("LlamaDecoderLayer", 5)]
+    assert (fact.batch, fact.left_out, fact.optimizer) == (2, (), "AdamW")
+    assert {row.strategy for row in fact.estimates} == set(BY_NAME)
+    assert all(row.sample_bytes > 0 for row in fact.estimates)
+    assert _row(fact, "zero3-offload").host_bytes > 0
+    assert _row(fact, "zero3-offload").parameters == 8  # a buffer of two numbers, which is not offloaded
+
+
+def test_bfloat16_takes_half():
+    whole, half = (
+        estimate("tests.models.fit:mlp", ranks=2, ranks_per_node=2, precision=precision)
+        for precision in ("fp32", "bf16")
+    )
+
+    assert half.parameter_bytes * 2 == whole.parameter_bytes
+    assert _row(half, "zero3").peak_bytes == pytest.approx(_row(whole, "zero3").peak_bytes / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tests.models.unfit:huge_in_numpy", "more than 16 GiB of real memory at .*unfit.py:"),
+        ("tests.models.unfit:downloads", "tries to reach example.org"),
+        ("tests.models.unfit:nowhere", "has no function 'nowhere'"),
+        ("hf:nope", "no configuration 'nope'"),
+        ("hf:llama,layers=3", "has no 'layers'"),
+        ("hf:no/such/config.json", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said_in_a_sentence(name: str, said: str):
+    with pytest.raises(Misused, match=said):
+        estimate(name, ranks=2, ranks_per_node=2)
+
+
+def test_weights_of_400_gb_are_estimated_without_memory():
+    fact = estimate("tests.models.unfit:huge", ranks=8, ranks_per_node=8)
+
+    assert fact.parameter_bytes == 400_000_000_000
+
+
+@pytest.mark.parametrize("factory", ["needs_values", "converted"])
+def test_a_factory_that_reads_values_or_converts_its_model_is_estimated(factory: str):
+    fact = estimate(f"tests.models.unfit:{factory}", ranks=2, ranks_per_node=2)
+
+    assert (fact.trouble, fact.left_out[1:]) == (None, ())
+    assert all(row.activations > 0 for row in fact.estimates if row.moment == "backward")
+
+
+def test_tied_weights_stay_tied_when_they_are_converted():
+    fact = estimate("tests.models.unfit:converted", ranks=2, ranks_per_node=2)
+
+    assert (fact.elements, fact.parameter_bytes) == (64 * 64 + 128, 2 * (64 * 64 + 128))
+
+
+def test_a_kernel_that_cannot_be_traced_leaves_out_activations_and_nothing_else():
+    fact = estimate("tests.models.unfit:kernel", ranks=2, ranks_per_node=2)
+
+    (said,) = [text for text in fact.left_out if text.startswith("activations")]
+    assert "unfit::of_a_gpu" in said
+    assert "unfit.py" in said
+    assert all(row.parameters + row.host_bytes > 0 for row in fact.estimates)
+
+
+def test_a_fault_of_the_users_code_is_told_from_what_cannot_be_traced():
+    fact = estimate("tests.models.unfit:wrong_shape", ranks=2, ranks_per_node=2)
+
+    assert (fact.stopped, fact.estimates) == ("forward", ())
+    assert fact.trouble is not None
+    assert "[4, 64] X [32, 32]" in fact.trouble.message
+
+
+def test_a_torch_without_fsdp2_leaves_its_strategies_out(monkeypatch):
+    import torch.distributed.fsdp
+
+    monkeypatch.delattr(torch.distributed.fsdp, "fully_shard")
+    fact = estimate("tests.models.unfit:alone", ranks=2, ranks_per_node=2)
+
+    assert {row.strategy for row in fact.estimates} == {"ddp", "ddp-bucket-view", "zero1"}
+    assert any("torch 2.6" in text for text in fact.left_out)
