@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
@@ -16,6 +17,9 @@ from ddp_doctor.probing.fit.trace import Event, How
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.user_code import Misuse
 
+#: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
+#: by one sample more, the moment that counts later would not be seen.
+_LARGER = 16
 #: Said by operations that only a GPU's kernels have.
 _OF_A_GPU = ("cuda", "triton", "gpu", "nvcc", "flash")
 
@@ -126,12 +130,15 @@ class _Estimates:
         steps = {row.name: self._step(row, job) for row in rows}
         for checkpointing in (False, True):
             here = How(checkpointing, how.autocast)
-            events = self._trace(own, here, cast, 0)
-            more = self._trace(own, here, cast, 1) if self.subject.samples else []
+            events, larger = self._trace(own, here, cast, 0), []
+            more = (_LARGER - 1) * self.subject.samples
+            with suppress(Stopped, Misuse):  # of a model that takes no other batch
+                larger = self._trace(own, here, cast, more) if more else []
             for row in rows:
                 found = peaks.estimate(row, checkpointing, job, events, steps[row.name])
-                larger = peaks.estimate(row, checkpointing, job, more, steps[row.name]) if more else found
-                yield found.model_copy(update={"sample_bytes": larger.pass_bytes - found.pass_bytes})
+                grown = peaks.estimate(row, checkpointing, job, larger, steps[row.name]).pass_bytes if larger else 0
+                adds = -(-max(0, grown - found.pass_bytes) // max(more, 1))
+                yield found.model_copy(update={"sample_bytes": adds})
 
     def _rows(self) -> list[Strategy]:
         """Those that can be had here."""
