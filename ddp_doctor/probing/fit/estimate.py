@@ -171,10 +171,10 @@ class _Estimates:
         if self.subject.given is None:
             self._leave_out("activations and temporaries: the factory has no make_batch")
             return trace.of_parameters(own)
-        given = self.subject.batch(more)
+        given = self.subject.batch(more, cast=cast)
         try:
             with self.subject.mode:
-                return trace.run(model, _bfloat16(given) if cast else given, self.units, own, how)
+                return trace.run(model, given, self.units, own, how)
         except Misuse:
             raise
         except Exception as error:
@@ -188,6 +188,8 @@ class _Estimates:
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
+        from torch.optim import AdamW
+
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
@@ -195,10 +197,10 @@ class _Estimates:
         shapes = [(-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else () for p in parameters]
         device = "cpu" if row.offloads else job.device
         try:
-            return self._stepped(self.subject.loaded.optimizer or _adamw, shapes, parameters, device)
+            return self._stepped(self.subject.loaded.optimizer or AdamW, shapes, parameters, device)
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
             self._leave_out(f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}")
-            return self._stepped(_adamw, shapes, parameters, device)
+            return self._stepped(AdamW, shapes, parameters, device)
 
     def _stepped(
         self,
@@ -229,17 +231,3 @@ class _Estimates:
                 first = len(lives.entries)
                 optimizer.step()
         return Step(state, max(0, lives.highest(first) - state))
-
-
-def _adamw(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.AdamW(parameters)
-
-
-def _bfloat16(batch: Any) -> Any:
-    import torch
-
-    return batch.changed(
-        lambda leaf: leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-    )
