@@ -27,7 +27,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.job_collectives import Replay
 from ddp_doctor.remedies.kinds import in_code
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, possible, proved
 from ddp_doctor.wording.ranks import assumed, capital, rank_culprit, rank_list, where_they_wait
 
 _MOST_KINDS = 8
@@ -156,7 +156,14 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     else:
         cure = "Look in the script at the condition or the order by which these calls differ from the others'"
     title = f"{who}{'the' if who else 'The'} replay hangs where the job hung: {replayed.where(waits)}"
-    yield proved(_culprits(recording, replayed), title, replayed.evidence, _remedy(job, cure), detail=says.strip())
+    yield finding(
+        _culprits(recording, replayed),
+        title,
+        replayed.evidence,
+        _remedy(job, cure),
+        confidence=job.confidence,
+        detail=says.strip(),
+    )
 
 
 @rule("DD651", "job-calls-differ", Severity.ERROR, JobCollectivesFact)
@@ -183,11 +190,12 @@ def calls_differ(recording: Recording) -> Iterator[Draft]:
         f"{rank_list([rank for rank, call in called.items() if _shape(call) == side])} called {side}" for side in sides
     )
     title = f"{capital(rank_list(job.blamed))} differed from the others" if job.blamed else "Ranks of the job differed"
-    yield proved(
+    yield finding(
         _culprits(recording, replayed),
         f"{title} at number {at.seq} of {job.groups[at.group].words}: {said}",
         replayed.evidence,
         _remedy(job, "Make the same call on all ranks of the group there: look at what its shape or order depends on"),
+        confidence=job.confidence,
         detail=f"The replay made all calls before it.{f' By {job.source}: {job.says}' if job.says else ''}",
     )
 

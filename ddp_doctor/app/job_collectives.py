@@ -14,7 +14,7 @@ from ddp_doctor.facts.job_log import FlightDumpFact
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Status
+from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
 from ddp_doctor.model.recording import Recording
@@ -72,6 +72,7 @@ class _Job:
     left_out: Counter[str] = field(default_factory=Counter)
     says: str = ""
     blamed: tuple[int, ...] = ()
+    confidence: Confidence = Confidence.PROVED
 
     def collectives(self, path: str) -> JobCollectives:
         """What is replayed. Raises UsageError where nothing is left."""
@@ -95,6 +96,7 @@ class _Job:
             left_out=dict(self.left_out),
             says=self.says,
             blamed=self.blamed,
+            confidence=self.confidence,
         )
 
     def _that_all_kept(self, most: int, wrapped: frozenset[int]) -> dict[int, list[JobCall]]:
@@ -167,7 +169,7 @@ def _of_dumps(job: DumpSet, calls: Mapping[str, tuple[RecordedCall, ...]]) -> _J
     facts = (*job.dumps.values(), *job.unread.values())
     readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
     for cause in judged(Recording(readings=readings)):
-        found.says = cause.detail
+        found.says, found.confidence = cause.detail, cause.confidence
         found.blamed = tuple(culprit.rank for culprit in cause.culprits if culprit.rank is not None)
     return found
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.choices import Confidence
 
 
 class JobGroup(Frozen):
@@ -44,6 +45,7 @@ class JobCollectives(Frozen):
     left_out: dict[str, int] = Field(default_factory=dict)  # operations that are not run: how many calls
     says: str = ""  # what the dumps say of who waits for whom
     blamed: tuple[int, ...] = ()  # … and who is to blame for it
+    confidence: Confidence = Confidence.PROVED  # … how sure that is
 
     def calls_of(self, rank: int) -> tuple[JobCall, ...]:
         """The calls of one rank."""

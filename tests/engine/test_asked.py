@@ -98,6 +98,8 @@ PREFIX = "Unsure: what was asked for was not run: "
          "--backend nccl (no rank ran over NCCL; select a check of ranks, such as allreduce)"),
         ({"baseline": "b.json"}, [read("baseline", "nothing that was measured here is in it")], [],
          "--baseline b.json (nothing that was measured here is in it)"),
+        ({"model": "net:make", "compile": True},
+         [read("user_model", MODEL, 0), read("compile", "needs torch 2.6", 0)], [], "--compile (needs torch 2.6)"),
         (FROM_TRACE, [read("step_time", UNTRIED, 0), read("step_time", UNTRIED, 1)], [],
          "--from-trace trace.json (bucket_cap_mb: time was short)"),
         (FROM_TRACE, [], [NotRun(check="step_time", reason="needs --level standard")],
@@ -120,6 +122,7 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
     ("options", "readings"),
     [
         ({"model": "net:make"}, [read("user_model", MODEL, 0), read("user_model", MODEL, 1)]),
+        ({"model": "net:make"}, [read("user_model", MODEL, 0), read("compile", "net:make is not compiled", 0)]),
         ({"require_gpus": 8}, [read("gpus", GPUS)]),
         ({"require_gpus": 0}, []),
         ({"require_gpus": 8, "command": "prolog"}, [read("gpus", GPUS.model_copy(update={"visible": (0,)}))]),

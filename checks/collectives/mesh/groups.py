@@ -35,7 +35,7 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     Remedy: The same axes in the same order on all ranks.
     See: https://docs.pytorch.org/docs/stable/distributed.html#torch.distributed.device_mesh.init_device_mesh
     """
-    meshes = grouped((mesh_typed(rank.fact.mesh), rank) for rank in recording.facts(MeshFact))
+    meshes = grouped((mesh_typed(rank.fact.mesh) or "none", rank) for rank in recording.facts(MeshFact))
     if len(meshes) < 2:
         return
     usual = max(meshes, key=lambda typed: len(meshes[typed]))

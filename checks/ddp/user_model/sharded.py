@@ -234,7 +234,7 @@ def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
     )
 
 
-@rule("DD795", "optimizer-made-before-sharding", Severity.ERROR, UserModel)
+@rule("DD795", "optimizer-holds-stale-parameters", Severity.ERROR, UserModel)
 def stale_optimizer(recording: Recording) -> Iterator[Draft]:
     """An optimizer that holds the parameters from before fully_shard.
 

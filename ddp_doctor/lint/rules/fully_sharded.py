@@ -23,8 +23,8 @@ _SHARDS = re.compile(r"\b(FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD|_HYBRID_SHARD_ZE
 _ASKS = re.compile(r"hasattr|isinstance|no_sync")
 
 
-@lint_rule("DDL171", "optimizer-made-before-sharding", Severity.ERROR)
-def optimizer_made_before_sharding(script: Script) -> Iterator[Spot]:
+@lint_rule("DDL171", "optimizer-before-fully-shard", Severity.ERROR)
+def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
     """The optimizer is made before fully_shard takes the model's parameters apart.
 
     Finds: An optimizer of `torch.optim` over `model.parameters()`, where `fully_shard` comes later for that model or
