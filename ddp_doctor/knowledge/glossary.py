@@ -25,7 +25,6 @@ GLOSSARY: dict[str, str] = {
     "FSDP2": "torch's `fully_shard`, from torch 2.6 on: ZeRO-3, or ZeRO-2 with `reshard_after_forward=False`",
     "HSDP": "FSDP2 inside of each node, and a copy on every node",
     "sharding": "each rank keeps a part of a tensor, and gathers the whole where it is computed with",
-    "unit": "a module that FSDP2 gathers and frees as one, such as a layer of a transformer; what is in none is a unit of its own",
     "activation checkpointing": "activations are not kept for the backward but computed again, a unit at a time",
     "straggler": "a rank that arrives late at a collective, so that all others wait for it",
     "watchdog": "the thread of torch that notices a collective which takes too long",
