@@ -173,7 +173,7 @@ class Experts(Block):
 
 
 def with_experts():
-    model = Net()
+    model: Any = Net()
     model.layers[1] = Experts(16)
     in_units(model)
     for module in model.modules():
