@@ -119,6 +119,16 @@ def test_a_layer_without_a_gradient_is_information_and_the_checkpoint_that_lacks
     assert "Missing optimizer state" in found["DD797"].title
 
 
+def test_experts_that_one_rank_leaves_out_are_information_where_fully_shard_was_told_of_them(ranks):
+    facts = seen(ranks, "sharded:with_experts")
+
+    finding = only(judge(record(CHECK, facts)), "DD776")
+    assert finding.severity is Severity.INFO
+    assert "set_reduce_scatter_unused_params is set" in finding.detail
+    assert {(fact.stopped, fact.sharded.steps) for fact in facts} == {(None, 2)}
+    assert {fact.sharded.not_compared for fact in facts} == {"the ranks use different parameters"}
+
+
 def test_what_was_sharded_is_in_the_fact(ranks):
     fact = seen(ranks, "sharded:hybrid")[0]
 
