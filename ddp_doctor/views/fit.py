@@ -70,10 +70,9 @@ def unknown(recording: Recording) -> str:
 
 
 def _lacks(fact: FitFact) -> str:
-    """What of the activations is in no estimate: then what fits by the rest may not."""
-    if fact.batch is None:
-        return f"the activations are in no estimate: let {fact.model} return make_batch, too"
-    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith("activations")), "")
+    """What of activations and optimizer is in no estimate: then what fits by the rest may not."""
+    parts = ("activations", "the state of the optimizer")
+    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith(parts)), "")
 
 
 @once_a_recording

@@ -108,6 +108,26 @@ def test_of_layers_that_repeat_one_counts_for_all():
     assert len(units) == len(found.model.blocks) == 6
 
 
+def test_layers_that_repeat_but_grow_their_input_are_each_traced():
+    fact = estimate("tests.models.unfit:grows", ranks=2, ranks_per_node=2)
+
+    images = sum(16 * (4 << layer) ** 2 * 4 for layer in range(8))
+    assert _row(fact, "zero3").activations >= images
+
+
+def test_parameters_of_complex_numbers_have_their_size():
+    fact = estimate("tests.models.unfit:complex_numbers", ranks=2, ranks_per_node=2)
+
+    assert _row(fact, "ddp").optimizer == pytest.approx(2 * (64 * 64 + 64) * 16, rel=0.01)
+
+
+def test_a_batch_without_a_tensor_is_a_batch():
+    fact = estimate("tests.models.unfit:of_a_number", ranks=2, ranks_per_node=2)
+
+    assert (fact.batch, fact.left_out[1:]) == (None, ())
+    assert _row(fact, "ddp").activations > 0
+
+
 def test_a_model_of_transformers_needs_no_weights():
     fact = estimate(
         "hf:llama,hidden_size=64,num_hidden_layers=5,intermediate_size=128,vocab_size=500",
@@ -141,6 +161,8 @@ def test_bfloat16_takes_half():
         ("tests.models.unfit:huge_in_numpy", "more than 16 GiB of real memory at .*unfit.py:"),
         ("tests.models.unfit:downloads", "tries to reach example.org"),
         ("tests.models.unfit:nowhere", "has no function 'nowhere'"),
+        ("tests.models.unfit:frozen", "no parameter that is trained"),
+        ("tests.models.unfit:no_optimizer", "optimizer.parameters. returns type int, not"),
         ("hf:nope", "no configuration 'nope'"),
         ("hf:llama,layers=3", "has no 'layers'"),
         ("hf:no/such/config.json", "cannot be read"),

@@ -71,19 +71,36 @@ def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
 
 
 def test_what_fits_without_its_activations_is_not_sure_to_fit():
-    fits = judged(memory=80 * GIB, batch=None)
+    fits = judged(
+        memory=80 * GIB, batch=None, left_out=("activations and temporaries: net:make returns no make_batch",)
+    )
     untraced = judged(memory=80 * GIB, left_out=("activations and temporaries: my::op has no fake kernel (net.py:8)",))
 
     assert (fits.exit_code, untraced.exit_code) == (3, 3)
-    assert "let net:make return make_batch, too" in fits.summary
+    assert "net:make returns no make_batch" in fits.summary
     assert "my::op has no fake kernel" in untraced.summary
     assert codes(untraced) == ["DD873"]
 
 
-def test_where_nothing_fits_even_without_activations_nothing_does():
-    report = judged(memory=GIB // 2, batch=None)
+def test_what_fits_without_the_state_of_its_optimizer_is_not_sure_to_fit():
+    report = judged(
+        memory=80 * GIB, left_out=("the state of the optimizer, for which AdamW's is taken: TypeError: closure",)
+    )
 
-    assert (report.exit_code, codes(report)) == (1, ["DD870"])
+    assert report.exit_code == 3
+    assert "the state of the optimizer" in report.summary
+
+
+def test_a_batch_without_samples_is_one():
+    report = judged(memory=200 * GIB, left_out=(), batch=None)
+
+    assert (report.exit_code, codes(report)) == (0, [])
+
+
+def test_where_nothing_fits_even_without_activations_nothing_does():
+    report = judged(memory=GIB // 2, left_out=("activations and temporaries: net:make returns no make_batch",))
+
+    assert (report.exit_code, codes(report)) == (1, ["DD870", "DD873"])
     assert "head" in report.findings[0].detail
 
 

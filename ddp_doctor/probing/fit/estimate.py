@@ -75,6 +75,8 @@ class _Estimates:
         if self.seen["precision"] == "bf16":
             self._to_bfloat16()
         parameters = list(model.parameters())
+        if not trainable(parameters):
+            raise Misuse(f"{self.seen['model']} returns a model with no parameter that is trained")
         fields = {
             "batch": self.subject.samples or None,
             "elements": sum(parameter.numel() for parameter in parameters),
@@ -149,11 +151,11 @@ class _Estimates:
             rows = [row for row in rows if not row.needs]
             self._leave_out(f"all strategies of FSDP2: they need torch {STRATEGIES[-1].needs}")
         ranks, of_node = self.seen["ranks"], self.seen["ranks_per_node"]
-        if ranks == of_node or ranks % of_node:
+        if ranks <= of_node or ranks % of_node:
             rows = [row for row in rows if not row.within_node]
             self._leave_out(
                 "hsdp: all ranks are on one node, where it is zero3"
-                if ranks == of_node
+                if ranks <= of_node
                 else f"hsdp: {ranks} ranks are no multiple of the {of_node} of a node"
             )
         return rows
@@ -168,8 +170,8 @@ class _Estimates:
         Raises Misuse and Stopped.
         """
         model = self.subject.model
-        if self.subject.given is None:
-            self._leave_out("activations and temporaries: the factory has no make_batch")
+        if self.subject.loaded.make_batch is None:
+            self._leave_out(f"activations and temporaries: {self.seen['model']} returns no make_batch")
             return trace.of_parameters(own)
         given = self.subject.batch(more, cast=cast)
         try:
@@ -184,7 +186,9 @@ class _Estimates:
             if not is_limit:
                 raise Stopped("forward", trouble) from error
             first = trouble.message.partition(". ")[0]
-            self._leave_out(f"activations and temporaries: {first or type(error).__name__} ({trouble.where})")
+            self._leave_out(
+                f"activations and temporaries: {first or type(error).__name__}{trouble.where and f' ({trouble.where})'}"
+            )
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
@@ -198,6 +202,8 @@ class _Estimates:
         device = "cpu" if row.offloads else job.device
         try:
             return self._stepped(self.subject.loaded.optimizer or AdamW, shapes, parameters, device)
+        except Misuse:
+            raise
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
             self._leave_out(f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}")
             return self._stepped(AdamW, shapes, parameters, device)
@@ -212,7 +218,7 @@ class _Estimates:
         """What is there after a step beside parameters and gradients, and what comes for a moment in the next one."""
         import torch
 
-        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64}
+        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
         lives = fake.Lives()
         with self.subject.mode, fake.foreach():
             made = [
@@ -224,6 +230,8 @@ class _Estimates:
                 lives.known(parameter)
                 lives.known(parameter.grad)
             optimizer = make(made)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise Misuse(f"optimizer(parameters) returns type {type(optimizer).__name__}, not an optimizer")
             self.optimizer = self.optimizer or type(optimizer).__name__
             with fake.following(lives):
                 optimizer.step()

@@ -41,7 +41,7 @@ class Subject:
 
     loaded: Loaded
     mode: Any
-    given: Any = None  # what make_batch returned, None where there is none
+    given: Any = None  # what make_batch returned
     samples: int = 0
 
     @property

@@ -10,7 +10,7 @@ Of layers that repeat, three are run: the first, one from the middle, and the la
 for all of those between, whose events are the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -216,6 +216,11 @@ def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
     return found
 
 
+def _allocated(events: list[Event], unit: int, places: Mapping[tuple[str, int], int]) -> tuple[int, ...]:
+    forward = events[places["pre_forward", unit] : places["post_forward", unit]]
+    return tuple(event.bytes for event in forward if event.bytes > 0)
+
+
 def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     """The events with those of the middle layer again for each left out. Raises KeyError and ValueError."""
     middle = first + 1
@@ -224,6 +229,8 @@ def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     backward = places["pre_backward", middle], places["pre_backward", first]
     if not forward[0] < forward[1] < backward[0] < backward[1]:
         raise ValueError("the layers are not called one after the other")
+    if len({_allocated(events, unit, places) for unit in (first, middle, last)}) > 1:
+        raise ValueError("the layers do not do the same: what goes into each may be larger than that before")
 
     def of(unit: int, segment: tuple[int, int]) -> list[Event]:
         return [replace(event, unit=unit) if event.unit == middle else event for event in events[slice(*segment)]]
