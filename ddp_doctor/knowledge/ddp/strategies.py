@@ -16,12 +16,6 @@ RESERVE = 0.15
 #: (broadcast_bucket_size in torch 2.13 nn/parallel/distributed.py).
 BROADCAST_BYTES = 250 << 20
 
-#: A measured peak that is more than this above its estimate contradicts it; below some MiB it tells more of torch
-#: itself than of the model. On CPU ranks gloo's threads hold what they reduce and gather a while longer: of one model
-#: of 20 MiB the peak under zero1 was 74 MiB in one run and 94 MiB in the next.
-MEASURED_ABOVE = 0.20
-MEASURED_ABOVE_BYTES = 16 << 20
-
 
 @dataclass(frozen=True)
 class Strategy:

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Unit
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.probing.fit import fake
 from ddp_doctor.probing.fit.strategies import innermost_first
@@ -28,11 +27,11 @@ BATCH, SEQUENCE = 1, 2048
 
 
 class Stopped(Exception):
-    """The user's code failed; what it was asked to do and how."""
+    """The user's code failed, and how."""
 
-    def __init__(self, phase: Phase, trouble: Trouble) -> None:
-        super().__init__(phase)
-        self.phase, self.trouble = phase, trouble
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.phase)
+        self.trouble = trouble
 
 
 @dataclass
@@ -195,24 +194,13 @@ def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
     return [own[id(module)] for module in (*units, model)]
 
 
-def described(units: Sequence[tuple[str, Any]]) -> tuple[Unit, ...]:
-    """The units in words, those of one class and size together."""
-    counts: dict[tuple[str, int], list[str]] = {}
-    for name, module in units:
-        size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-        counts.setdefault((type(module).__name__, size), []).append(name)
-    return tuple(Unit(name=n[0], kind=kind, count=len(n), bytes=size) for (kind, size), n in counts.items())
-
-
-def largest(model: Any) -> Unit | None:
-    """The module with most bytes of parameters of its own."""
+def largest(model: Any) -> tuple[str, int]:
+    """The module with most bytes of parameters of its own, by its name, and these bytes."""
     sizes = {
-        name: sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(recurse=False))
+        name or "the model": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(False))
         for name, module in model.named_modules()
     }
-    name = max(sizes, key=lambda name: sizes[name])
-    kind = type(model.get_submodule(name)).__name__
-    return Unit(name=name or "the model", kind=kind, count=1, bytes=sizes[name]) if sizes[name] else None
+    return max(sizes.items(), key=lambda size: size[1])
 
 
 def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
@@ -221,7 +209,7 @@ def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
         return value
     if trouble.misuse:
         raise Misuse(trouble.message)
-    raise Stopped(phase, trouble)
+    raise Stopped(trouble)
 
 
 #: What is refused while somebody is here.

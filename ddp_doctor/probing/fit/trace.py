@@ -216,7 +216,7 @@ def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
     return found
 
 
-def _allocated(events: list[Event], unit: int, places: Mapping[tuple[str, int], int]) -> tuple[int, ...]:
+def _allocated(events: list[Event], unit: int, places: Mapping[tuple[Kind, int], int]) -> tuple[int, ...]:
     forward = events[places["pre_forward", unit] : places["post_forward", unit]]
     return tuple(event.bytes for event in forward if event.bytes > 0)
 
