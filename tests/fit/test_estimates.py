@@ -95,8 +95,8 @@ def test_an_optimizer_on_gpus_makes_a_temporary_for_all_parameters_at_once():
 
 
 def test_of_layers_that_repeat_one_counts_for_all():
-    found = subject.of_factory("tests.models.fit:tied")
-    units = [module for _, module in subject.units_of(found.model, ())]
+    found = subject.of("tests.models.fit:tied")
+    units = subject.units_of(found.model, ())
     own = subject.own_parameters(found.model, units)
     job = Job([[Parameter(tuple(p.shape), 4, 4) for p in unit] for unit in own], 0, 2, 2, "cpu")
 

@@ -8,7 +8,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
 from ddp_doctor.knowledge.ddp.strategies import FSDP2_NEEDS, STRATEGIES, Strategy
 from ddp_doctor.model.fact import Misused
-from ddp_doctor.parse.options import CONFIGURATION, is_configuration
+from ddp_doctor.parse.options import is_configuration
 from ddp_doctor.probing.fit import fake, peaks, subject, trace
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
 from ddp_doctor.probing.fit.strategies import trainable
@@ -41,11 +41,7 @@ def estimate(
     """
     fact = FitFact(model=name, precision=precision, ranks=ranks)
     try:
-        if is_configuration(name):
-            loaded = subject.of_transformers(name.removeprefix(CONFIGURATION), batch, sequence)
-        else:
-            loaded = subject.of_factory(name)
-        return fact.model_copy(update=_Estimates(loaded, fact, ranks_per_node, device).all())
+        return fact.model_copy(update=_Estimates(subject.of(name, batch, sequence), fact, ranks_per_node, device).all())
     except Stopped as stopped:
         return fact.model_copy(update={"trouble": stopped.trouble})
     except Misuse as misuse:
@@ -57,7 +53,7 @@ class _Estimates:
 
     def __init__(self, loaded: Subject, fact: FitFact, ranks_per_node: int, device: str) -> None:
         self.subject, self.fact, self.ranks_per_node, self.device = loaded, fact, ranks_per_node, device
-        self.units = [module for _, module in subject.units_of(loaded.model, loaded.loaded.units)]
+        self.units = subject.units_of(loaded.model, loaded.loaded.units)
         self.left_out: list[str] = []
         self.optimizer = ""
 
