@@ -203,6 +203,29 @@ def test_a_kernel_that_cannot_be_traced_leaves_out_activations_and_nothing_else(
     assert all(row.parameters + row.host_bytes > 0 for row in fact.estimates)
 
 
+def test_numpy_in_a_forward_is_no_fault_of_the_users():
+    fact = estimate("tests.models.unfit:leaves_torch", ranks=2, ranks_per_node=2)
+
+    assert fact.trouble is None
+    assert any(text.startswith("activations") and "numpy" in text for text in fact.left_out)
+
+
+def test_a_loss_without_a_gradient_is_told():
+    fact = estimate("tests.models.unfit:no_gradient", ranks=2, ranks_per_node=2)
+
+    assert fact.trouble is not None
+    assert "does not require grad" in fact.trouble.message
+
+
+def test_a_layer_that_is_called_twice_is_gathered_twice_in_the_backward():
+    fact = estimate("tests.models.unfit:twice", ranks=2, ranks_per_node=2, device="cpu")
+
+    layer = (512 * 512 + 512) * 4
+    found = _row(fact, "zero3")
+    # Two layers gathered, and the whole gradients of both, of which autograd adds those of two uses.
+    assert (found.moment, found.unsharded + found.temporaries >= 4 * layer) == ("backward", True)
+
+
 def test_a_fault_of_the_users_code_is_told_from_what_cannot_be_traced():
     fact = estimate("tests.models.unfit:wrong_shape", ranks=2, ranks_per_node=2)
 

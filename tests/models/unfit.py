@@ -110,3 +110,48 @@ def needs_closure():
 def no_optimizer():
     """Its function for one returns something else."""
     return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": lambda parameters: 7}
+
+
+class _Numpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x + torch.from_numpy(x.numpy()))
+
+
+def leaves_torch():
+    """A model that computes with numpy meanwhile."""
+    return _Numpy(), _batch
+
+
+class _NoGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.layer(x)
+
+
+def no_gradient():
+    """Nothing to go backward from."""
+    return _NoGradient(), _batch
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(2))
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.layers):
+            x = layer(x)
+        return x
+
+
+def twice():
+    """Each layer is called two times."""
+    return _Twice(), lambda step: torch.randn(1, 512)

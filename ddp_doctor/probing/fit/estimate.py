@@ -20,8 +20,8 @@ from ddp_doctor.probing.user_model.user_code import Misuse
 #: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
 #: by one sample more, the moment that counts later would not be seen.
 _LARGER = 16
-#: Said by operations that only a GPU's kernels have.
-_OF_A_GPU = ("cuda", "triton", "gpu", "nvcc", "flash")
+#: Said by operations that only a GPU's kernels have, or that leave torch.
+_LIMITS = ("cuda", "triton", "gpu", "nvcc", "flash", "tensor subclass", "faketensor")
 
 
 def estimate(
@@ -157,9 +157,8 @@ class _Estimates:
             raise
         except Exception as error:
             trouble = user_code.trouble("forward", error)
-            of_a_gpu = any(word in f"{error}".lower() for word in _OF_A_GPU)
-            is_limit = isinstance(error, fake.limits()) or of_a_gpu or is_configuration(self.fact.model)
-            if not is_limit:
+            is_limit = isinstance(error, fake.limits()) or any(word in f"{error}".lower() for word in _LIMITS)
+            if not is_limit and not is_configuration(self.fact.model):
                 raise Stopped(trouble) from error
             said = trouble.message.partition(". ")[0] or type(error).__name__
             self.left_out.append(f"activations and temporaries: {said}{trouble.where and f' ({trouble.where})'}")

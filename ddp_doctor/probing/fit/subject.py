@@ -136,7 +136,7 @@ def _config(spec: str) -> Any:
     try:
         return AutoConfig.for_model(name, **values)
     except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
-        raise Misuse(f"transformers refuses the configuration {spec!r}: {error}") from None
+        raise Misuse(f"transformers refuses the configuration {spec!r}: {' '.join(f'{error}'.split())}") from None
 
 
 def units_of(model: Any, given: Sequence[Any]) -> list[Any]:

@@ -117,8 +117,7 @@ def _run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[
         loss = batch.loss(output)
         recorder.note("backward")
         saved = lives.alive()
-        if loss.requires_grad:
-            loss.backward()
+        loss.backward()
         recorder.take()
         lives.watching = False
     return recorder.done(saved)
