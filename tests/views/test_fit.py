@@ -145,7 +145,6 @@ def measured(peak: float, *, out_of_memory: bool = False) -> FitMeasuredFact:
     return FitMeasuredFact(
         strategy="zero3",
         checkpointing=False,
-        device="cuda:0",
         peak_bytes=int(peak * GIB),
         steps_s=(2.0, 1.0, 1.1),
         out_of_memory=out_of_memory,

@@ -65,7 +65,6 @@ class FitMeasuredFact(Fact):
 
     strategy: str  # a row of knowledge/ddp/strategies.py
     checkpointing: bool
-    device: str
     peak_bytes: int  # the most that tensors took, from before the model is made to the end of the last step
     steps_s: tuple[float, ...] = ()  # seconds of each whole step
     out_of_memory: bool = False  # of the device, before the last step ended

@@ -110,7 +110,7 @@ class _Estimates:
 
         rows, ranks, of_node = list(STRATEGIES), self.fact.ranks, self.ranks_per_node
         if not hasattr(torch.distributed.fsdp, "fully_shard"):
-            rows = [row for row in rows if not row.needs]
+            rows = [row for row in rows if not row.shards_parameters]
             self.left_out.append(f"all strategies of FSDP2: they need torch {FSDP2_NEEDS}")
         if ranks <= of_node or ranks % of_node:
             rows = [row for row in rows if not row.within_node]
@@ -165,41 +165,34 @@ class _Estimates:
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
-        from torch.optim import AdamW
+        import torch
 
+        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
-        shards = job.shards(row)
-        shapes = [(-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else () for p in parameters]
-        device = "cpu" if row.offloads else self.device
+        shards, device = job.shards(row), "cpu" if row.offloads else self.device
+        with self.subject.mode:
+            made = []
+            for p in parameters:
+                shape = (-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else ()
+                made.append(torch.nn.Parameter(torch.empty(shape, dtype=types[p.bytes], device=device)))
         try:
-            return self._stepped(self.subject.loaded.optimizer or AdamW, shapes, parameters, device)
+            return self._stepped(self.subject.loaded.optimizer or torch.optim.AdamW, made)
         except Misuse:
             raise
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
             self.left_out.append(
                 f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}"
             )
-            return self._stepped(AdamW, shapes, parameters, device)
+            return self._stepped(torch.optim.AdamW, made)
 
-    def _stepped(
-        self,
-        make: Callable[[Any], Any],
-        shapes: Sequence[tuple[int, ...]],
-        parameters: Sequence[Parameter],
-        device: str,
-    ) -> Step:
+    def _stepped(self, make: Callable[[Any], Any], made: Sequence[Any]) -> Step:
         """What is there after a step beside parameters and gradients, and what comes for a moment in the next one."""
         import torch
 
-        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
         lives = fake.Lives()
         with self.subject.mode, fake.foreach():
-            made = [
-                torch.nn.Parameter(torch.empty(shape, dtype=types[parameter.bytes], device=device))
-                for shape, parameter in zip(shapes, parameters, strict=True)
-            ]
             for parameter in made:
                 parameter.grad = torch.empty_like(parameter)
                 lives.known(parameter)

@@ -32,7 +32,6 @@ class Event:
     bytes: int = 0
     saved: bool = False
     unit: int = -1  # index of the unit; that of the whole model is the number of units
-    parameter: int = -1  # index in the unit's own parameters, of a gradient
 
 
 def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
@@ -64,10 +63,9 @@ def of_parameters(own: Sequence[Sequence[Any]]) -> list[Event]:
     events += [Event("post_forward", unit=root), Event("backward"), Event("pre_backward", unit=root)]
     for unit in (*reversed(units), root):
         events.append(Event("pre_backward", unit=unit))
-        for place, parameter in enumerate(own[unit]):
+        for parameter in own[unit]:
             if parameter.requires_grad:
-                size = parameter.numel() * parameter.element_size()
-                events.append(Event("gradient", size, unit=unit, parameter=place))
+                events.append(Event("gradient", parameter.numel() * parameter.element_size(), unit=unit))
         events.append(Event("post_backward", unit=unit))
     return events
 
@@ -86,9 +84,9 @@ class _Recorder:
         self.events: list[Event | int] = []  # or an entry of the lives
         self._seen = 0
 
-    def note(self, kind: Kind, unit: int = -1, parameter: int = -1, size: int = 0) -> None:
+    def note(self, kind: Kind, unit: int = -1, size: int = 0) -> None:
         self.take()
-        self.events.append(Event(kind, size, unit=unit, parameter=parameter))
+        self.events.append(Event(kind, size, unit=unit))
 
     def take(self) -> None:
         self.events += range(self._seen, len(self.lives.entries))
@@ -139,9 +137,9 @@ def _prepared(
             for handle in _hooks(module, index, recorder):
                 undone.callback(handle.remove)
         for index, parameters in enumerate(own):
-            for place, parameter in enumerate(parameters):
+            for parameter in parameters:
                 if parameter.requires_grad:
-                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, place, recorder))
+                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, recorder))
                     undone.callback(handle.remove)
         try:
             yield
@@ -154,9 +152,9 @@ def _prepared(
                 parameter.grad = None
 
 
-def _on_gradient(unit: int, place: int, recorder: _Recorder) -> Any:
+def _on_gradient(unit: int, recorder: _Recorder) -> Any:
     def hook(parameter: Any) -> None:
-        recorder.note("gradient", unit, place, recorder.lives.handed_over(parameter.grad))
+        recorder.note("gradient", unit, recorder.lives.handed_over(parameter.grad))
 
     return hook
 
