@@ -40,7 +40,7 @@ from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import hosts
-from ddp_doctor.wording.ranks import assumed
+from ddp_doctor.wording.ranks import rank_list
 
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
@@ -161,8 +161,8 @@ def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
         why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
     elif job.left_out:
         why = f"not run: {', '.join(f'{name} ({count})' for name, count in sorted(job.left_out.items()))}"
-    elif ranks := assumed(job):
-        why = f"{job.source} tell nothing of {ranks}, whose calls were assumed"
+    elif job.unknown:
+        why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
     if why:
         yield NotAsAsked(f"--replay {job.path}", JOB_COLLECTIVES, why)
 

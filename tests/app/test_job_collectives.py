@@ -47,7 +47,7 @@ def loaded(folder: Path, *dumps: dict[str, Any]) -> JobCollectives:
 
 
 def made(job: JobCollectives, rank: int) -> list[tuple[str, int]]:
-    return [(call.op, call.seq) for call in job.calls_of(rank)]
+    return [(call.op, call.seq) for call in job.ranks[rank]]
 
 
 @pytest.mark.parametrize("form", [as_json, as_pickle])
@@ -57,11 +57,11 @@ def test_a_folder_of_all_ranks_tells_groups_order_and_who_is_to_blame(tmp_path, 
 
     job = load_job_collectives(str(tmp_path))
 
-    assert (job.world, job.blamed, job.unknown, job.left_out) == (4, (1,), (), {})
+    assert (len(job.ranks), job.blamed, job.unknown, job.left_out) == (4, (1,), (), {})
     assert [group.words for group in job.groups] == ["the default group", "group 1"]
-    assert job.members(1, 4) == (0, 1)
-    assert [(call.group, call.seq, call.is_open) for call in job.calls_of(0)][-1] == (1, 2, True)
-    assert [call.is_open for call in job.calls_of(1)] == [False] * 3
+    assert job.groups[1].ranks == (0, 1)
+    assert [(call.group, call.seq, call.is_open) for call in job.ranks[0]][-1] == (1, 2, True)
+    assert [call.is_open for call in job.ranks[1]] == [False] * 3
 
 
 def test_where_a_recorder_lost_its_beginning_all_ranks_begin_where_it_does(tmp_path):
@@ -80,20 +80,20 @@ def test_what_ended_after_another_rank_was_recorded_is_left_out(tmp_path):
 def test_ranks_that_call_different_things_are_marked_at_that_number(tmp_path):
     job = loaded(tmp_path, dump(entry(1), entry(2)), dump(entry(1), entry(2, sizes=[[5]])))
 
-    assert [[call.differs for call in job.calls_of(rank)] for rank in (0, 1)] == [[False, True]] * 2
+    assert [[call.differs for call in job.ranks[rank]] for rank in (0, 1)] == [[False, True]] * 2
 
 
 def test_of_an_uneven_all_to_all_the_largest_share_counts_and_nobody_differs(tmp_path):
     job = loaded(tmp_path, dump(entry(1, "all_to_all", sizes=[[6]])), dump(entry(1, "all_to_all", sizes=[[2]])))
 
-    assert [(call.elements, call.differs) for call in (*job.calls_of(0), *job.calls_of(1))] == [(6, False)] * 2
+    assert [(call.elements, call.differs) for call in (*job.ranks[0], *job.ranks[1])] == [(6, False)] * 2
 
 
 def test_what_was_coalesced_is_one_call_and_transfers_are_named_as_left_out(tmp_path):
     calls = (entry(1), entry(1, sizes=[[8]]), entry(0, "send 0->1", is_p2p=True), entry(1, "coalesced"))
     job = loaded(tmp_path, dump(*calls), dump(*calls))
 
-    assert [call.elements for call in job.calls_of(0)] == [12]
+    assert [call.elements for call in job.ranks[0]] == [12]
     assert job.left_out == {"send 0->1": 2}
 
 
@@ -101,17 +101,17 @@ def test_the_root_of_a_gather_is_the_rank_that_takes(tmp_path):
     takes, gives = entry(1, "gather"), entry(1, "gather", output_sizes=[])
     job = loaded(tmp_path, dump(gives), dump(takes))
 
-    assert [call.root for call in (*job.calls_of(0), *job.calls_of(1))] == [1, 1]
+    assert [call.root for call in (*job.ranks[0], *job.ranks[1])] == [1, 1]
 
 
 def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_path):
     groups = {"0": "[0, 1, 2]", "1": "[0, 2]"}
     job = loaded(tmp_path, dump(entry(1), entry(1, "broadcast", "1"), entry(2, retired=False), groups=groups))
 
-    assert (job.world, job.unknown) == (3, (1, 2))
+    assert (len(job.ranks), job.unknown) == (3, (1, 2))
     assert made(job, 1) == [("all_reduce", 1), ("all_reduce", 2)]
     assert made(job, 2) == made(job, 0)
-    assert not any(call.is_open for call in job.calls_of(2))
+    assert not any(call.is_open for call in job.ranks[2])
 
 
 def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no_dump_tells(tmp_path):
@@ -126,7 +126,7 @@ def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no
 def test_hostile_sizes_are_bounded(tmp_path):
     job = loaded(tmp_path, *[dump(entry(1, sizes=[[10**15, 10**15]]), entry(2, sizes=[[-7]]))] * 2)
 
-    assert [call.elements for call in job.calls_of(0)] == [1 << 40, 0]
+    assert [call.elements for call in job.ranks[0]] == [1 << 40, 0]
 
 
 def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
@@ -139,9 +139,9 @@ def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
 
     job = load_job_collectives(str(path))
 
-    assert (job.world, job.source) == (2, "the trace")
+    assert (len(job.ranks), job.source) == (2, "the trace")
     assert made(job, 0) == made(job, 1) == [("broadcast", 1), ("all_reduce", 2)]
-    assert {call.elements for call in job.calls_of(0)} == {1024}
+    assert {call.elements for call in job.ranks[0]} == {1024}
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,8 @@ def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
         {
             "path": "dumps",
             "source": "the dumps",
-            "world": 2,
             "ranks": [calls, calls],
-            "groups": [{"words": "group 1 (x)\nimport os\r\nos.abort()"}],
+            "groups": [{"words": "group 1 (x)\nimport os\r\nos.abort()", "ranks": [0, 1]}],
             "says": 'it hangs """\nraise SystemExit(1)\n"""\\',
         }
     )

@@ -23,7 +23,7 @@ from tests.app.test_job_collectives import dump, entry
 from tests.job_logs.dumps import DUMPS, as_json
 from tests.rank_harness import HarnessContext, Ranks
 
-GROUPS = (JobGroup(words="the default group"), JobGroup(words="group 1", ranks=(0, 1)))
+GROUPS = (JobGroup(words="the default group", ranks=(0, 1, 2, 3)), JobGroup(words="group 1", ranks=(0, 1)))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def judged(job: JobCollectives, facts: Sequence[JobCollectivesFact]) -> Report:
 
 
 def job_of(calls: Sequence[Sequence[JobCall]], **more: object) -> JobCollectives:
-    fields = {"path": "dumps", "source": "the dumps", "world": 4, "groups": GROUPS, "ranks": calls, **more}
+    fields = {"path": "dumps", "source": "the dumps", "groups": GROUPS, "ranks": calls, **more}
     return JobCollectives.model_validate(fields)
 
 
@@ -73,8 +73,8 @@ def found(report: Report) -> Finding:
         ),
         ("crossed-groups", "DD650", [3], "Rank 3 made calls that do not meet the others'; the replay hangs"),
         ("one-more", "DD650", [0], "rank 0 waits in broadcast 3 of the default group"),
-        ("other-operation", "DD651", [3], "ranks 0-2 called all_reduce of 4 float32; rank 3 called broadcast of 4"),
-        ("skipped-backward", "DD651", [3], "ranks 0-2 called all_reduce of 10 float32; rank 3 called barrier"),
+        ("other-operation", "DD650", [3], "ranks 0-2 called all_reduce of 4 float32; rank 3 called broadcast of 4"),
+        ("skipped-backward", "DD650", [3], "ranks 0-2 called all_reduce of 10 float32; rank 3 called barrier"),
         ("at-rest", "DD652", [], "The job's 3 collectives of 2 groups ran through in"),
     ],
 )
@@ -99,11 +99,11 @@ def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(rank
 
     finding = found(judged(job, ranks.facts(replayed, job)))
 
-    assert (finding.code, [culprit.rank for culprit in finding.culprits]) == ("DD651", [2])
+    assert (finding.code, [culprit.rank for culprit in finding.culprits]) == ("DD650", [2])
     assert "ranks 0, 1, 3 called all_reduce of 4 float32; rank 2 called all_reduce of 5 float32" in finding.title
 
 
-def test_every_kind_of_collective_comes_through_and_its_time_is_told(ranks: Ranks):
+def test_every_kind_of_collective_comes_through(ranks: Ranks):
     kinds = sorted(set(knowledge.OPERATIONS.values()))
     calls = [JobCall(group=0, seq=number, op=kind, elements=10) for number, kind in enumerate(kinds, 1)]
     inner = [JobCall(group=1, seq=1, op="all_gather", elements=3, dtype="bfloat16")]
@@ -112,7 +112,6 @@ def test_every_kind_of_collective_comes_through_and_its_time_is_told(ranks: Rank
     facts = ranks.facts(replayed, job)
 
     assert [fact.stopped for fact in facts] == [""] * 4
-    assert {kind.op for kind in facts[0].kinds} == {*kinds}
     finding = found(judged(job, facts))
     assert finding.code == "DD652"
     assert f"{len(kinds) + 1} collectives of 2 groups ran through" in finding.title
