@@ -3,8 +3,8 @@
 Raw input: the graphs of a forward, which a backend of the doctor's keeps in place of making code of them, and what
 torch says of guards that failed::
 
-    step 0    v0 = linear(l_x_, ...) -> float32    net.py:31        on all ranks
-              v1 = mul(v0, 2.0) -> float32         net.py:33        on rank 1 alone
+    step 0    linear(l_x_, ...) -> float32     net.py:31        on all ranks
+              mul(linear, 2.0) -> float32      net.py:33        on rank 1 alone
     step 3    net.py:30 forward compiled again: tensor 'x' size mismatch at index 0. expected 8, actual 5
 
 Why it matters: a rank compiles by itself, and for minutes where the model is large. One that compiles when the others
@@ -23,7 +23,6 @@ from ddp_doctor.model.choices import Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.user_model.capture import CompileProbe
 from ddp_doctor.remedies.torch_calls import in_model_code
@@ -56,6 +55,10 @@ def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
     return rank_culprits(recording, CompiledFact, ranks) if 2 * len(ranks) < len(_facts(recording)) else NOBODY
 
 
+def _lines(*places: str) -> tuple[Culprit, ...]:
+    return tuple(Culprit(kind="file", name=place) for place in places if place)
+
+
 def _at(where: str) -> str:
     return f" at {short(where)}" if where else ""
 
@@ -81,36 +84,27 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
             continue
         odd = [rank for rank, _ in parted] or idle
         model = next(iter(_facts(recording).values())).model
-        title, lines = f"Nothing of {model} is compiled on {ranks_at(recording, odd)}, as it is on the others", NOBODY
-        if parted:
-            first = parted[0][1].parting
-            assert first is not None
-            title = (
-                f"{capital(ranks_at(recording, odd))} {_compiles(odd)} other graphs of {model} than rank {first.peer}:"
-                f" {_calls(first.here)} where rank {first.peer} has {_calls(first.there)}"
-            )
-            line = next((call.where for call in (first.here, first.there) if call and call.where), "")
-            lines = (Culprit(kind="file", name=line),) if line else NOBODY
-        batches = {step.batch for _, step in steps}
-        yield (proved if len(batches) == 1 else likely)(
-            (*_culprits(recording, odd), *lines),
+        title, place = f"Nothing of {model} is compiled on {ranks_at(recording, odd)}, as it is on the others", ""
+        evidence = [f"step {number}, rank {rank}: no graph" for rank in idle]
+        for rank, step in reversed(parted):
+            assert step.parting is not None
+            here, there, peer = _calls(step.parting.here), _calls(step.parting.there), step.parting.peer
+            title = f"{ranks_at(recording, odd)} {_compiles(odd)} other graphs of {model} than rank {peer}: {here}"
+            title = f"{capital(title)} where rank {peer} has {there}"
+            place = next((call.where for call in (step.parting.here, step.parting.there) if call and call.where), "")
+            evidence.insert(0, f"step {number}, rank {rank}: {here}; rank {peer}: {there}")
+        same_sizes = len({step.batch for _, step in steps}) == 1
+        yield (proved if same_sizes else likely)(
+            (*_culprits(recording, odd), *_lines(place)),
             title,
-            tuple(
-                Evidence(
-                    text=f"step {number}, rank {rank}: {_calls(step.parting.here)}; rank {step.parting.peer}:"
-                    f" {_calls(step.parting.there)}"
-                )
-                for rank, step in parted[:LINES_OF_EVIDENCE]
-                if step.parting
-            )
-            or tuple(Evidence(text=f"step {number}, rank {rank}: no graph") for rank in idle[:LINES_OF_EVIDENCE]),
+            (Evidence(text=text) for text in evidence[:LINES_OF_EVIDENCE]),
             in_model_code(
                 "Let all ranks take the same path through forward, with the same configuration; do what one rank alone"
                 " does (printing, logging) outside of it",
                 reference="compile/programming_model.graph_breaks_index.html",
             ),
             detail="The others wait in their next collective while a rank compiles what they do not."
-            + ("" if len(batches) == 1 else " The batches of the ranks have other sizes, which may be why."),
+            + ("" if same_sizes else " The batches of the ranks have other sizes, which may be why."),
         )
         return
 
@@ -152,7 +146,7 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     why = f"its batch is {step.batch}, and was {min(before)}" if resized else step.compiled[0].reason
     where = step.compiled[0].where
     yield proved(
-        (*_culprits(recording, ranks), *([] if resized else [Culprit(kind="file", name=where)])),
+        (*_culprits(recording, ranks), *_lines("" if resized else where)),
         f"{capital(ranks_at(recording, ranks))} {_compiles(ranks)} {step.compiled[0].function}{_at(where)} again in"
         f" step {number}, and the others do not: {why or 'a branch that was not taken before'}",
         tuple(
@@ -196,7 +190,7 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
         return
     last = again[-1][0][1].compiled[0]
     yield proved(
-        (Culprit(kind="file", name=last.where),),
+        _lines(last.where),
         f"Every rank compiles {last.function}{_at(last.where)} again in each of {len(again)} steps: "
         + (last.reason or "another branch each time"),
         tuple(
@@ -230,7 +224,7 @@ def breaks(recording: Recording) -> Iterator[Draft]:
     model = next(iter(_facts(recording).values())).model
     shown = [short(where) for where in places][:_LINES_IN_A_TITLE]
     yield proved(
-        (Culprit(kind="file", name=where) for where in list(places)[:LINES_OF_EVIDENCE]),
+        _lines(*list(places)[:LINES_OF_EVIDENCE]),
         f"torch.compile breaks the graph of {model} at {', '.join(shown)}{and_more(len(places) - len(shown))}",
         tuple(Evidence(text=f"{short(where)}: {reason}") for where, reason in places.items())[:LINES_OF_EVIDENCE],
         in_model_code(
@@ -257,7 +251,7 @@ def raises(recording: Recording) -> Iterator[Draft]:
     )
     for (kind, where, message), ranks in failed.items():
         yield proved(
-            (*_culprits(recording, ranks), *([Culprit(kind="file", name=where)] if where else [])),
+            (*_culprits(recording, ranks), *_lines(where)),
             f"The compiled forward of {_facts(recording)[ranks[0]].model} raises {kind}{_at(where)} on"
             f" {ranks_at(recording, ranks)}",
             Evidence(text=f"rank {ranks[0]}: {kind}: {message}"),
@@ -267,13 +261,6 @@ def raises(recording: Recording) -> Iterator[Draft]:
             ),
             detail=message,
         )
-
-
-def measurements(recording: Recording) -> Iterator[Measurement]:
-    """Seconds of the slowest rank to capture the graphs of all steps."""
-    slowest = max((fact.capture_s for fact in _facts(recording).values()), default=0.0)
-    if slowest:
-        yield Measurement(name="compile_capture", value=slowest, unit="s", labels={"ranks": len(_facts(recording))})
 
 
 def untested(recording: Recording) -> str:
@@ -298,6 +285,5 @@ CHECK = Check(
     deadline_s=deadlines.USER_MODEL_S,
     still_s=deadlines.STILL_S,
     needs_model=True,
-    measurements=measurements,
     untested=untested,
 )

@@ -24,13 +24,16 @@ def is_sharded(model: Any) -> bool:
     return any(is_unit(module) for module in model.modules())
 
 
-def require_torch() -> None:
-    """Raises Failed where this torch has fully_shard as a prototype only."""
+def require_torch(device: str) -> None:
+    """Raises Failed where this torch has fully_shard as a prototype only, or not for this device."""
     import torch
     from torch.distributed import fsdp
 
+    this = f"this is torch {torch.__version__}"
     if not hasattr(fsdp, _CLASS):
-        raise Failed(f"a model in fully_shard (FSDP2) needs torch 2.6 to be tested; this is torch {torch.__version__}")
+        raise Failed(f"a model in fully_shard (FSDP2) needs torch 2.6 to be tested; {this}")
+    if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # AttributeError of torch 2.6 in any forward
+        raise Failed(f"fully_shard (FSDP2) needs a newer torch than 2.6 on the CPU, where these ranks are; {this}")
 
 
 def is_dtensor(tensor: Any) -> bool:
@@ -65,6 +68,7 @@ class Policy:
     casts_inputs: bool
     resharding: str
     divide_factor: float | None  # of the summed gradients, where it is not the number of ranks
+    reduces_unused: bool  # a gradient that a rank does not have counts as zero: set_reduce_scatter_unused_params
     mesh_dimensions: int  # of fully_shard's own mesh, 0 of a unit without parameters of its own
 
     @property
@@ -82,10 +86,11 @@ def policy(unit: Any) -> Policy | None:
         groups = getattr(state, "_fsdp_param_groups", None)
         group = groups[0] if groups else state._fsdp_param_group  # noqa: SLF001 - torch 2.6 to 2.11 has one
         types = state._mp_policy  # noqa: SLF001 - as above
-        resharding, dimensions, factor = "as usual", 0, None
+        resharding, dimensions, factor, unused = "as usual", 0, None, True
         if group is not None:
             resharding, dimensions = _resharding(state, group), int(group.mesh_info.mesh.ndim)
             factor = getattr(group, "gradient_divide_factor", None)
+            unused = bool(getattr(group, "reduce_scatter_unused_params", False))
         return Policy(
             param_dtype=types.param_dtype,
             reduce_dtype=types.reduce_dtype,
@@ -93,6 +98,7 @@ def policy(unit: Any) -> Policy | None:
             casts_inputs=bool(types.cast_forward_inputs),
             resharding=resharding,
             divide_factor=factor,
+            reduces_unused=unused,
             mesh_dimensions=dimensions,
         )
     except (AttributeError, IndexError, TypeError):

@@ -100,7 +100,10 @@ def _estimate(
     within = room is not None and needed <= room.size_bytes
     batch = None
     if room is not None and fact.batch is not None and each.sample_bytes and is_whole:
-        batch = max(fact.batch + int((room.size_bytes / (1 + RESERVE) - each.peak_bytes) // each.sample_bytes), 0)
+        # A larger batch takes more in the passes alone; where the optimizer does not fit, no smaller one helps.
+        left = room.size_bytes / (1 + RESERVE) - (each.pass_bytes or each.peak_bytes)
+        batch = max(fact.batch + int(left // each.sample_bytes), 0)
+        batch = batch if within or each.moment in ("forward", "backward") else 0
     took = [median(rank.steps_s) for rank in measured if rank.steps_s]
     return FitEstimate(
         strategy=each.strategy,

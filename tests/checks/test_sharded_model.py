@@ -12,6 +12,7 @@ from ddp_doctor.engine.asked import not_run
 from ddp_doctor.facts.ddp.sharded_model import Mesh
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing import sharding
@@ -116,6 +117,16 @@ def test_a_layer_without_a_gradient_is_information_and_the_checkpoint_that_lacks
     }
     assert "DDP" not in found["DD775"].title
     assert "Missing optimizer state" in found["DD797"].title
+
+
+def test_experts_that_one_rank_leaves_out_are_information_where_fully_shard_was_told_of_them(ranks):
+    facts = seen(ranks, "sharded:with_experts")
+
+    finding = only(judge(record(CHECK, facts)), "DD776")
+    assert finding.severity is Severity.INFO
+    assert "set_reduce_scatter_unused_params is set" in finding.detail
+    assert {(fact.stopped, fact.sharded.steps) for fact in facts} == {(None, 2)}
+    assert {fact.sharded.not_compared for fact in facts} == {"the ranks use different parameters"}
 
 
 def test_what_was_sharded_is_in_the_fact(ranks):
@@ -256,6 +267,21 @@ def put_back(ctx: Any) -> None:
     import importlib
 
     importlib.reload(sharding)
+
+
+def test_a_torch_that_cannot_run_it_is_said_in_a_sentence(monkeypatch):
+    import torch
+    import torch.distributed.fsdp as fsdp
+
+    sharding.require_torch("cpu")
+    with monkeypatch.context() as older:
+        older.delattr(torch.cpu.Stream, "record_event")
+        sharding.require_torch("cuda:0")
+        with pytest.raises(Failed, match=r"needs a newer torch than 2\.6 on the CPU"):
+            sharding.require_torch("cpu")
+    monkeypatch.delattr(fsdp, "FSDPModule")
+    with pytest.raises(Failed, match=r"needs torch 2\.6 to be tested; this is torch"):
+        sharding.require_torch("cuda:0")
 
 
 def timed(ctx: Any) -> str:

@@ -160,6 +160,28 @@ def with_unused_layer():
     return returned(in_units(model))
 
 
+class Experts(Block):
+    """A layer with an expert for each parity of the rank."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.experts = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+
+    def forward(self, given: Any) -> Any:
+        expert: Any = self.experts[dist.get_rank() % 2]
+        return super().forward(given) + expert(given)
+
+
+def with_experts():
+    model: Any = Net()
+    model.layers[1] = Experts(16)
+    in_units(model)
+    for module in model.modules():
+        if hasattr(module, "set_reduce_scatter_unused_params"):
+            module.set_reduce_scatter_unused_params(True)
+    return returned(model)
+
+
 def summed_step(model: Any, optimizer: Any, batch: Any) -> Any:
     """Gradients are summed, and the loss is divided by the words of all ranks."""
     made = loss(model(batch[0]), batch) / dist.get_world_size()

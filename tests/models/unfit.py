@@ -30,7 +30,7 @@ def needs_values():
     return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Dropout(rate)) for rate in rates)), _batch
 
 
-def _batch(step):
+def _batch(step: int) -> torch.Tensor:
     return torch.randn(4, 64)
 
 

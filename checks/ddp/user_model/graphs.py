@@ -64,7 +64,7 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
 
     Finds: With the batch of one step some ranks use parameters that others leave out, and the first submodule whose
         call differs, with the line that calls it. Information where the factory's options for DDP say
-        ``find_unused_parameters=True``.
+        ``find_unused_parameters=True``, or fully_shard was told by ``set_reduce_scatter_unused_params``.
     Why: DDP's buckets wait for a gradient that never comes on those ranks, while the others wait in the all-reduce: the
         job hangs, or the second step raises.
     Remedy: Let every rank take the same path; or ``find_unused_parameters=True``, which counts a missing gradient as
@@ -87,6 +87,8 @@ def _unequal(
     parted = [(rank, local.parting) for rank, local in of_step if local.parting is not None]
     apart = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
+    sharded = fact.sharded
+    is_harmless = sharded.reduces_unused if sharded is not None else fact.finds_unused
     frozen = [(rank, here.frozen) for rank, here in lacking if here.frozen.count]
     reason = ""
     if parted:
@@ -115,13 +117,14 @@ def _unequal(
         *(() if fact.finds_unused or fact.sharded else (_FIND_UNUSED,)),
         detail=f"With batch {local.step} the ranks take different paths through the model."
         + (
-            " The options for DDP say find_unused_parameters=True, so a gradient that is missing counts as zero."
-            if fact.finds_unused
+            f" {'set_reduce_scatter_unused_params' if sharded else 'find_unused_parameters'} is set, so a gradient that"
+            " is missing counts as zero."
+            if is_harmless
             else " fully_shard gathers and reduces what a rank uses: the collectives do not match, and the job hangs."
-            if fact.sharded
+            if sharded
             else " With DDP's default options the job hangs or fails in its second step."
         ),
-        severity=Severity.INFO if fact.finds_unused else None,
+        severity=Severity.INFO if is_harmless else None,
     )
 
 

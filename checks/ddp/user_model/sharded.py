@@ -199,7 +199,8 @@ def off(recording: Recording) -> Iterator[Draft]:
         what,
         (_evidence(here[0], rank_of(rank)) for rank, here in off[:8]),
         in_model_code(cure, reference=_FULLY_SHARD),
-        detail="One rank alone: a copy without fully_shard, whose gradients are averaged over all ranks.",
+        detail="One rank alone: a copy without fully_shard, whose gradients are averaged over all ranks."
+        + ("" if fact.sharded.optimizer_given else " The factory returns no optimizer, so it is AdamW."),
     )
 
 

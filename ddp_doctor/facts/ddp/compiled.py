@@ -45,4 +45,3 @@ class CompiledFact(Fact):
     ended: str = ""  # why there are fewer steps than are looked at
     trouble: Trouble | None = None  # how the forward of a step failed, which ends all ranks' steps
     not_offered: tuple[str, ...] = ()  # what this torch does not tell: "graph breaks", "recompilations"
-    capture_s: float = 0.0  # of all steps

@@ -30,7 +30,7 @@ class Estimate(Frozen):
     temporaries: int = 0  # all else that is there at that moment
     host_bytes: int = 0  # in the host's memory instead: what is offloaded
     pass_bytes: int = 0  # the peak of forward and backward alone, from which a larger batch grows
-    sample_bytes: int = 0  # what one more sample of the batch adds to pass_bytes; 0 where there is no batch
+    sample_bytes: int = 0  # what a sample more adds to pass_bytes, of sixteen times the batch; 0 where there is none
     sent_bytes: int = 0  # that a rank sends in one step
 
     @property

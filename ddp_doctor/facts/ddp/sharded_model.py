@@ -41,6 +41,7 @@ class ShardedModel(Frozen):
     largest: Unit | None = None
     parameter_bytes: int = 0  # of the whole model, unsharded
     meshes: tuple[Mesh, ...] = ()  # those that the parameters are sharded over
+    reduces_unused: bool = False  # a gradient that a rank does not have counts as zero, in all units
     outside: Names = Names()  # trainable parameters that no unit shards
     optimizer: str = ""  # the class
     optimizer_given: bool = False  # by the factory

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
@@ -16,6 +17,9 @@ from ddp_doctor.probing.fit.trace import Event, How
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.user_code import Misuse
 
+#: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
+#: by one sample more, the moment that counts later would not be seen.
+_LARGER = 16
 #: Said by operations that only a GPU's kernels have.
 _OF_A_GPU = ("cuda", "triton", "gpu", "nvcc", "flash")
 
@@ -126,12 +130,15 @@ class _Estimates:
         steps = {row.name: self._step(row, job) for row in rows}
         for checkpointing in (False, True):
             here = How(checkpointing, how.autocast)
-            events = self._trace(own, here, cast, 0)
-            more = self._trace(own, here, cast, 1) if self.subject.samples else []
+            events, larger = self._trace(own, here, cast, 0), []
+            more = (_LARGER - 1) * self.subject.samples
+            with suppress(Stopped, Misuse):  # of a model that takes no other batch
+                larger = self._trace(own, here, cast, more) if more else []
             for row in rows:
                 found = peaks.estimate(row, checkpointing, job, events, steps[row.name])
-                larger = peaks.estimate(row, checkpointing, job, more, steps[row.name]) if more else found
-                yield found.model_copy(update={"sample_bytes": larger.pass_bytes - found.pass_bytes})
+                grown = peaks.estimate(row, checkpointing, job, larger, steps[row.name]).pass_bytes if larger else 0
+                adds = -(-max(0, grown - found.pass_bytes) // max(more, 1))
+                yield found.model_copy(update={"sample_bytes": adds})
 
     def _rows(self) -> list[Strategy]:
         """Those that can be had here."""
@@ -164,10 +171,10 @@ class _Estimates:
         if self.subject.given is None:
             self._leave_out("activations and temporaries: the factory has no make_batch")
             return trace.of_parameters(own)
-        given = self.subject.batch(more)
+        given = self.subject.batch(more, cast=cast)
         try:
             with self.subject.mode:
-                return trace.run(model, _bfloat16(given) if cast else given, self.units, own, how)
+                return trace.run(model, given, self.units, own, how)
         except Misuse:
             raise
         except Exception as error:
@@ -181,6 +188,8 @@ class _Estimates:
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
+        from torch.optim import AdamW
+
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
@@ -188,10 +197,10 @@ class _Estimates:
         shapes = [(-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else () for p in parameters]
         device = "cpu" if row.offloads else job.device
         try:
-            return self._stepped(self.subject.loaded.optimizer or _adamw, shapes, parameters, device)
+            return self._stepped(self.subject.loaded.optimizer or AdamW, shapes, parameters, device)
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
             self._leave_out(f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}")
-            return self._stepped(_adamw, shapes, parameters, device)
+            return self._stepped(AdamW, shapes, parameters, device)
 
     def _stepped(
         self,
@@ -222,17 +231,3 @@ class _Estimates:
                 first = len(lives.entries)
                 optimizer.step()
         return Step(state, max(0, lives.highest(first) - state))
-
-
-def _adamw(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.AdamW(parameters)
-
-
-def _bfloat16(batch: Any) -> Any:
-    import torch
-
-    return batch.changed(
-        lambda leaf: leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-    )

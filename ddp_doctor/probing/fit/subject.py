@@ -49,8 +49,8 @@ class Subject:
         """The model itself, not what torch.compile made of it."""
         return uncompiled(self.loaded.model)
 
-    def batch(self, more: int = 0) -> Batch:
-        """The batch with so many samples more. Raises Misuse."""
+    def batch(self, more: int = 0, *, cast: bool = False) -> Batch:
+        """The batch with so many samples more, its numbers ``cast`` to bfloat16. Raises Misuse."""
         import torch
 
         form = user_code.form_of(self.loaded)
@@ -61,7 +61,7 @@ class Subject:
             shape = list(leaf.shape)
             if shape and shape[0] == self.samples:
                 shape[0] += more
-            return torch.zeros(shape, dtype=leaf.dtype)
+            return torch.zeros(shape, dtype=torch.bfloat16 if cast and leaf.is_floating_point() else leaf.dtype)
 
         with self.mode:
             return Batch(self.given, form).changed(changed)

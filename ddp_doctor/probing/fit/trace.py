@@ -35,15 +35,6 @@ class Event:
     parameter: int = -1  # index in the unit's own parameters, of a gradient
 
 
-@dataclass(frozen=True)
-class Repeated:
-    """A list of modules that are alike, and the units that they are: ``first`` up to before ``end``."""
-
-    modules: Any
-    first: int
-    end: int
-
-
 def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
     """The events of a forward and a backward. ``own`` are the parameters of each unit, and of the rest of the model.
 
@@ -52,14 +43,15 @@ def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[A
     repeated = _repeated(model, units)
     if repeated is None:
         return _run(model, batch, units, own, how)
-    whole = list(repeated.modules)
-    del repeated.modules[2:-1]
+    modules, first = repeated
+    whole = list(modules)
+    del modules[2:-1]
     with suppress(Exception):  # code that counts its layers; as a whole it shows
         try:
-            return _spread(_run(model, batch, units, own, how), repeated)
+            return _spread(_run(model, batch, units, own, how), first, first + len(whole) - 1)
         finally:
             for place, module in enumerate(whole[2:-1], 2):
-                repeated.modules.insert(place, module)
+                modules.insert(place, module)
     return _run(model, batch, units, own, how)
 
 
@@ -207,33 +199,29 @@ def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
     yield module.register_forward_hook(after)
 
 
-def _repeated(model: Any, units: Sequence[Any]) -> Repeated | None:
-    """The longest list of modules of which each is a unit, with parameters of the same shapes."""
+def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
+    """The longest list of modules each of which is a unit, with parameters of the same shapes, and its first unit."""
     import torch
 
     places = {id(unit): index for index, unit in enumerate(units)}
-    found: Repeated | None = None
-    for module in model.modules():
-        if not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+    found: tuple[Any, int] | None = None
+    for modules in model.modules():
+        if not isinstance(modules, torch.nn.ModuleList | torch.nn.Sequential) or len(modules) < _LEAST_REPEATED:
             continue
-        items = list(module)
-        at = [places.get(id(item), -1) for item in items]
-        alike = len({(type(item), tuple(p.shape for p in item.parameters())) for item in items}) == 1
-        in_a_row = bool(at) and at[0] >= 0 and at == list(range(at[0], at[0] + len(at)))
-        if alike and in_a_row and len(at) >= max(_LEAST_REPEATED, found.end - found.first + 1 if found else 0):
-            found = Repeated(module, at[0], at[-1] + 1)
+        at = [places.get(id(module), -1) for module in modules]
+        alike = len({(type(module), tuple(p.shape for p in module.parameters())) for module in modules}) == 1
+        in_a_row = at[0] >= 0 and at == list(range(at[0], at[0] + len(at)))
+        if alike and in_a_row and (found is None or len(modules) > len(found[0])):
+            found = modules, at[0]
     return found
 
 
-def _spread(events: list[Event], repeated: Repeated) -> list[Event]:
-    """The events with those of the middle layer again for each that was left out. Raises ValueError."""
-    first, middle, last = repeated.first, repeated.first + 1, repeated.end - 1
+def _spread(events: list[Event], first: int, last: int) -> list[Event]:
+    """The events with those of the middle layer again for each left out. Raises KeyError and ValueError."""
+    middle = first + 1
     places = {(event.kind, event.unit): index for index, event in reversed(list(enumerate(events)))}
-    try:
-        forward = places["pre_forward", middle], places["pre_forward", last]
-        backward = places["pre_backward", middle], places["pre_backward", first]
-    except KeyError:
-        raise ValueError("a layer was not called") from None
+    forward = places["pre_forward", middle], places["pre_forward", last]
+    backward = places["pre_backward", middle], places["pre_backward", first]
     if not forward[0] < forward[1] < backward[0] < backward[1]:
         raise ValueError("the layers are not called one after the other")
 

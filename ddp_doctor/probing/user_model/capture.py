@@ -44,7 +44,7 @@ class CompileProbe(ModelProbe):
                 raise Skip(f"{ctx.model} is not compiled; --compile looks at it as if it were")
             if loaded.make_batch is None:
                 raise Skip(f"not tested: {ctx.model} returns no make_batch, and inputs are not guessed")
-            started, capture = ctx.clock(), Capture()
+            capture = Capture()
             steps: list[CompiledStep] = []
             try:
                 with suppress(Stopped):  # for the trouble of a rank
@@ -63,8 +63,7 @@ class CompileProbe(ModelProbe):
             steps=tuple(steps),
             ended=self.seen.get("ended", ""),
             trouble=self.seen.get("trouble"),
-            not_offered=tuple(capture.not_offered),
-            capture_s=ctx.clock() - started,
+            not_offered=capture.not_offered,
         )
 
     def _steps(self, loaded: Loaded, capture: Capture, by_factory: bool) -> Iterator[CompiledStep]:

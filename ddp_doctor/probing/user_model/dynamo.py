@@ -4,14 +4,14 @@ A backend of ``torch.compile`` is a function from a graph to what runs it. This 
 is, so that nothing is generated and no compiler is needed. ``torch.compiler.set_stance`` puts it in the place of every
 backend that the model names, and leaves ``dynamic=`` as the user wrote it.
 
-    v0 = linear(l_x_, l_self_modules_up_parameters_weight_, None) -> float32        net.py:31
-    v1 = mul(v0, 2.0) -> float32                                                    net.py:32
+    linear(l_x_, l_self_modules_up_parameters_weight_, None) -> float32        net.py:31
+    mul(linear, 2.0) -> float32                                                net.py:32
 
 Held against torch 2.6 to 2.15.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ _LONGEST_REASON = 200
 #: Compilations that torch remembers; by default 64, and a large model has more in one step.
 _MOST_COMPILATIONS = 4096
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _COMPILE_ID = re.compile(r"^\d+/\d+: ")
 
 
@@ -55,7 +56,7 @@ class Step:
             raise
 
     def lines(self, *, sizes: bool) -> list[tuple[str, str]]:
-        """Breaks and calls, each with the user's line; without ``sizes`` whole numbers are left out."""
+        """Breaks and calls, each with the user's line; without ``sizes`` arguments are left out."""
         found = [(f"a graph break ({each.reason})", each.where) for each in self.breaks]
         found.append(("no more graph breaks", ""))
         for graph in self.graphs:
@@ -76,9 +77,10 @@ class Capture:
         import torch._dynamo as dynamo
 
         self._step = Step()
-        self.not_offered: list[str] = []
-        self._breaks = self._offered("graph breaks", "graph_break_reasons")
-        self._compilations = self._offered("recompilations", "get_compilation_metrics")
+        self._breaks = getattr(dynamo.utils, "graph_break_reasons", None)
+        self._compilations = getattr(dynamo.utils, "get_compilation_metrics", None)
+        found = {"graph breaks": self._breaks, "recompilations": self._compilations}
+        self.not_offered = tuple(what for what, source in found.items() if source is None)
         self.end()
         with suppress(Exception):
             dynamo.utils.set_compilation_metrics_limit(_MOST_COMPILATIONS)
@@ -89,13 +91,6 @@ class Capture:
             return run
 
         self.backend = keep  # one function: torch compiles again where the backend is another one
-
-    def _offered(self, what: str, name: str) -> Any:
-        from torch._dynamo import utils
-
-        if not hasattr(utils, name):
-            self.not_offered.append(what)
-        return getattr(utils, name, None)
 
     @contextmanager
     def step(self) -> Iterator[Step]:
@@ -153,20 +148,15 @@ def _first(text: str) -> str:
 
 
 def _calls(graph: Any, *, sizes: bool) -> Iterator[tuple[str, str]]:
-    names: dict[Any, str] = {}
     for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            names[node] = node.name if node.op == "get_attr" or _type(node) else "#"
-        elif node.op != "output":
-            made = _type(node)
-            if made is None:
-                names[node] = "#"  # a size
-                continue
-            names[node] = f"v{len(names)}"
-            target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-            given = [_shown(value, names, sizes) for value in node.args]
-            given += [f"{name}={_shown(value, names, sizes)}" for name, value in node.kwargs.items()]
-            yield f"{target}({', '.join(given)}){made}", _where(node)
+        made = _type(node)
+        if node.op in ("placeholder", "get_attr", "output") or made is None:
+            continue
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+        given = _ADDRESS.sub("", f"{node.args}{node.kwargs or ''}") if sizes else ""
+        found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+        own = [f"{file}:{line}" for file, line in found if is_of_the_job(file)]
+        yield f"{target}{given}{made}", own[-1] if own else ""
 
 
 def _type(node: Any) -> str | None:
@@ -179,21 +169,3 @@ def _type(node: Any) -> str | None:
     if isinstance(value, torch.Tensor):
         return f" -> {str(value.dtype).removeprefix('torch.')}"
     return "" if value is None else None
-
-
-def _shown(value: Any, names: Mapping[Any, str], sizes: bool) -> str:
-    if value in names if hasattr(value, "op") else False:
-        return names[value]
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(_shown(each, names, sizes) for each in value)}]"
-    if isinstance(value, slice):
-        return ":".join(_shown(each, names, sizes) for each in (value.start, value.stop, value.step))
-    is_size = isinstance(value, int) and not isinstance(value, bool)
-    return "#" if is_size and not sizes else repr(value)
-
-
-def _where(node: Any) -> str:
-    """The user's innermost line."""
-    found = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    own = [f"{file}:{line}" for file, line in found if is_of_the_job(file)]
-    return own[-1] if own else ""

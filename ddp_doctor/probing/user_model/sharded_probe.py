@@ -27,6 +27,9 @@ _MOST_BYTES = 1 << 30
 _GPU_SHARE = 8
 
 
+_UNEQUAL = "the ranks use different parameters"
+
+
 class ShardedProbe(ModelProbe):
     """A model in DDP as ``ModelProbe`` looks at it, or in fully_shard."""
 
@@ -44,7 +47,6 @@ class ShardedProbe(ModelProbe):
         return UserModel(**self.seen)
 
     def _in_shards(self, loaded: Loaded) -> None:
-        sharding.require_torch()
         model, found = loaded.model, self.of_sharded
         self._describe(loaded)
         self._same_everywhere(loaded)
@@ -52,12 +54,15 @@ class ShardedProbe(ModelProbe):
         if loaded.make_batch is None:
             return
         self._require_gpu(model)
+        sharding.require_torch(self.ctx.device)
         copy = self._copy(model)
         given = self._batches(loaded)
         if copy is not None:
             copy = self._run_alone(loaded, copy, given)
         unequal = any(local.unused.count for local in self.seen.get("local", ()))
-        self._stop_if("graphs", unequal)
+        self._stop_if("graphs", unequal and not found["reduces_unused"])
+        if reason := checkpoints.first_reason(self.ctx, "use the same", _UNEQUAL if unequal else ""):
+            copy, found["not_compared"] = None, reason
         if self._took_s:
             self._require_time()
         optimizer = self._attempt("optimizer", lambda: sharded_steps.optimizer_of(loaded, model))
@@ -87,6 +92,7 @@ class ShardedProbe(ModelProbe):
             largest=units[0] if units else None,
             parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters()),
             meshes=tuple(sorted(map(sharding.mesh_of, meshes), key=str)),
+            reduces_unused=all(sharded.policy.reduces_unused for sharded in each if sharded.policy is not None),
             outside=steps.counted(outside),
         )
 
