@@ -61,23 +61,40 @@ def load_job_collectives(path: str) -> JobCollectives:
 
 
 def _replayable(
-    path: str, groups: list[JobGroup], calls: dict[int, list[JobCall]], wrapped: set[int], **known: object
+    path: str,
+    world: int,
+    groups: list[JobGroup],
+    calls: Mapping[int, list[JobCall]],
+    wrapped: set[int],
+    left_out: Counter[str],
+    **known: object,
 ) -> JobCollectives:
     """What is replayed of these calls of each known rank; ``wrapped``: ranks whose first ones may be lost.
 
-    The ranks of the default group are all that there are. Raises UsageError where nothing is left.
+    Raises UsageError where nothing is left.
     """
-    world = max(max(group.ranks) for group in groups) + 1
     most = max(MOST_CALLS // world, 1)
-    wrapped |= {rank for rank, of_rank in calls.items() if len(of_rank) > most}
-    lists = _agreed(_that_all_kept(groups, {rank: of_rank[-most:] for rank, of_rank in calls.items()}, wrapped))
+    if cut := {rank: len(of_rank) - most for rank, of_rank in calls.items() if len(of_rank) > most}:
+        left_out[f"calls before the last {most} of each rank"] += sum(cut.values())
+    last = {rank: of_rank[-most:] for rank, of_rank in calls.items()}
+    lists = _agreed(_that_all_kept(groups, last, wrapped | cut.keys()))
     if not any(lists.values()):
         raise UsageError(f"{path} has no collective that all ranks of its group have kept: nothing can be replayed")
+    kept = {call.group for of_rank in lists.values() for call in of_rank}
+    for call in (call for of_rank in last.values() for call in of_rank if call.group not in kept):
+        left_out[f"calls of {groups[call.group].words}, which not all its ranks have kept"] += 1
     unknown = [rank for rank in range(world) if rank not in lists]
     first = [call.model_copy(update={"is_open": False}) for call in next(iter(lists.values()))]
-    lists |= {rank: [call for call in first if rank in groups[call.group].ranks] for rank in unknown}
-    ranks = [lists[rank] for rank in range(world)]
-    return JobCollectives.model_validate({"path": path, "groups": groups, "ranks": ranks, "unknown": unknown, **known})
+    members = {index: set(groups[index].ranks) for index in kept}
+    lists |= {rank: [call for call in first if rank in members[call.group]] for rank in unknown}
+    return JobCollectives(
+        path=path,
+        groups=tuple(groups),
+        ranks=tuple(tuple(lists[rank]) for rank in range(world)),
+        unknown=tuple(unknown),
+        left_out=dict(left_out),
+        **known,  # type: ignore[arg-type]  # the fields of one source
+    )
 
 
 def _that_all_kept(
@@ -123,21 +140,23 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
     if len(job.dumps) == 1 and not job.world_is_known:
         raise UsageError(f"{path} does not tell how many ranks the job had: give the dumps of all of them")
     groups, guessed, left_out = list[JobGroup](), list[int](), Counter[str]()
-    index_of, calls = dict[tuple[int, str], int](), dict[int, list[JobCall]]()
+    places, calls = dict[tuple[int, str], tuple[int, int | None]](), dict[int, list[JobCall]]()
     for group, seen in groups_of(job):
         guessed += [] if group.members_are_known else [len(groups)]
-        index_of |= {(rank, group.name): len(groups) for rank in seen}
-        groups.append(JobGroup(words=group.words, ranks=tuple(sorted(rank for rank in group.members if rank >= 0))))
+        members = sorted({*group.members} & {*job.world})
+        place_of = {rank: place for place, rank in enumerate(members)}
+        places |= {(rank, group.name): (len(groups), place_of.get(rank)) for rank in seen}
+        groups.append(JobGroup(words=group.words, ranks=tuple(members)))
     for rank, dump in sorted(job.dumps.items()):
         of_rank = calls[rank] = []
         for each in recorded[dump.file]:
-            index, op = index_of[rank, each.entry.group], OPERATIONS.get(each.entry.op)
+            (index, place), op = places[rank, each.entry.group], OPERATIONS.get(each.entry.op)
             if op is None or each.is_transfer:
                 left_out[each.entry.op] += each.entry.op != "coalesced"  # what was coalesced has entries of its own
-            elif rank not in groups[index].ranks:
+            elif place is None:
                 left_out[f"{op} of rank {rank}, which is not in {groups[index].words}"] += 1
             else:
-                _add(of_rank, _call(each, op, index, groups[index].ranks.index(rank)))
+                _add(of_rank, _call(each, op, index, place))
     for index in guessed:
         waiting = Counter(call.seq for of in calls.values() for call in of if call.group == index and call.is_open)
         if len(groups[index].ranks) in waiting.values():
@@ -149,7 +168,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
     for cause in judged(Recording(readings=readings)):
         blamed = [culprit.rank for culprit in cause.culprits if culprit.rank is not None]
         known = {"says": cause.detail, "blamed": blamed, "confidence": cause.confidence}
-    return _replayable(path, groups, calls, wrapped, source="the dumps", left_out=+left_out, **known)
+    return _replayable(path, len(job.world), groups, calls, wrapped, +left_out, source="the dumps", **known)
 
 
 def _call(recorded: RecordedCall, op: str, group: int, place: int) -> JobCall:
@@ -207,4 +226,9 @@ def _of_traces(path: str, traces: Sequence[TraceFact]) -> JobCollectives:
             elements = min((call.size_bytes or 0) // size, _MOST_ELEMENTS)
             index = names.index(call.group)
             calls[rank].append(JobCall(group=index, seq=seq, op=op, elements=elements, dtype=dtype))
-    return _replayable(path, groups, calls, set(of_rank), source="the trace", left_out=left_out)
+    job = _replayable(path, world, groups, calls, set(of_rank), left_out, source="the trace")
+    if any(call.differs for of_rank in job.ranks for call in of_rank):  # they ended, so they met under other numbers
+        raise UsageError(
+            f"the traces of {path} do not begin at the same collective: record the same steps of all ranks"
+        )
+    return job

@@ -33,7 +33,7 @@ def entry(seq: int, op: str = "all_reduce", group: str = "0", sizes: Any = ((4,)
     }
 
 
-def dump(*entries: dict[str, Any], groups: dict[str, str] | None = None, first: int = 0) -> dict[str, Any]:
+def dump(*entries: dict[str, Any], groups: dict[str, Any] | None = None, first: int = 0) -> dict[str, Any]:
     """A dump as NCCL's recorder writes it; ``first``: the number of its first entry, more where others were lost."""
     numbered = [{"record_id": first + place, **each} for place, each in enumerate(entries)]
     config = {name: {"ranks": ranks} for name, ranks in (groups or {"0": "[0, 1]"}).items()}
@@ -142,6 +142,75 @@ def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
     assert (len(job.ranks), job.source) == (2, "the trace")
     assert made(job, 0) == made(job, 1) == [("broadcast", 1), ("all_reduce", 2)]
     assert {call.elements for call in job.ranks[0]} == {1024}
+
+
+def test_calls_of_several_kinds_that_were_coalesced_differ_on_no_rank(tmp_path):
+    calls = (entry(1), entry(1, "broadcast", sizes=[[8]]), entry(1, "coalesced"))
+    job = loaded(tmp_path, dump(*calls), dump(*calls))
+
+    assert [(call.op, call.differs) for call in job.ranks[1]] == [("all_reduce", False), ("broadcast", False)]
+
+
+def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tmp_path):
+    """gloo's dumps of a job with several groups do not tell its ranks: there may be a rank 2, for which these wait."""
+    calls = [entry(1, group="1"), entry(1, process_group=["0", "default_pg"], retired=False)]
+    job = loaded(tmp_path, *[dump(*calls, groups={"": "[]"})] * 2)
+
+    assert job.left_out == {"the default group, in which all ranks wait that ever called it": 1}
+
+
+def test_one_dump_that_does_not_tell_the_size_of_its_job_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="does not tell how many ranks the job had: give the dumps of all of them"):
+        loaded(tmp_path, dump(entry(1, process_group=["0", "default_pg"]), groups={"": "[]"}))
+
+
+def test_calls_of_a_rank_that_is_not_in_the_group_are_left_out(tmp_path):
+    groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
+    calls = entry(1), entry(1, "broadcast", "1")
+    job = loaded(tmp_path, *[dump(*calls, groups=groups)] * 3)
+
+    assert made(job, 2) == [("all_reduce", 1)]
+    assert job.left_out == {"broadcast of rank 2, which is not in group 1": 1}
+
+
+def test_a_group_of_ranks_that_the_job_does_not_have_is_left_out(tmp_path):
+    groups = {"0": "[0, 1]", "1": "[7, 8]"}
+    job = loaded(tmp_path, *[dump(entry(1), entry(1, group="1"), groups=groups)] * 2)
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", 1)]
+    assert sum(job.left_out.values()) == 2
+
+
+def test_a_rank_whose_recorder_kept_nothing_leaves_out_what_the_others_ended(tmp_path):
+    groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
+    whole = dump(*(entry(seq) for seq in range(1, 4)), entry(1, group="1"), groups=groups)
+    job = loaded(tmp_path, whole, whole, dump(groups=groups))
+
+    assert made(job, 0) == [("all_reduce", 1)]
+    assert job.left_out == {"calls of the default group, which not all its ranks have kept": 6}
+
+
+def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_leaves_out(tmp_path):
+    calls = [entry(seq) for seq in range(1, 2001)]
+    job = loaded(tmp_path, dump(*calls, groups={"0": list(range(100_000)), "1": "[0, 999999]"}))
+
+    assert len(job.ranks) == 100_000
+    assert job.left_out == {"calls before the last 2 of each rank": 1998}
+
+
+def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp_path):
+    """All of a trace's calls have ended, so they met."""
+    calls = [
+        TraceCall(kind=kind, begin_us=at, end_us=at + 1, size_bytes=4096, dtype="float", ranks=2, group="0")
+        for at, kind in enumerate(("broadcast", "all_reduce", "all_gather"))
+    ]
+    facts = [TraceFact(file=f"{rank}", rank=rank, world_size=2, calls=tuple(calls[rank:])) for rank in (0, 1)]
+    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    path = tmp_path / "recording.json"
+    path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
+
+    with pytest.raises(UsageError, match="do not begin at the same collective"):
+        load_job_collectives(str(path))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,30 @@ def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(rank
     assert "ranks 0, 1, 3 called all_reduce of 4 float32; rank 2 called all_reduce of 5 float32" in finding.title
 
 
+def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, tmp_path):
+    """Rank 1 gave another size once, and all went on; later rank 2 did not come."""
+    for rank in range(4):
+        calls = [entry(seq, sizes=[[5 if (rank, seq) == (1, 1) else 4]]) for seq in range(1, 31)]
+        calls += [entry(31, retired=False)] * (rank != 2)
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
+    job = load_job_collectives(str(tmp_path))
+    assert job.blamed == (2,)
+
+    finding = found(judged(job, ranks.facts(replayed, job)))
+
+    assert (finding.code, finding.culprits) == ("DD650", ())
+    assert "rank 1 called all_reduce of 5 float32" in finding.title
+
+
+def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
+    job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
+
+    report = judged(job, [JobCollectivesFact(issued=1)] * 3)
+
+    assert (report.verdict.value, report.findings) == ("unsure", ())
+    assert "--replay dumps (nothing came back from rank 3)" in report.summary
+
+
 def test_every_kind_of_collective_comes_through(ranks: Ranks):
     kinds = sorted(set(knowledge.OPERATIONS.values()))
     calls = [JobCall(group=0, seq=number, op=kind, elements=10) for number, kind in enumerate(kinds, 1)]
