@@ -47,7 +47,7 @@ class _Replayed:
     """A replay of which every rank told how far it came. Waits are the first open calls in each group, by rank."""
 
     job: JobCollectives
-    facts: Mapping[int, JobCollectivesFact]
+    facts: Mapping[int, JobCollectivesFact]  # by rank
     waits: dict[int, tuple[JobCall, ...]]  # in the replay
     waited: dict[int, tuple[JobCall, ...]]  # in the job, by its recorder
     differing: dict[int, JobCall]  # what each rank called at the first number at which the replay had to stop
@@ -57,13 +57,14 @@ class _Replayed:
         return {fact.stopped for fact in self.facts.values()}
 
     @property
+    def hangs(self) -> bool:
+        """Whether it does by what was recorded: calls that were assumed may hang by themselves."""
+        return self.stops in ({"hung"}, {"", "hung"}) and not self.job.unknown
+
+    @property
     def hangs_as_the_job(self) -> bool:
-        """Whether every rank whose place in the job is known stands in the same collectives here."""
-        here, there = (
-            {rank: {call.place for call in calls} for rank, calls in waits.items() if rank not in self.job.unknown}
-            for waits in (self.waits, self.waited)
-        )
-        return bool(there) and here == there and self.stops <= {"", "hung"}
+        """Whether every rank stands in the same collectives here."""
+        return self.hangs and self.waits == self.waited
 
     def where(self, waits: Mapping[int, tuple[JobCall, ...]]) -> str:
         """``ranks 0, 1 wait in all_reduce 18 of group 2``."""
@@ -87,14 +88,11 @@ def _replayed(recording: Recording) -> _Replayed | None:
     if job is None or len(facts) < len(job.ranks):
         return None
     waits = {rank: [job.ranks[rank][index] for index in sorted(fact.open)] for rank, fact in facts.items()}
-    waited = {
-        rank: [call for call in calls if call.is_open]
-        for rank, calls in enumerate(job.ranks)
-        if rank not in job.unknown
-    }
+    waited = {rank: [call for call in calls if call.is_open] for rank, calls in enumerate(job.ranks)}
     stopped = [job.ranks[rank][fact.issued] for rank, fact in facts.items() if fact.stopped == "differs"]
     first = min((call.place for call in stopped), default=None)
-    differing = {rank: call for rank in facts for call in job.ranks[rank] if call.place == first}
+    known = facts.keys() - {*job.unknown}
+    differing = {rank: call for rank in sorted(known) for call in job.ranks[rank] if call.place == first}
     return _Replayed(job, facts, _first_of_each_group(waits), _first_of_each_group(waited), differing)
 
 
@@ -206,7 +204,7 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/hangs.md
     """
     replayed = _replayed(recording)
-    if replayed is not None and replayed.stops in ({"hung"}, {"", "hung"}) and not replayed.hangs_as_the_job:
+    if replayed is not None and replayed.hangs and not replayed.hangs_as_the_job:
         where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
         title = f"The job's collectives hang here: {replayed.where(replayed.waits)}; {where}"
         yield possible(NOBODY, title, replayed.evidence)

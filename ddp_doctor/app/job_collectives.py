@@ -55,6 +55,8 @@ def load_job_collectives(path: str) -> JobCollectives:
     if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
         dumps = [dumps[0].model_copy(update={"rank": 0})]
     jobs = sets_of(dumps, None)
+    if not jobs and not traces:
+        raise UsageError(f"{path}: the names of its files do not tell whose they are: name them rank0.json and so on")
     if len(jobs) + bool(traces) > 1:
         raise UsageError(f"{path} has the ranks of {len(jobs) + bool(traces)} jobs; give the files of one of them")
     return _of_dumps(path, jobs[0], calls) if jobs else _of_traces(path, traces)
@@ -112,6 +114,8 @@ def _that_all_kept(
         seen = {rank: numbers[rank].get(index, []) for rank in calls if rank in group.ranks}
         lost = max(ended.get(index, [0])) + 1  # of a rank that has none of them left
         first[index] = max((min(of, default=lost) for rank, of in seen.items() if rank in wrapped), default=0)
+        entries = {of.count(first[index]) for of in seen.values()}  # several were coalesced: some of them may be lost
+        first[index] += len(entries) > 1 and 0 not in entries
         last[index] = min((max(of, default=0) for of in seen.values()), default=0)
 
     def is_kept(call: JobCall) -> bool:
@@ -156,7 +160,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
             elif place is None:
                 left_out[f"{op} of rank {rank}, which is not in {groups[index].words}"] += 1
             else:
-                _add(of_rank, _call(each, op, index, place))
+                of_rank.append(_call(each, op, index, place))
     for index in guessed:
         waiting = Counter(call.seq for of in calls.values() for call in of if call.group == index and call.is_open)
         if len(groups[index].ranks) in waiting.values():
@@ -186,15 +190,6 @@ def _call(recorded: RecordedCall, op: str, group: int, place: int) -> JobCall:
         root=place if is_root else 0,
         is_open=entry.is_open,
     )
-
-
-def _add(calls: list[JobCall], new: JobCall) -> None:
-    """Calls that were coalesced have one number, and meet as one."""
-    if calls and (calls[-1].place, calls[-1].op) == (new.place, new.op):
-        last = calls.pop()
-        together = {"elements": last.elements + new.elements, "is_open": last.is_open or new.is_open}
-        new = new.model_copy(update=together)
-    calls.append(new)
 
 
 # --- of traces ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.templates import packaged
+from ddp_doctor.wording.ranks import rank_list
 
 #: Of each group the last numbers: those before have ended on all ranks, and no reader of a report wants thousands.
 _LAST = 6
@@ -24,6 +25,8 @@ def render(_report: Report, recording: Recording) -> str:
     about = f"The collectives of a job's ranks, made again; written by ddp-doctor from {job.source} of the job."
     if job.says:
         about += f"\nThe job: {job.says}"
+    if job.unknown:
+        about += f"\nNothing was recorded of {rank_list(job.unknown)}: these calls are those of another rank."
     if left_out:
         about += f"\nLeft out are {left_out} collectives before these, which all ranks came through."
     groups = (f"    {[*group.ranks]},  # {_plain(' '.join(group.words.split()))}" for group in job.groups)

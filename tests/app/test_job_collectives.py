@@ -89,11 +89,11 @@ def test_of_an_uneven_all_to_all_the_largest_share_counts_and_nobody_differs(tmp
     assert [(call.elements, call.differs) for call in (*job.ranks[0], *job.ranks[1])] == [(6, False)] * 2
 
 
-def test_what_was_coalesced_is_one_call_and_transfers_are_named_as_left_out(tmp_path):
+def test_what_was_coalesced_has_one_number_and_transfers_are_named_as_left_out(tmp_path):
     calls = (entry(1), entry(1, sizes=[[8]]), entry(0, "send 0->1", is_p2p=True), entry(1, "coalesced"))
     job = loaded(tmp_path, dump(*calls), dump(*calls))
 
-    assert [call.elements for call in job.ranks[0]] == [12]
+    assert [(call.seq, call.elements) for call in job.ranks[0]] == [(1, 4), (1, 8)]
     assert job.left_out == {"send 0->1": 2}
 
 
@@ -248,6 +248,21 @@ def test_ranks_of_two_jobs_are_refused(tmp_path):
 
     with pytest.raises(UsageError, match="has the ranks of 2 jobs; give the files of one of them"):
         load_job_collectives(str(tmp_path))
+
+
+def test_dumps_whose_names_tell_no_ranks_are_refused(tmp_path):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_bytes(as_json(dump(entry(1))))
+
+    with pytest.raises(UsageError, match="the names of its files do not tell whose they are: name them rank0"):
+        load_job_collectives(str(tmp_path))
+
+
+def test_calls_that_were_coalesced_and_half_overwritten_differ_on_no_rank(tmp_path):
+    whole = dump(entry(1), entry(2), entry(2), entry(3))
+    job = loaded(tmp_path, whole, dump(entry(2), entry(3), first=2))
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", 3)]
 
 
 def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):

@@ -118,6 +118,32 @@ def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, t
     assert "rank 1 called all_reduce of 5 float32" in finding.title
 
 
+def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, tmp_path):
+    """Of ranks 1 and 3 there are no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
+    groups = {"0": "[0, 1, 2, 3]", "1": "[2, 3]"}
+    for rank in (0, 2):
+        calls = [entry(1), *[entry(1, group="1")] * (rank == 2)]
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups=groups)))
+    job = load_job_collectives(str(tmp_path))
+
+    report = judged(job, ranks.facts(replayed, job))
+
+    assert (report.verdict.value, report.findings) == ("unsure", ())
+    assert "the dumps tell nothing of ranks 1, 3, whose calls were assumed" in report.summary
+
+
+def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tmp_path):
+    for rank in (0, 1):
+        calls = [entry(1, sizes=[[4 + rank]], retired=False)]
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
+    job = load_job_collectives(str(tmp_path))
+
+    finding = found(judged(job, ranks.facts(replayed, job)))
+
+    assert (finding.code, finding.culprits) == ("DD650", ())
+    assert "rank 0 called all_reduce of 4 float32; rank 1 called all_reduce of 5 float32" in finding.title
+
+
 def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
 
