@@ -29,6 +29,9 @@ from ddp_doctor.remedies.kinds import in_code
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, possible, proved
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, where_they_wait
 
+#: Calls at one number that a sentence names of a rank.
+_MOST_CALLED = 4
+
 
 def probe(ctx: RankContext) -> JobCollectivesFact:
     """Make this rank's calls; how far it came."""
@@ -50,7 +53,8 @@ class _Replayed:
     facts: Mapping[int, JobCollectivesFact]  # by rank
     waits: dict[int, tuple[JobCall, ...]]  # in the replay
     waited: dict[int, tuple[JobCall, ...]]  # in the job, by its recorder
-    differing: dict[int, JobCall]  # what each rank called at the first number at which the replay had to stop
+    differing: dict[int, str]  # what each rank called at the first number at which the replay had to stop
+    number: str  # that number: "4 of group 2"
 
     @property
     def stops(self) -> set[str]:
@@ -91,9 +95,17 @@ def _replayed(recording: Recording) -> _Replayed | None:
     waited = {rank: [call for call in calls if call.is_open] for rank, calls in enumerate(job.ranks)}
     stopped = [job.ranks[rank][fact.issued] for rank, fact in facts.items() if fact.stopped == "differs"]
     first = min((call.place for call in stopped), default=None)
-    known = facts.keys() - {*job.unknown}
-    differing = {rank: call for rank in sorted(known) for call in job.ranks[rank] if call.place == first}
-    return _Replayed(job, facts, _first_of_each_group(waits), _first_of_each_group(waited), differing)
+    differing = {}
+    for rank in sorted(facts.keys() - {*job.unknown}):
+        called = dict.fromkeys(
+            f"{call.op} of {call.elements} {call.dtype}" if call.elements else call.op
+            for call in job.ranks[rank]
+            if call.place == first
+        )
+        if called:  # several where they were coalesced
+            differing[rank] = " and ".join([*called][:_MOST_CALLED])
+    number = f"{first[1]} of {job.groups[first[0]].words}" if first else ""
+    return _Replayed(job, facts, _first_of_each_group(waits), _first_of_each_group(waited), differing, number)
 
 
 def _first_of_each_group(calls: Mapping[int, list[JobCall]]) -> dict[int, tuple[JobCall, ...]]:
@@ -123,13 +135,12 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     if replayed is None or not (replayed.differing or replayed.hangs_as_the_job):
         return
     job, blamed, says = replayed.job, replayed.job.blamed, replayed.job.says
-    sides = grouped((_shape(call), rank) for rank, call in replayed.differing.items())
+    sides = grouped((called, rank) for rank, called in replayed.differing.items())
     does, cure = "made calls that do not meet the others'", "the condition or the order by which these calls differ"
     if sides:
         most = max(sides.values(), key=len)
         called = "; ".join(f"{rank_list(ranks)} called {shape}" for shape, ranks in sides.items())
-        place = next(iter(replayed.differing.values()))
-        happens = f"calls differ at number {place.seq} of {job.groups[place.group].words}: {called}"
+        happens = f"calls differ at number {replayed.number}: {called}"
         if set(blamed) & {*most} or not set(blamed) <= replayed.differing.keys():  # of another hang in the same job
             blamed = ()
     else:
@@ -150,10 +161,6 @@ def hangs(recording: Recording) -> Iterator[Draft]:
         confidence=job.confidence,
         detail=f"By {job.source}: {says}" if says else "",
     )
-
-
-def _shape(call: JobCall) -> str:
-    return f"{call.op} of {call.elements} {call.dtype}" if call.elements else call.op
 
 
 @rule("DD652", "job-collectives-run-through", Severity.INFO, JobCollectivesFact)

@@ -12,7 +12,7 @@ from ddp_doctor.engine.waits.from_dumps import DumpSet, groups_of, sets_of
 from ddp_doctor.facts.job_log import FlightDumpFact
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.collectives import BARRIER
-from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, OPERATIONS, TYPES
+from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -83,11 +83,17 @@ def _replayable(
     if not any(lists.values()):
         raise UsageError(f"{path} has no collective that all ranks of its group have kept: nothing can be replayed")
     kept = {call.group for of_rank in lists.values() for call in of_rank}
-    for call in (call for of_rank in last.values() for call in of_rank if call.group not in kept):
-        left_out[f"calls of {groups[call.group].words}, which not all its ranks have kept"] += 1
+    is_open = {call.group for of_rank in lists.values() for call in of_rank if call.is_open}
+    made = set(sorted(kept, key=lambda index: (index not in is_open, index))[:MOST_GROUPS])
+    for call in (call for of_rank in last.values() for call in of_rank if call.group not in made):
+        why = f"all groups but {MOST_GROUPS}"
+        if call.group not in kept:
+            why = f"{groups[call.group].words}, which not all its ranks have kept"
+        left_out[f"calls of {why}"] += 1
+    lists = {rank: [call for call in of_rank if call.group in made] for rank, of_rank in lists.items()}
     unknown = [rank for rank in range(world) if rank not in lists]
     first = [call.model_copy(update={"is_open": False}) for call in next(iter(lists.values()))]
-    members = {index: set(groups[index].ranks) for index in kept}
+    members = {index: set(groups[index].ranks) for index in made}
     lists |= {rank: [call for call in first if rank in members[call.group]] for rank in unknown}
     return JobCollectives(
         path=path,

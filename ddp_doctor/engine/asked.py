@@ -39,9 +39,11 @@ from ddp_doctor.model.check import (
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
-from ddp_doctor.wording.nodes import hosts
+from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import rank_list
 
+#: A sentence names no more of what was left out.
+_MOST_NAMED = 8
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
 
@@ -164,7 +166,8 @@ def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
         rank, fact = min(stops.items())
         why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
     elif job.left_out:
-        why = f"not run: {', '.join(f'{name} ({count})' for name, count in sorted(job.left_out.items()))}"
+        names = [f"{name} ({count})" for name, count in sorted(job.left_out.items())]
+        why = f"not run: {first_names(names, _MOST_NAMED)}"
     elif job.unknown:
         why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
     if why:

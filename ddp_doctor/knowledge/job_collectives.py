@@ -40,6 +40,8 @@ TYPES = {
 BYTES = dict(TYPES.values())
 #: Calls that are replayed, over all ranks; a recorder keeps 2,000 of each by default (TORCH_FR_BUFFER_SIZE).
 MOST_CALLS = 200_000
+#: Groups that are made for them: 200 of two gloo ranks take 3 s on a busy machine, 2,000 more than the check has.
+MOST_GROUPS = 256
 #: Bytes that a rank gives in a whole replay: at the slowest rate that counts as moving they take as long as a wait.
 MOST_BYTES_ON_CPU, MOST_BYTES_ON_GPU = 512 << 20, 16 << 30
 #: The largest tensor, with room for what arrives of all ranks.

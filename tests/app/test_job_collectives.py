@@ -198,6 +198,16 @@ def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_
     assert job.left_out == {"calls before the last 2 of each rank": 1998}
 
 
+def test_of_very_many_groups_those_in_which_ranks_wait_are_made_and_the_rest_is_left_out(tmp_path):
+    names = [str(number) for number in range(300)]
+    calls = [entry(1, group=name, retired=name != "299") for name in names]
+    job = loaded(tmp_path, *[dump(*calls, groups=dict.fromkeys(names, "[0, 1]"))] * 2)
+
+    assert len(job.ranks[0]) == len(job.ranks[1]) == 256
+    assert job.ranks[0][-1].is_open
+    assert job.left_out == {"calls of all groups but 256": 88}
+
+
 def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp_path):
     """All of a trace's calls have ended, so they met."""
     calls = [

@@ -118,6 +118,18 @@ def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, t
     assert "rank 1 called all_reduce of 5 float32" in finding.title
 
 
+def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ranks, tmp_path):
+    for rank in range(4):
+        calls = [entry(1, sizes=[[5 if rank == 2 else 4]], retired=False), entry(1, sizes=[[8]], retired=False)]
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(dump(*calls, groups={"0": "[0, 1, 2, 3]"})))
+    job = load_job_collectives(str(tmp_path))
+
+    finding = found(judged(job, ranks.facts(replayed, job)))
+
+    assert finding.code == "DD650"
+    assert "rank 2 called all_reduce of 5 float32 and all_reduce of 8 float32" in finding.title
+
+
 def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, tmp_path):
     """Of ranks 1 and 3 there are no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
     groups = {"0": "[0, 1, 2, 3]", "1": "[2, 3]"}
