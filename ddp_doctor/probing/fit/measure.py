@@ -63,7 +63,7 @@ def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpoi
             options=loaded.options,
         )
     for number in range(1, STEPS + 1):
-        with ctx.step("step", f"{ctx.part}, {number} of {STEPS}"):
+        with ctx.step("measured_step", f"{ctx.part}, {number} of {STEPS}"):
             began = ctx.clock()
             batch, _ = batches.make(ctx, loaded, 0)
             if options.precision == "bf16":
