@@ -185,14 +185,9 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     )
     detail = ""
     if replayed.waited:
-        detail = f"In the job, {replayed.where(replayed.waited)}; "
-        if job.unknown:
-            detail += f"here {rank_list(job.unknown)}, of which nothing was recorded, made the calls of the others, and"
-            detail += " all met."
-        elif not job.left_out:
-            detail += "not by the order, sizes or groups of these calls: here all met."
-        else:
-            detail += "here all that was run has met."
+        in_part = "here all that was run has met"
+        whole = "not by the order, sizes or groups of these calls: here all met"
+        detail = f"In the job, {replayed.where(replayed.waited)}; {in_part if job.unknown or job.left_out else whole}."
     cut = max(fact.largest_bytes or 0 for fact in facts)
     if cut:
         detail += f" Tensors larger than {cut >> 10} KiB were cut to that."
