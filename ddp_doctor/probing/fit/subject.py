@@ -16,7 +16,8 @@ from typing import Any
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake
-from ddp_doctor.probing.fit.strategies import innermost_first
+from ddp_doctor.probing.fit.strategies import innermost_first, trainable
+from ddp_doctor.probing.sharding import is_dtensor
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
@@ -77,6 +78,7 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
         if trouble is not None and trouble.misuse:
             raise Misuse(trouble.message)
         loaded = loaded or _attempt("factory", factory)
+        _require_whole(name, loaded.model)
         fake.faked(uncompiled(loaded.model), mode)
         given = None
         if (make_batch := loaded.make_batch) is not None:
@@ -85,7 +87,21 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
                 with mode:
                     given = _attempt("make_batch", lambda: make_batch(0))
     sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
+    if 0 in sizes:
+        raise Misuse(f"make_batch of {name} returns a batch of no samples")
     return Subject(loaded, mode, given, int(sizes[0]) if sizes else 0)
+
+
+def _require_whole(name: str, model: Any) -> None:
+    from torch.nn.parameter import is_lazy
+
+    for module in model.modules():
+        if any(map(is_lazy, module.parameters(False))):
+            raise Misuse(f"{type(module).__name__} has no size yet: let {name} call the model once with a batch")
+    if any(map(is_dtensor, model.parameters())):
+        raise Misuse(f"{name} returns a model that is sharded already: return it whole, each strategy shards it")
+    if not trainable(model.parameters()):
+        raise Misuse(f"{name} returns a model with no parameter that is trained")
 
 
 def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
