@@ -5,7 +5,7 @@ runs again on real ones, within a bound. It reaches no other machine: a model of
 """
 
 import json
-import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -215,16 +215,19 @@ def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
     """No way to another machine. Raises Misuse where the user's code failed after it was refused one."""
-    module: Any = socket
-    original, tried = module.getaddrinfo, []
+    tried: list[str] = []
+    is_over = False  # an audit hook cannot be taken away again
 
-    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if host in (None, "localhost", "127.0.0.1", "::1"):
-            return original(host, *args, **kwargs)
-        tried.append(host)
-        raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if is_over or event not in ("socket.connect", "socket.getaddrinfo"):
+            return
+        target = args[1] if event == "socket.connect" else args
+        host = target[0] if isinstance(target, tuple) else None  # a file has no host
+        if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
+            tried.append(f"{host}")
+            raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
 
-    module.getaddrinfo = getaddrinfo
+    sys.addaudithook(hook)
     try:
         yield
     except (Misuse, Stopped):
@@ -235,7 +238,7 @@ def _alone(name: str) -> Iterator[None]:
             ) from None
         raise
     finally:
-        module.getaddrinfo = original
+        is_over = True
 
 
 @contextmanager
