@@ -8,6 +8,7 @@ from ddp_doctor.model.fact import Misused
 from ddp_doctor.probing.fit import peaks, subject, trace
 from ddp_doctor.probing.fit.estimate import estimate
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
+from tests.rank_harness import Ranks
 
 #: Two layers of 1,000 by 1,000 without a bias, 4 MB each, the second a unit of its own.
 _LAYER = Parameter((1000, 1000), 4, 4)
@@ -163,6 +164,8 @@ def test_bfloat16_takes_half():
         ("tests.models.unfit:downloads", "tries to reach example.org"),
         ("tests.models.unfit:nowhere", "has no function 'nowhere'"),
         ("tests.models.unfit:frozen", "no parameter that is trained"),
+        ("tests.models.unfit:lazy", "LazyLinear has no size yet"),
+        ("tests.models.unfit:no_samples", "a batch of no samples"),
         ("tests.models.unfit:no_optimizer", "optimizer.parameters. returns type int, not"),
         ("hf:nope", "no configuration 'nope'"),
         ("hf:llama,layers=3", "has no 'layers'"),
@@ -172,6 +175,22 @@ def test_bfloat16_takes_half():
 def test_what_cannot_be_estimated_is_said_in_a_sentence(name: str, said: str):
     with pytest.raises(Misused, match=said):
         estimate(name, ranks=2, ranks_per_node=2)
+
+
+@pytest.mark.ranks
+def test_a_model_that_the_factory_has_sharded_is_refused_in_a_sentence():
+    with Ranks(2) as ranks:
+        said = ranks.run(_refused)
+
+    assert all("is sharded already" in f"{each.value}" for each in said)
+
+
+def _refused(_ctx: object) -> str:
+    try:
+        estimate("tests.models.unfit:sharded", ranks=2, ranks_per_node=2)
+    except Misused as misused:
+        return str(misused)
+    return ""
 
 
 def test_weights_of_400_gb_are_estimated_without_memory():

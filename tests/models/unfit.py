@@ -155,3 +155,21 @@ class _Twice(nn.Module):
 def twice():
     """Each layer is called two times."""
     return _Twice(), lambda step: torch.randn(1, 512)
+
+
+def lazy():
+    """A layer that knows its size after its first batch."""
+    return nn.LazyLinear(64), _batch
+
+
+def sharded():
+    """A model that the factory has spread already."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import distribute_module
+
+    return distribute_module(nn.Linear(64, 64), DeviceMesh("cpu", [0, 1])), _batch
+
+
+def no_samples():
+    """A data set that is used up."""
+    return nn.Linear(64, 64), lambda step: torch.randn(0, 64)

@@ -11,7 +11,6 @@ from ddp_doctor.model.fact import Misused
 from ddp_doctor.parse.options import is_configuration
 from ddp_doctor.probing.fit import fake, peaks, subject, trace
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
-from ddp_doctor.probing.fit.strategies import trainable
 from ddp_doctor.probing.fit.subject import Stopped, Subject
 from ddp_doctor.probing.fit.trace import Event, How
 from ddp_doctor.probing.user_model import user_code
@@ -59,8 +58,6 @@ class _Estimates:
 
     def all(self) -> dict[str, Any]:
         """The fields of the fact."""
-        if not trainable(self.subject.model.parameters()):
-            raise Misuse(f"{self.fact.model} returns a model with no parameter that is trained")
         if self.fact.precision == "bf16":
             self._to_bfloat16()
         kinds = Counter(type(unit).__name__ for unit in self.units)

@@ -5,7 +5,7 @@ runs again on real ones, within a bound. It reaches no other machine: a model of
 """
 
 import json
-import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from typing import Any
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake
-from ddp_doctor.probing.fit.strategies import innermost_first
+from ddp_doctor.probing.fit.strategies import innermost_first, trainable
+from ddp_doctor.probing.sharding import is_dtensor
 from ddp_doctor.probing.user_model import user_code
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, find, made, uncompiled
@@ -77,6 +78,7 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
         if trouble is not None and trouble.misuse:
             raise Misuse(trouble.message)
         loaded = loaded or _attempt("factory", factory)
+        _require_whole(name, loaded.model)
         fake.faked(uncompiled(loaded.model), mode)
         given = None
         if (make_batch := loaded.make_batch) is not None:
@@ -85,7 +87,21 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
                 with mode:
                     given = _attempt("make_batch", lambda: make_batch(0))
     sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
+    if 0 in sizes:
+        raise Misuse(f"make_batch of {name} returns a batch of no samples")
     return Subject(loaded, mode, given, int(sizes[0]) if sizes else 0)
+
+
+def _require_whole(name: str, model: Any) -> None:
+    from torch.nn.parameter import is_lazy
+
+    for module in model.modules():
+        if any(map(is_lazy, module.parameters(False))):
+            raise Misuse(f"{type(module).__name__} has no size yet: let {name} call the model once with a batch")
+    if any(map(is_dtensor, model.parameters())):
+        raise Misuse(f"{name} returns a model that is sharded already: return it whole, each strategy shards it")
+    if not trainable(model.parameters()):
+        raise Misuse(f"{name} returns a model with no parameter that is trained")
 
 
 def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
@@ -199,16 +215,19 @@ def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
     """No way to another machine. Raises Misuse where the user's code failed after it was refused one."""
-    module: Any = socket
-    original, tried = module.getaddrinfo, []
+    tried: list[str] = []
+    is_over = False  # an audit hook cannot be taken away again
 
-    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
-        if host in (None, "localhost", "127.0.0.1", "::1"):
-            return original(host, *args, **kwargs)
-        tried.append(host)
-        raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if is_over or event not in ("socket.connect", "socket.getaddrinfo"):
+            return
+        target = args[1] if event == "socket.connect" else args
+        host = target[0] if isinstance(target, tuple) else None  # a file has no host
+        if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
+            tried.append(f"{host}")
+            raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
 
-    module.getaddrinfo = getaddrinfo
+    sys.addaudithook(hook)
     try:
         yield
     except (Misuse, Stopped):
@@ -219,7 +238,7 @@ def _alone(name: str) -> Iterator[None]:
             ) from None
         raise
     finally:
-        module.getaddrinfo = original
+        is_over = True
 
 
 @contextmanager
