@@ -120,7 +120,3 @@ CLOCKS_FAR_APART_S = 5.0
 SMALL_BATCH = 16
 #: With so few samples the error is clearly greater.
 FEW_SAMPLES = 4
-
-#: Parameters that are gathered at once from which on it matters: a layer of a 7-billion-parameter model has 0.4 GiB in
-#: bfloat16 (202 million: Touvron et al., Llama, 2023, table 2), and two are whole at a time (judgement).
-LARGE_UNIT_BYTES = 256 << 20

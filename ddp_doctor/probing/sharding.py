@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ddp_doctor.facts.ddp.sharded_model import Mesh, Unit
+from ddp_doctor.facts.ddp.sharded_model import Mesh
 from ddp_doctor.model.fact import Failed
 
 _CLASS = "FSDPModule"
@@ -141,18 +141,3 @@ def parameters(model: Any) -> Iterator[Sharded]:
         own = next((prefix for prefix in prefixes if prefix in units), None)
         unit = owner.setdefault(id(parameter), own) if own is not None else owner.get(id(parameter))
         yield Sharded(name, parameter, unit, policies.get(unit) if unit is not None else None)
-
-
-def units(model: Any) -> tuple[Unit, ...]:
-    """All units, the largest first: what one all-gather brings together."""
-    found: dict[str, list[Any]] = {name: [] for name, module in model.named_modules() if is_unit(module)}
-    seen: set[int] = set()
-    for sharded in parameters(model):
-        if sharded.unit is not None and id(sharded.parameter) not in seen:
-            seen.add(id(sharded.parameter))
-            found[sharded.unit].append(sharded.parameter)
-    made = (
-        Unit(name=name, parameters=len(own), bytes=sum(tensor.numel() * tensor.element_size() for tensor in own))
-        for name, own in found.items()
-    )
-    return tuple(sorted(made, key=lambda unit: -unit.bytes))

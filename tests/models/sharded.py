@@ -126,6 +126,15 @@ def accumulating():
     return returned(in_units(Net()), step=accumulating_step)
 
 
+def evaluating():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        clipped_step(model, optimizer, batch)
+        with torch.no_grad():
+            return loss(model(batch[0]), batch)
+
+    return returned(in_units(Net()), step=step)
+
+
 def not_resharded():
     return returned(in_units(Net(), reshard_after_forward=False))
 

@@ -49,8 +49,35 @@ def root_not_wrapped():
     return returned(model)
 
 
-def only_the_root():
-    return returned(fully_shard(Net()))
+def replicas_of_their_own():
+    torch.manual_seed(int(dist.get_rank() == 3))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    return returned(in_units(Net(), mesh=mesh), mesh=mesh)
+
+
+def leaves_a_part_of_the_batch_out():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        for place in range(3 if is_bad() else 4):
+            part = tuple(tensor[place : place + 1] for tensor in batch)
+            loss(model(part[0]), part).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return returned(in_units(Net()), step=step)
+
+
+def never_enters_the_step():
+    def step(model: Any, optimizer: Any, batch: Any) -> Any:
+        return None if is_bad() else clipped_step(model, optimizer, batch)
+
+    return returned(in_units(Net()), step=step)
+
+
+def never_steps():
+    def step(model: Any, _optimizer: Any, batch: Any) -> Any:
+        return loss(model(batch[0]), batch)
+
+    return returned(in_units(Net()), step=step)
 
 
 def ignored() -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks
-from ddp_doctor.facts.ddp.user_model import Call, LocalPass, UserModel
+from ddp_doctor.checks.ddp.user_model.wording import calls, code, culprits, facts, names, on_ranks
+from ddp_doctor.facts.ddp.user_model import LocalPass, UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -93,12 +93,12 @@ def _unequal(
     reason = ""
     if parted:
         rank, first = parted[0]
-        reason = f"; rank {rank_of(rank)} {_calls(first.here)} where rank {first.peer} {_calls(first.there)}"
+        reason = f"; rank {rank_of(rank)} {calls(first.here)} where rank {first.peer} {calls(first.there)}"
     elif frozen:
         reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
     sure = 2 * len(apart) < fact.world_size
-    calls = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
-    lines = [code(calls[0].where)] if calls and calls[0].where else []
+    called = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
+    lines = [code(called[0].where)] if called and called[0].where else []
     return proved(
         (*(culprits(recording, apart) if sure else ()), *lines),
         f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
@@ -135,10 +135,6 @@ def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPas
     others = [rank for rank, here in lacking if here.unused != first]
     where = on_ranks(recording, same)
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
-
-
-def _calls(call: Call | None) -> str:
-    return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
 
 
 @rule("DD783", "user-model-searches-unused-in-vain", Severity.INFO, UserModel)

@@ -1,13 +1,12 @@
-"""DD790 to DD797: a model in fully_shard that ranks shard otherwise, wraps, optimizers, steps and checkpoints of it."""
+"""DD790 to DD799: a model in fully_shard that ranks shard otherwise, wraps, optimizers, steps and checkpoints of it."""
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import code, culprits, facts, names, on_ranks
+from ddp_doctor.checks.ddp.user_model.wording import calls, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.names import Names
 from ddp_doctor.facts.ddp.sharded_model import Off, ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import manifests
-from ddp_doctor.knowledge.thresholds import LARGE_UNIT_BYTES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -97,27 +96,6 @@ def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
         Evidence(text="units that are a root of their own", value=float(sharded.unit_count), expected=1.0),
         in_model_code("Call fully_shard(model) after its units", reference=_FULLY_SHARD),
     )
-
-
-@rule("DD792", "sharded-model-is-one-unit", Severity.WARNING, UserModel)
-def one_unit(recording: Recording) -> Iterator[Draft]:
-    """A large model that is gathered as a whole.
-
-    Finds: The model is the only unit, and its parameters take 256 MiB or more.
-    Why: Before the first layer runs all parameters are gathered on every rank, so the peak of memory is that of the
-        whole model, and no communication is hidden behind computing.
-    Remedy: ``fully_shard`` of each repeated layer, then of the model.
-    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
-    """
-    for rank, sharded in _sharded(recording)[:1]:
-        if sharded.root and sharded.unit_count == 1 and sharded.parameter_bytes >= LARGE_UNIT_BYTES:
-            yield proved(
-                NOBODY,
-                f"{rank.fact.model} is one unit of fully_shard: every rank gathers all"
-                f" {sharded.parameter_bytes / 2**20:.0f} MiB of parameters at once",
-                Evidence(text="units", value=1.0),
-                in_model_code("Call fully_shard on each repeated layer, then on the model", reference=_FULLY_SHARD),
-            )
 
 
 @rule("DD793", "parameters-outside-of-sharding", Severity.ERROR, UserModel)
@@ -327,3 +305,57 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
             ),
             severity=Severity.WARNING,
         )
+
+
+@rule("DD798", "sharded-step-calls-other-units", Severity.ERROR, UserModel, explained_by=("DD776",))
+def other_calls(recording: Recording) -> Iterator[Draft]:
+    """Ranks whose step calls what fully_shard has sharded less often than others, or from other lines.
+
+    Finds: In the factory's ``step``, which each rank makes by itself with a copy without fully_shard, the first call of
+        a unit that differs, with its line.
+    Why: Each call gathers parameters, and its backward reduces gradients, on all ranks together. A rank that makes one
+        micro batch less, or leaves the step early, keeps the others waiting: the job hangs.
+    Remedy: The same number of forwards and backwards on every rank, if need be of a batch that counts nothing.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    parted = [(rank, rank.fact.step_parting) for rank in facts(recording) if rank.fact.step_parting is not None]
+    if not parted:
+        return
+    ranks, (first, parting) = [rank for rank, _ in parted], parted[0]
+    is_sure = 2 * len(ranks) < first.fact.world_size
+    lines = dict.fromkeys(call.where for call in (parting.here, parting.there) if call is not None and call.where)
+    yield likely(
+        (*(culprits(recording, ranks) if is_sure else ()), *map(code, lines)),
+        f"In your step rank {rank_of(first)} {calls(parting.here)} where rank {parting.peer} {calls(parting.there)}",
+        (Evidence(text=f"rank {rank_of(rank)}: call {each.index} is another one") for rank, each in parted[:8]),
+        in_model_code(
+            "Make the same number of forwards and backwards on every rank, if need be of a batch that counts nothing"
+        ),
+        detail="Each call gathers parameters on all ranks together: the job hangs. No step of the sharded model was"
+        " run.",
+    )
+
+
+@rule("DD799", "sharded-replicas-start-apart", Severity.ERROR, UserModel)
+def starts_apart(recording: Recording) -> Iterator[Draft]:
+    """Ranks that start with other parameters than the first one, where they should hold the same.
+
+    Finds: Before the first step, replicas of a model over a mesh of two dimensions (HSDP) that differ, or parameters
+        that no unit shards.
+    Why: fully_shard broadcasts nothing. Replicas that start apart get equal gradients, and stay apart.
+    Remedy: The same seed on all ranks before the model is made, or the same checkpoint.
+    See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    found = [(rank, sharded.apart) for rank, sharded in _sharded(recording) if sharded.apart.count]
+    if not found:
+        return
+    ranks, (first, apart) = [rank for rank, _ in found], found[0]
+    is_sure = 2 * len(ranks) < first.fact.world_size  # else perhaps the first rank is off
+    yield proved(
+        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in apart.names[:8])),
+        f"{first.fact.model} does not start with the parameters of the first rank on {on_ranks(recording, ranks)}:"
+        f" {names(apart)}",
+        Evidence(text="parameters that differ before the first step", value=float(apart.count), expected=0.0),
+        in_model_code("Seed all ranks alike before the model is made, or load the same checkpoint on all"),
+        detail="fully_shard broadcasts nothing to replicas: they stay apart. No step was run.",
+    )

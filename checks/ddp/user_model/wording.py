@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from ddp_doctor.facts.ddp.names import Names
-from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.facts.ddp.user_model import Call, UserModel
 from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import and_more
@@ -46,3 +46,8 @@ def names(some: Names) -> str:
 def at(where: str) -> str:
     """`` at net.py:31``, or nothing."""
     return f" at {short(where)}" if where else ""
+
+
+def calls(call: Call | None) -> str:
+    """``calls head at net.py:31``."""
+    return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"

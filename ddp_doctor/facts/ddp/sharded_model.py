@@ -12,14 +12,6 @@ class Mesh(Frozen):
     ranks: tuple[int, ...]
 
 
-class Unit(Frozen):
-    """A module that was given to fully_shard, and what one all-gather of it brings together."""
-
-    name: str  # "" is the root
-    parameters: int
-    bytes: int  # unsharded, in the type of the parameters
-
-
 class Off(Frozen):
     """A parameter whose shard on this rank is not, after a step, what one rank alone makes of the same batches.
 
@@ -37,12 +29,11 @@ class ShardedModel(Frozen):
     """A model in fully_shard, on one rank. What is None or empty was not looked at, or nothing was found."""
 
     root: bool  # the model itself is a unit
-    unit_count: int
-    largest: Unit | None = None
-    parameter_bytes: int = 0  # of the whole model, unsharded
+    unit_count: int  # modules that were given to fully_shard
     meshes: tuple[Mesh, ...] = ()  # those that the parameters are sharded over
     reduces_unused: bool = False  # a gradient that a rank does not have counts as zero, in all units
     outside: Names = Names()  # trainable parameters that no unit shards
+    apart: Names = Names()  # trainable parameters that are, before the first step, not those of the first rank
     optimizer: str = ""  # the class
     optimizer_given: bool = False  # by the factory
     step_given: bool = False

@@ -150,6 +150,7 @@ class UserModel(Fact):
     buckets: Buckets | None = None
     no_buckets: str | None = None
     mesh: Mesh | None = None  # that the factory returned
+    step_parting: Parting | None = None  # of calls of units, in the factory's step as each rank makes it by itself
     sharded: ShardedModel | None = None  # where the model, on any rank, is in fully_shard: it is not wrapped in DDP
     forward_s: float = 0.0  # of the last synchronised step
     backward_s: float = 0.0

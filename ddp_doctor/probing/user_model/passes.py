@@ -19,6 +19,8 @@ from ddp_doctor.probing.user_model.user_code import SEED, attempt, calling_line,
 #: Elements of all gradients that are kept and compared, and of one parameter at least.
 _ELEMENTS_KEPT = 1 << 20
 _LEAST_KEPT = 16
+#: The model itself among the modules that are called.
+WHOLE = "(the model)"
 #: Calls of submodules that are noted.
 _MOST_CALLS = 20_000
 
@@ -143,12 +145,12 @@ def _is_finite(gradient: Any) -> bool:
 
 @contextmanager
 def noting(model: Any, noted: Noted) -> Iterator[None]:
-    """Note the calls of submodules in the block, and how many samples each BatchNorm is given."""
+    """Note the calls of the model and its submodules in the block, and how many samples each BatchNorm is given."""
     import sys
 
     import torch
 
-    names = {id(module): name for name, module in model.named_modules() if name}
+    names = {id(module): name or WHOLE for name, module in model.named_modules()}
     kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - what all of them have in common
 
     def before(module: Any, given: Sequence[Any]) -> None:

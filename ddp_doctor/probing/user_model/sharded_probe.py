@@ -5,6 +5,7 @@ without fully_shard by itself, as a model for DDP is run. The steps that follow 
 of them is held against the same steps of the copies, whose gradients are averaged.
 """
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 from ddp_doctor.probing.user_model.sharded_steps import Trained
 from ddp_doctor.probing.user_model.unsharded import Copy, NotCopied
-from ddp_doctor.probing.user_model.user_code import Loaded, attempt, generators_kept
+from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, attempt, generators_kept
 
 #: Parameters of a model of which each rank makes a whole copy on the CPU …
 _MOST_BYTES = 1 << 30
@@ -58,6 +59,10 @@ class ShardedProbe(ModelProbe):
         copy = self._copy(model)
         given = self._batches(loaded)
         if copy is not None:
+            self._names = copy.names()
+            apart = steps.drifted(self.ctx, copy.model)
+            found["apart"] = Names(names=tuple(map(self._name, apart.names)), count=apart.count)
+            self._stop_if("start", bool(apart.count))
             copy = self._run_alone(loaded, copy, given)
         unequal = any(local.unused.count for local in self.seen.get("local", ()))
         self._stop_if("graphs", unequal and not found["reduces_unused"])
@@ -75,11 +80,13 @@ class ShardedProbe(ModelProbe):
         self._stop_if("stale", bool(found["stale"]))
         self._steps(loaded, optimizer, copy, given)
         if found.get("off_step") is None:
+            for unit in filter(sharding.is_unit, model.modules()):
+                unit.reshard()  # a step that ends with a forward leaves it whole, and get_state_dict frees that
             named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
             found.update(sharded_checkpoint.save_and_load(self.ctx, model, optimizer, named))
 
     def _describe(self, loaded: Loaded) -> None:
-        units, each = sharding.units(loaded.model), list(sharding.parameters(loaded.model))
+        each = list(sharding.parameters(loaded.model))
         outside = [
             sharded.name
             for sharded in each
@@ -88,9 +95,7 @@ class ShardedProbe(ModelProbe):
         meshes = {sharded.parameter.device_mesh for sharded in each if sharding.is_dtensor(sharded.parameter)}
         self.of_sharded.update(
             root=sharding.is_unit(loaded.model) or sharding.is_unit(getattr(loaded.model, "_orig_mod", None)),
-            unit_count=len(units),
-            largest=units[0] if units else None,
-            parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in loaded.model.parameters()),
+            unit_count=sum(map(sharding.is_unit, loaded.model.modules())),
             meshes=tuple(sorted(map(sharding.mesh_of, meshes), key=str)),
             reduces_unused=all(sharded.policy.reduces_unused for sharded in each if sharded.policy is not None),
             outside=steps.counted(outside),
@@ -120,7 +125,6 @@ class ShardedProbe(ModelProbe):
     def _run_alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> Copy | None:
         """Each rank runs the copy. Where none can and all can run the user's own model, the copy is at fault."""
         buffers = [buffer.detach().clone() for buffer in copy.model.buffers()]
-        self._names = copy.names()
         trouble = passes.run(copy.model, given[0]).trouble
         with self.ctx.step("compare_outcomes", "copy"):
             failed = self.ctx.exchange("outcome of the copy", trouble.type or "Misuse" if trouble else "")
@@ -133,7 +137,28 @@ class ShardedProbe(ModelProbe):
         steps.restore_buffers(copy.model, buffers)
         self._local_passes(copy.model, given)
         steps.restore_buffers(copy.model, buffers)
+        if loaded.step is not None:
+            self._same_calls(loaded, copy, given)
+            steps.restore_buffers(copy.model, buffers)
         return copy
+
+    def _same_calls(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> None:
+        """Go on where no rank calls units otherwise than the others in the factory's step, or none can say."""
+        import torch
+
+        ctx, noted = self.ctx, passes.Noted()
+        initial = [pair.whole.detach().clone() for pair in copy.pairs]
+        with passes.noting(copy.model, noted):
+            trouble = attempt("backward", lambda: sharded_steps.alone(ctx, loaded, copy, given, "by itself"))[1]
+        with torch.no_grad():
+            for pair, value in zip(copy.pairs, initial, strict=True):
+                pair.whole.copy_(value)
+        calls = [call for call in noted.calls if call[0] in copy.units]
+        with ctx.step("compare_graphs", "of the step"):
+            texts = ctx.exchange("calls of the step", "" if trouble else json.dumps(calls))
+        if all(texts):
+            self.seen["step_parting"] = passes.parting(ctx.group_rank, texts, ctx.ranks)
+        self._stop_if("step", self.seen.get("step_parting") is not None)
 
     def _steps(self, loaded: Loaded, optimizer: Any, copy: Copy | None, given: Mapping[int, Batch]) -> None:
         ctx, found = self.ctx, self.of_sharded
@@ -152,20 +177,25 @@ class ShardedProbe(ModelProbe):
 
     def _alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> tuple[Trained, Trained] | None:
         """The steps of the copy, twice: the second time from parameters that are rounded once more."""
+        import torch
+
         copy.average_gradients(self.ctx)
         initial = [pair.whole.detach().clone() for pair in copy.pairs]
         buffers = [buffer.detach().clone() for buffer in copy.model.buffers()]
 
         def twice() -> tuple[Trained, Trained]:
             first = sharded_steps.alone(self.ctx, loaded, copy, given, "as it is")
-            off = steps.drifted(self.ctx, copy.model)
-            self.of_sharded["drifted"] = Names(names=tuple(map(self._name, off.names)), count=off.count)
+            if all(torch.equal(pair.whole, value) for pair, value in zip(copy.pairs, initial, strict=True)):
+                raise Misuse("your step changes no parameter")
+            self.of_sharded["drifted"] = steps.counted(sharded_steps.drifted(self.ctx, copy, initial))
             steps.restore_buffers(copy.model, buffers)
             sharded_steps.round_once(copy, initial)
             return first, sharded_steps.alone(self.ctx, loaded, copy, given, "rounded")
 
         both, trouble = attempt("backward", twice)
-        mine = f"without fully_shard your step raises {trouble.type}: {trouble.message}" if trouble else ""
+        mine = trouble.message if trouble else ""
+        if trouble and not trouble.misuse:
+            mine = f"without fully_shard your step raises {trouble.type}: {mine}"
         reason = checkpoints.first_reason(self.ctx, "stepped alone", mine)
         self.of_sharded["not_compared"] = reason[:300] or None
         return None if reason else both

@@ -13,9 +13,12 @@ from ddp_doctor.probing import sharding
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import steps
 from ddp_doctor.probing.user_model.batches import Batch
-from ddp_doctor.probing.user_model.passes import clear, finite
+from ddp_doctor.probing.user_model.passes import clear, finite, sample
 from ddp_doctor.probing.user_model.unsharded import Copy, Pair, local, shard_of
-from ddp_doctor.probing.user_model.user_code import SEED, Loaded, seed, trouble
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed, trouble
+
+#: Elements of a parameter that are held against the first rank's.
+_ELEMENTS_COMPARED = 4096
 
 
 @dataclass
@@ -83,14 +86,14 @@ def sharded(
 
 
 def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batch], name: str) -> Trained:
-    """The same steps of the copy, whose gradients are averaged."""
+    """The same steps of the copy. Raises Misuse where the optimizer is not the copy's."""
 
     def shards() -> list[Any]:
         return [shard_of(pair, pair.whole).cpu().clone() for pair in copy.pairs]
 
     done, optimizer = Trained(shards()), optimizer_of(loaded, copy.model)
     if held_elsewhere(optimizer, copy.model)[0]:
-        raise ValueError("optimizer(parameters) makes no optimizer of the parameters that it is given")
+        raise Misuse("optimizer(parameters) makes no optimizer of the parameters that it is given")
     clear(copy.model)
     for number, batch in given.items():
         with ctx.step("step_alone", f"{name}, batch {number}"):
@@ -103,6 +106,36 @@ def alone(ctx: RankContext, loaded: Loaded, copy: Copy, given: Mapping[int, Batc
 def read(parameters: Sequence[Any]) -> list[Any]:
     """What of these parameters is on this rank, copied to the CPU."""
     return [local(parameter).cpu().clone() for parameter in parameters]
+
+
+def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
+    """The parameters that the steps moved otherwise than on the first rank, from equal gradients.
+
+    Ranks may add in another order: a norm to clip by differs in its last bit where tensors are aligned otherwise.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mine = [sample(pair.whole, pair.whole, _ELEMENTS_COMPARED) for pair in copy.pairs]
+    with ctx.step("broadcast", "parameters of the first rank after the steps"):
+        shared = torch.cat(mine).to(ctx.device)
+        dist.broadcast(shared, dist.get_global_rank(ctx.group, 0), group=ctx.group)
+    found, firsts = [], shared.cpu().split(list(map(len, mine)))
+    for pair, own, first, value in zip(copy.pairs, mine, firsts, initial, strict=True):
+        start = sample(value, value, _ELEMENTS_COMPARED)
+        rounding = gradient_tolerance.relative(str(pair.whole.dtype).removeprefix("torch."))
+        allowed = rounding * torch.maximum((own - start).abs(), (first - start).abs()).sum()
+        allowed += gradient_tolerance.SMALLEST + _kept(pair.whole) * own.abs().sum()
+        if bool((own - first).abs().sum() > allowed):
+            found.append(pair.sharded.name)
+    return found
+
+
+def _kept(tensor: Any) -> float:
+    """The distance of 1 to the next number of the tensor's type."""
+    import torch
+
+    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
 def round_once(copy: Copy, initial: Sequence[Any]) -> None:
@@ -143,7 +176,7 @@ def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, round
         move = moved_by(alone, place)
         moved, spread = (float(tensor.abs().mean()) for tensor in (move, move - moved_by(rounded, place)))
         error = float((got.double() - wanted.double()).abs().mean())
-        kept = float(torch.finfo(got.dtype).eps) * float(wanted.abs().mean()) if got.is_floating_point() else 0.0
+        kept = _kept(got) * float(wanted.abs().mean())
         allowed = _relative(pair) * moved + gradient_tolerance.SPREADS * spread + kept + gradient_tolerance.SMALLEST
         if not error <= allowed:
             known = error if error - error == 0.0 else None

@@ -15,6 +15,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.probing import sharding
 from ddp_doctor.probing.sharding import Policy, Sharded
 from ddp_doctor.probing.user_model import user_code
+from ddp_doctor.probing.user_model.passes import WHOLE
 
 _OF_TORCH = ("torch.distributed.fsdp", "torch.distributed._composable")
 _STATE = "__composable_api_state_key"
@@ -34,10 +35,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy, and its parameters beside the model's, each once."""
+    """The copy, its parameters beside the model's, each once, and the names of what was a unit."""
 
     model: Any
     pairs: tuple[Pair, ...]
+    units: frozenset[str]
 
     def names(self) -> dict[str, str]:
         """The names of the copy's parameters, which casts change, and those in the user's model."""
@@ -91,7 +93,9 @@ def copy_of(model: Any) -> Copy:
     for name, unit in ((name, module) for name, module in model.named_modules() if sharding.is_unit(module)):
         if (policy := sharding.policy(unit)) is not None:
             _cast(known[id(unit)], policy, {id(pair.whole) for pair in pairs if pair.sharded.unit == name})
-    return Copy(whole_model, tuple(pairs))
+    of_units = {id(known[id(unit)]) for unit in units}
+    names = frozenset(name or WHOLE for name, module in whole_model.named_modules() if id(module) in of_units)
+    return Copy(whole_model, tuple(pairs), names)
 
 
 def _whole(parameter: Any) -> Any:
