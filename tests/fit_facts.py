@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact, Unit
+from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.ddp.strategies import STRATEGIES, Strategy
 from ddp_doctor.model.choices import Status
@@ -52,16 +52,12 @@ def estimated(**changed: Any) -> FitFact:
     fields = {
         "model": "net:make",
         "precision": "fp32",
-        "device": "cuda",
         "ranks": ranks,
-        "ranks_per_node": 8,
         "batch": batch,
-        "elements": PARAMETERS // 4,
-        "trainable_elements": PARAMETERS // 4,
-        "parameter_bytes": PARAMETERS,
         "optimizer": "AdamW",
-        "units": (Unit(name="layers.0", kind="Block", count=32, bytes=800 << 20),),
-        "largest": Unit(name="head", kind="Linear", count=1, bytes=500 << 20),
+        "units": "32 Block",
+        "largest": "head",
+        "largest_bytes": 500 << 20,
         "estimates": tuple(estimates),
     }
     return FitFact.model_validate({**fields, **changed})

@@ -110,11 +110,11 @@ def _require_gpu(recording: Recording, request: RunRequest) -> None:
 def _require_ranks(recording: Recording, nnodes: int) -> None:
     """Refuse another number of ranks on one node than the job of --replay has. Raises UsageError."""
     job, world = recording.options.replay, recording.world
-    if job is None or world is None or nnodes > 1 or job.world in (None, world.nproc_per_node):
+    if job is None or world is None or nnodes > 1 or len(job.ranks) == world.nproc_per_node:
         return
     raise UsageError(
-        f"{job.source} of --replay {job.path} have {job.world} ranks, this run has {world.nproc_per_node}:"
-        f" add --nproc-per-node {job.world}"
+        f"{job.source} of --replay {job.path} have {len(job.ranks)} ranks, this run has {world.nproc_per_node}:"
+        f" add --nproc-per-node {len(job.ranks)}"
     )
 
 

@@ -39,9 +39,11 @@ from ddp_doctor.model.check import (
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
-from ddp_doctor.wording.nodes import hosts
-from ddp_doctor.wording.ranks import assumed
+from ddp_doctor.wording.nodes import first_names, hosts
+from ddp_doctor.wording.ranks import rank_list
 
+#: A sentence names no more of what was left out.
+_MOST_NAMED = 8
 _RAN = (CheckStatus.PASSED, CheckStatus.FOUND)
 
 
@@ -154,15 +156,20 @@ def _replay(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
         return
     from ddp_doctor.facts.job_collectives import JobCollectivesFact
 
-    stops = {at.rank: at.fact for at in recording.facts(JobCollectivesFact) if at.fact.stopped in ("raised", "time")}
-    why = "" if recording.facts(JobCollectivesFact) else _why(by_id.get(JOB_COLLECTIVES))
-    if stops:
-        rank, fact = min(stops.items(), key=lambda stop: stop[0] or 0)
+    facts = {at.rank or 0: at.fact for at in recording.facts(JobCollectivesFact)}
+    silent = [rank for rank in range(len(job.ranks)) if rank not in facts]
+    stops = {rank: fact for rank, fact in facts.items() if fact.stopped in ("raised", "time")}
+    why = ""
+    if silent:
+        why = f"nothing came back from {rank_list(silent)}" if facts else _why(by_id.get(JOB_COLLECTIVES))
+    elif stops:
+        rank, fact = min(stops.items())
         why = f"rank {rank} stopped after {fact.issued} calls: {fact.error or 'its time was over'}"
     elif job.left_out:
-        why = f"not run: {', '.join(f'{name} ({count})' for name, count in sorted(job.left_out.items()))}"
-    elif ranks := assumed(job):
-        why = f"{job.source} tell nothing of {ranks}, whose calls were assumed"
+        names = [f"{name} ({count})" for name, count in sorted(job.left_out.items())]
+        why = f"not run: {first_names(names, _MOST_NAMED)}"
+    elif job.unknown:
+        why = f"{job.source} tell nothing of {rank_list(job.unknown)}, whose calls were assumed"
     if why:
         yield NotAsAsked(f"--replay {job.path}", JOB_COLLECTIVES, why)
 

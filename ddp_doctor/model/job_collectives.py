@@ -1,7 +1,5 @@
 """The collectives of a job that ``run --replay`` runs again: the calls of each rank, in its order."""
 
-from collections.abc import Sequence
-
 from pydantic import Field
 
 from ddp_doctor.model.base import Frozen
@@ -12,7 +10,7 @@ class JobGroup(Frozen):
     """A process group of the job."""
 
     words: str  # "the default group", "group 2 (dp)"
-    ranks: tuple[int, ...] = ()  # its members, global ranks; () is all of them, however many there are
+    ranks: tuple[int, ...]  # its members, global ranks
 
 
 class JobCall(Frozen):
@@ -23,7 +21,7 @@ class JobCall(Frozen):
     op: str  # a value of knowledge/job_collectives.OPERATIONS
     elements: int = 0  # that this rank gives, of scatter those that it takes
     dtype: str = "float32"  # torch's name
-    root: int | None = None  # global rank; None where no recorder tells: the group's first
+    root: int = 0  # its place in the group; recorders tell it of gather and scatter alone
     is_open: bool = False  # the job's rank had not seen it end
     differs: bool = False  # ranks of the group called different things at this number
 
@@ -38,22 +36,13 @@ class JobCollectives(Frozen):
 
     path: str  # as --replay has it
     source: str  # "the dumps", "the trace": how sentences call it
-    world: int | None = None  # the job's ranks; None where the only dump does not tell
     groups: tuple[JobGroup, ...]  # in the order in which they are made
-    ranks: tuple[tuple[JobCall, ...], ...]  # the calls of each rank; one list where ``world`` is not known
+    ranks: tuple[tuple[JobCall, ...], ...]  # the calls of each rank
     unknown: tuple[int, ...] = ()  # ranks of which nothing was recorded: they call what the first known rank did
     left_out: dict[str, int] = Field(default_factory=dict)  # operations that are not run: how many calls
     says: str = ""  # what the dumps say of who waits for whom
     blamed: tuple[int, ...] = ()  # … and who is to blame for it
     confidence: Confidence = Confidence.PROVED  # … how sure that is
-
-    def calls_of(self, rank: int) -> tuple[JobCall, ...]:
-        """The calls of one rank."""
-        return self.ranks[rank if self.world is not None else 0]
-
-    def members(self, group: int, world: int) -> Sequence[int]:
-        """The ranks of a group, in a run of so many."""
-        return self.groups[group].ranks or range(world)
 
     def words(self, call: JobCall) -> str:
         """``all_reduce 17 of group 2``."""

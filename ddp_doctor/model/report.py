@@ -262,7 +262,7 @@ class FitEstimate(Frozen):
     moment: str  # at which the memory is highest: wrap, forward, backward, optimizer
     parts: dict[str, int]  # bytes at that moment by what takes them: parameters, gradients, optimizer, activations …
     peak_bytes: int  # their sum
-    needed_bytes: int  # … and what CUDA's caching allocator keeps beyond that
+    needed_bytes: int  # … or the peak that was measured, if higher, and what CUDA's caching allocator keeps beyond it
     fits: bool | None  # null where no memory is known, or a part of the estimate is missing
     batch: int | None  # samples of the largest batch of a rank that fits; null where that is not known
     sent_bytes: int  # that a rank sends in one step

@@ -121,36 +121,40 @@ class Call:
         """Elements of a share."""
         return self.share_elements + (source + 2 * index) % 3 * self.row.is_uneven
 
-    def run(self) -> None:
-        """Once, until torch has it; on a GPU that is before it is done."""
+    def run(self, *, is_async: bool = False) -> Any:
+        """Once, until torch has it; on a GPU that is before it is done. ``is_async``: returns torch's work at once."""
         import torch.distributed as dist
 
         given, result, group, root = self.given, self.result, self.group, self.peers[min(self.root, self.ranks - 1)]
-        name = self.row.name
+        how: dict[str, Any] = {"group": group, "async_op": is_async}
+        work, name = None, self.row.name
         if name == ALL_REDUCE:
-            dist.all_reduce(result, op=self.op, group=group)
+            work = dist.all_reduce(result, op=self.op, **how)
         elif name == "broadcast":
-            dist.broadcast(result, src=root, group=group)
+            work = dist.broadcast(result, src=root, **how)
         elif name == "all_gather":
-            dist.all_gather_into_tensor(result, given, group=group)
+            work = dist.all_gather_into_tensor(result, given, **how)
         elif name == "reduce_scatter":
-            dist.reduce_scatter_tensor(result, given, op=self.op, group=group)
+            work = dist.reduce_scatter_tensor(result, given, op=self.op, **how)
         elif name == "reduce":
-            dist.reduce(result, dst=root, op=self.op, group=group)
+            work = dist.reduce(result, dst=root, op=self.op, **how)
         elif name == "gather":
-            dist.gather(given, self.taken_shares or None, dst=root, group=group)
+            work = dist.gather(given, self.taken_shares or None, dst=root, **how)
         elif name == "scatter":
-            dist.scatter(result, self.given_shares or None, src=root, group=group)
+            work = dist.scatter(result, self.given_shares or None, src=root, **how)
+        elif name == "barrier":
+            work = dist.barrier(**how)
         elif name == "send_recv":
             ahead, behind = (
                 self.peers[(self.rank + step) % self.ranks] for step in ((-1, 1) if self.root else (1, -1))
             )
             both = [dist.P2POp(dist.isend, given, ahead, group), dist.P2POp(dist.irecv, result, behind, group)]
-            for work in dist.batch_isend_irecv(both):
-                work.wait()
+            for each in dist.batch_isend_irecv(both):
+                each.wait()
         else:
             taken, sent = ([len(share) for share in shares] for shares in (self.taken_shares, self.given_shares))
-            dist.all_to_all_single(result, given, taken, sent, group=group)
+            work = dist.all_to_all_single(result, given, taken, sent, **how)
+        return work
 
 
 def _split(tensor: "torch.Tensor", lengths: Sequence[int]) -> list["torch.Tensor"]:

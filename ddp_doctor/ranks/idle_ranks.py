@@ -7,9 +7,11 @@ ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte
     /proc/PID/stat   utime 0.30 s, stime 0.01 s
     /proc/PID/io     rchar: 8342, wchar: 120      read(2) and write(2), of sockets too (proc(5))
 
-A rank that cannot be read counts as active, as does one of which a thread, or a process that it started, is in
-uninterruptible sleep, which may wait for a slow disk, or ready to run: on a busy machine it may wait for a processor,
-and it is a thread of gloo's that moves the data for which the main one sleeps.
+A rank that cannot be read counts as active, as does one of which a thread, or a thread of a process that it started, is
+in uninterruptible sleep, which may wait for a slow disk, or has been ready to run since the last look: on a busy
+machine it may wait for a processor, and it is a thread of gloo's that moves the data for which the main one sleeps.
+A thread that has slept meanwhile got its processor and found nothing to do: gloo's polls 100 times a second, so that on
+a busy machine it is often found ready.
 """
 
 from collections.abc import Sequence
@@ -30,6 +32,7 @@ class IdleRanks:
         self._ranks = ranks
         self._read_at = now
         self._used: dict[int, tuple[float, int] | None] = {}  # seconds of processor, bytes read and written
+        self._ready: dict[int, set[tuple[int, str]]] = {}
         self.active_at = now
         self.activity = 0
 
@@ -52,17 +55,19 @@ class IdleRanks:
         used = self._used[pid]
         if before is None or used is None or used[1] != before[1]:
             return True
-        return used[0] - before[0] >= STILL_CPU_S_PER_S * elapsed_s or _may_run(pid)
+        ready_before, self._ready[pid] = self._ready.get(pid, set()), _in_state("R", pid)
+        computes = used[0] - before[0] >= STILL_CPU_S_PER_S * elapsed_s
+        return computes or bool(ready_before & self._ready[pid] or _in_state("D", pid))
 
 
-def _may_run(pid: int) -> bool:
-    """Whether a thread of the rank's processes has a processor, waits for one, or for a disk."""
-    return any(
-        state and state[0] in ("D", "R")
+def _in_state(state: str, pid: int) -> set[tuple[int, str]]:
+    """The threads of the rank's processes in this state, each with how often it has gone to sleep."""
+    return {
+        (thread, proc.status(each, thread).get("voluntary_ctxt_switches", ""))
         for each in process.with_children(pid, _MOST_PROCESSES) or [pid]
         for thread in proc.thread_ids(each)
-        if (state := proc.stat_fields(each, thread))
-    )
+        if proc.stat_fields(each, thread)[:1] == [state]
+    }
 
 
 def _used(pid: int) -> tuple[float, int] | None:

@@ -31,12 +31,11 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
     fact = recording.first(FitFact)
     if fact is None:
         return
-    given = "" if fact.optimizer_given else " (none was given)"
     batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
     against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "no memory that is known"
     caption = (
         f"{one_line(fact.model)} on {fact.ranks} rank{'s' if fact.ranks > 1 else ''},"
-        f" {one_line(fact.optimizer)}{given}, {fact.precision}, {batch}, against {against}:"
+        f" {one_line(fact.optimizer)}, {fact.precision}, {batch}, against {against}:"
     )
     measured = any(each.measured_bytes is not None for each in report.estimates)
     rows = [(*_row(each, report.memory_bytes), *(_measured(each) if measured else ())) for each in report.estimates]
@@ -70,9 +69,8 @@ def _notes(fact: FitFact, report: FitReport) -> Iterator[str]:
         f"of memory: with the {RESERVE:.0%} that CUDA's caching allocator keeps beyond the peak; the CUDA context and"
         " NCCL's buffers come on top"
     )
-    if fact.units and not fact.units_given:
-        units = ", ".join(f"{unit.count} {one_line(unit.kind)}" for unit in fact.units[:3])
-        yield f"sharded: {units}, the repeated layers; the factory's dict may name others as units"
+    if fact.units:
+        yield f"sharded: {one_line(fact.units)}, the repeated layers; the factory's dict may name others as units"
     if offloaded := max((each.host_bytes for each in report.estimates), default=0):
         yield f"zero3-offload: {size(offloaded)} of each rank are in the host's memory"
-    yield from (f"left out: {one_line(each)}" for each in fact.left_out if each.startswith("hsdp"))
+    yield from (f"left out: {one_line(each)}" for each in fact.left_out)

@@ -1,12 +1,14 @@
 """``--reproducer``: a job's collectives as a script that torchrun runs, for a bug report; it needs torch alone."""
 
 from collections import Counter
+from string import Template
 
-from ddp_doctor.model.job_collectives import JobCall, JobCollectives
+from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.templates import packaged
+from ddp_doctor.wording.ranks import rank_list
 
 #: Of each group the last numbers: those before have ended on all ranks, and no reader of a report wants thousands.
 _LAST = 6
@@ -17,30 +19,24 @@ def render(_report: Report, recording: Recording) -> str:
     job = recording.options.replay
     if job is None:
         raise CannotWrite("there is no job to reproduce: --reproducer writes the collectives of --replay")
-    world = job.world or (recording.world.world_size if recording.world else 2)
     from_number = _first_numbers(job)
-    calls = {
-        rank: [
-            (call.group, call.seq, call.op, call.elements, call.dtype, _root(job, call, world), call.is_open)
-            for call in job.calls_of(rank)
-            if call.seq >= from_number[call.group]
-        ]
-        for rank in range(world)
-    }
-    left_out = len({call.place for of_rank in job.ranks for call in of_rank if call.seq < from_number[call.group]})
+    kept = [[call for call in of_rank if call.seq >= from_number[call.group]] for of_rank in job.ranks]
+    left_out = job.count - len({call.place for of_rank in kept for call in of_rank})
     about = f"The collectives of a job's ranks, made again; written by ddp-doctor from {job.source} of the job."
     if job.says:
         about += f"\nThe job: {job.says}"
+    if job.unknown:
+        about += f"\nNothing was recorded of {rank_list(job.unknown)}: these calls are those of another rank."
     if left_out:
         about += f"\nLeft out are {left_out} collectives before these, which all ranks came through."
-    text = packaged("reproducer.txt").replace("@ABOUT@", _plain(about))
-    text = text.replace("@WORLD@", str(world)).replace("@FILE@", "reproducer.py")
-    groups = (
-        f"    {[*job.members(index, world)]},  # {_plain(' '.join(group.words.split()))}"
-        for index, group in enumerate(job.groups)
+    groups = (f"    {[*group.ranks]},  # {_plain(' '.join(group.words.split()))}" for group in job.groups)
+    calls = (
+        f"    {rank}: {[(c.group, c.seq, c.op, c.elements, c.dtype, c.root, c.is_open) for c in of_rank]},"
+        for rank, of_rank in enumerate(kept)
     )
-    text = text.replace("@GROUPS@", "\n".join(groups))
-    return text.replace("@CALLS@", "\n".join(f"    {rank}: {of_rank}," for rank, of_rank in calls.items()))
+    return Template(packaged("reproducer.txt")).substitute(
+        about=_plain(about), world=len(job.ranks), groups="\n".join(groups), calls="\n".join(calls)
+    )
 
 
 def _plain(text: str) -> str:
@@ -57,7 +53,3 @@ def _first_numbers(job: JobCollectives) -> Counter[int]:
     for call in (call for of_rank in job.ranks for call in of_rank if call.is_open or call.differs):
         first[call.group] = min(first[call.group], call.seq)
     return first
-
-
-def _root(job: JobCollectives, call: JobCall, world: int) -> int:
-    return job.members(call.group, world)[0] if call.root is None else call.root

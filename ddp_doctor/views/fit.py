@@ -70,10 +70,9 @@ def unknown(recording: Recording) -> str:
 
 
 def _lacks(fact: FitFact) -> str:
-    """What of the activations is in no estimate: then what fits by the rest may not."""
-    if fact.batch is None:
-        return f"the activations are in no estimate: let {fact.model} return make_batch, too"
-    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith("activations")), "")
+    """What of activations and optimizer is in no estimate: then what fits by the rest may not."""
+    parts = ("activations", "the state of the optimizer")
+    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith(parts)), "")
 
 
 @once_a_recording
@@ -96,12 +95,14 @@ def estimates(recording: Recording) -> tuple[FitEstimate, ...]:
 def _estimate(
     each: Estimate, fact: FitFact, room: Memory | None, measured: Sequence[FitMeasuredFact], *, is_whole: bool
 ) -> FitEstimate:
-    needed = round(each.peak_bytes * (1 + RESERVE))
-    within = room is not None and needed <= room.size_bytes
+    most = max(each.peak_bytes, *(rank.peak_bytes for rank in measured), 0)
+    out_of_memory = any(rank.out_of_memory for rank in measured)
+    needed = round(most * (1 + RESERVE))
+    within = room is not None and needed <= room.size_bytes and not out_of_memory
     batch = None
-    if room is not None and fact.batch is not None and each.sample_bytes and is_whole:
+    if room is not None and fact.batch is not None and each.sample_bytes and is_whole and not out_of_memory:
         # A larger batch takes more in the passes alone; where the optimizer does not fit, no smaller one helps.
-        left = room.size_bytes / (1 + RESERVE) - (each.pass_bytes or each.peak_bytes)
+        left = room.size_bytes / (1 + RESERVE) - (each.pass_bytes or each.peak_bytes) - (most - each.peak_bytes)
         batch = max(fact.batch + int(left // each.sample_bytes), 0)
         batch = batch if within or each.moment in ("forward", "backward") else 0
     took = [median(rank.steps_s) for rank in measured if rank.steps_s]
@@ -118,7 +119,7 @@ def _estimate(
         sent_bytes=each.sent_bytes,
         host_bytes=each.host_bytes,
         measured_bytes=max((rank.peak_bytes for rank in measured), default=None),
-        measured_out_of_memory=any(rank.out_of_memory for rank in measured),
+        measured_out_of_memory=out_of_memory,
         step_s=max(took, default=None),
     )
 

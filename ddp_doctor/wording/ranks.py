@@ -8,7 +8,6 @@ from typing import TypeVar
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit
-from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.parse.frames import of_the_job
@@ -64,12 +63,6 @@ def rank_list(numbers: Sequence[int]) -> str:
     parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:RUNS_IN_A_SENTENCE]]
     more = and_more(sum(map(len, runs[RUNS_IN_A_SENTENCE:])))
     return f"rank{'s' if len(ordered) != 1 else ''} {', '.join(parts)}{more}"
-
-
-def assumed(job: JobCollectives) -> str:
-    """The ranks whose calls a replay had to assume; "" where all are known."""
-    unknown = rank_list(job.unknown) if job.unknown else ""
-    return unknown if job.world is not None else "the other ranks"
 
 
 def where_they_wait(places: Iterable[tuple[str, int]]) -> str:

@@ -33,7 +33,7 @@ def entry(seq: int, op: str = "all_reduce", group: str = "0", sizes: Any = ((4,)
     }
 
 
-def dump(*entries: dict[str, Any], groups: dict[str, str] | None = None, first: int = 0) -> dict[str, Any]:
+def dump(*entries: dict[str, Any], groups: dict[str, Any] | None = None, first: int = 0) -> dict[str, Any]:
     """A dump as NCCL's recorder writes it; ``first``: the number of its first entry, more where others were lost."""
     numbered = [{"record_id": first + place, **each} for place, each in enumerate(entries)]
     config = {name: {"ranks": ranks} for name, ranks in (groups or {"0": "[0, 1]"}).items()}
@@ -47,7 +47,7 @@ def loaded(folder: Path, *dumps: dict[str, Any]) -> JobCollectives:
 
 
 def made(job: JobCollectives, rank: int) -> list[tuple[str, int]]:
-    return [(call.op, call.seq) for call in job.calls_of(rank)]
+    return [(call.op, call.seq) for call in job.ranks[rank]]
 
 
 @pytest.mark.parametrize("form", [as_json, as_pickle])
@@ -57,11 +57,11 @@ def test_a_folder_of_all_ranks_tells_groups_order_and_who_is_to_blame(tmp_path, 
 
     job = load_job_collectives(str(tmp_path))
 
-    assert (job.world, job.blamed, job.unknown, job.left_out) == (4, (1,), (), {})
+    assert (len(job.ranks), job.blamed, job.unknown, job.left_out) == (4, (1,), (), {})
     assert [group.words for group in job.groups] == ["the default group", "group 1"]
-    assert job.members(1, 4) == (0, 1)
-    assert [(call.group, call.seq, call.is_open) for call in job.calls_of(0)][-1] == (1, 2, True)
-    assert [call.is_open for call in job.calls_of(1)] == [False] * 3
+    assert job.groups[1].ranks == (0, 1)
+    assert [(call.group, call.seq, call.is_open) for call in job.ranks[0]][-1] == (1, 2, True)
+    assert [call.is_open for call in job.ranks[1]] == [False] * 3
 
 
 def test_where_a_recorder_lost_its_beginning_all_ranks_begin_where_it_does(tmp_path):
@@ -80,20 +80,20 @@ def test_what_ended_after_another_rank_was_recorded_is_left_out(tmp_path):
 def test_ranks_that_call_different_things_are_marked_at_that_number(tmp_path):
     job = loaded(tmp_path, dump(entry(1), entry(2)), dump(entry(1), entry(2, sizes=[[5]])))
 
-    assert [[call.differs for call in job.calls_of(rank)] for rank in (0, 1)] == [[False, True]] * 2
+    assert [[call.differs for call in job.ranks[rank]] for rank in (0, 1)] == [[False, True]] * 2
 
 
 def test_of_an_uneven_all_to_all_the_largest_share_counts_and_nobody_differs(tmp_path):
     job = loaded(tmp_path, dump(entry(1, "all_to_all", sizes=[[6]])), dump(entry(1, "all_to_all", sizes=[[2]])))
 
-    assert [(call.elements, call.differs) for call in (*job.calls_of(0), *job.calls_of(1))] == [(6, False)] * 2
+    assert [(call.elements, call.differs) for call in (*job.ranks[0], *job.ranks[1])] == [(6, False)] * 2
 
 
-def test_what_was_coalesced_is_one_call_and_transfers_are_named_as_left_out(tmp_path):
+def test_what_was_coalesced_has_one_number_and_transfers_are_named_as_left_out(tmp_path):
     calls = (entry(1), entry(1, sizes=[[8]]), entry(0, "send 0->1", is_p2p=True), entry(1, "coalesced"))
     job = loaded(tmp_path, dump(*calls), dump(*calls))
 
-    assert [call.elements for call in job.calls_of(0)] == [12]
+    assert [(call.seq, call.elements) for call in job.ranks[0]] == [(1, 4), (1, 8)]
     assert job.left_out == {"send 0->1": 2}
 
 
@@ -101,17 +101,17 @@ def test_the_root_of_a_gather_is_the_rank_that_takes(tmp_path):
     takes, gives = entry(1, "gather"), entry(1, "gather", output_sizes=[])
     job = loaded(tmp_path, dump(gives), dump(takes))
 
-    assert [call.root for call in (*job.calls_of(0), *job.calls_of(1))] == [1, 1]
+    assert [call.root for call in (*job.ranks[0], *job.ranks[1])] == [1, 1]
 
 
 def test_a_dump_of_one_rank_stands_for_all_as_far_as_they_are_in_its_groups(tmp_path):
     groups = {"0": "[0, 1, 2]", "1": "[0, 2]"}
     job = loaded(tmp_path, dump(entry(1), entry(1, "broadcast", "1"), entry(2, retired=False), groups=groups))
 
-    assert (job.world, job.unknown) == (3, (1, 2))
+    assert (len(job.ranks), job.unknown) == (3, (1, 2))
     assert made(job, 1) == [("all_reduce", 1), ("all_reduce", 2)]
     assert made(job, 2) == made(job, 0)
-    assert not any(call.is_open for call in job.calls_of(2))
+    assert not any(call.is_open for call in job.ranks[2])
 
 
 def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no_dump_tells(tmp_path):
@@ -126,7 +126,7 @@ def test_where_all_known_ranks_of_a_group_wait_others_may_be_missing_of_which_no
 def test_hostile_sizes_are_bounded(tmp_path):
     job = loaded(tmp_path, *[dump(entry(1, sizes=[[10**15, 10**15]]), entry(2, sizes=[[-7]]))] * 2)
 
-    assert [call.elements for call in job.calls_of(0)] == [1 << 40, 0]
+    assert [call.elements for call in job.ranks[0]] == [1 << 40, 0]
 
 
 def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
@@ -139,9 +139,88 @@ def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
 
     job = load_job_collectives(str(path))
 
-    assert (job.world, job.source) == (2, "the trace")
+    assert (len(job.ranks), job.source) == (2, "the trace")
     assert made(job, 0) == made(job, 1) == [("broadcast", 1), ("all_reduce", 2)]
-    assert {call.elements for call in job.calls_of(0)} == {1024}
+    assert {call.elements for call in job.ranks[0]} == {1024}
+
+
+def test_calls_of_several_kinds_that_were_coalesced_differ_on_no_rank(tmp_path):
+    calls = (entry(1), entry(1, "broadcast", sizes=[[8]]), entry(1, "coalesced"))
+    job = loaded(tmp_path, dump(*calls), dump(*calls))
+
+    assert [(call.op, call.differs) for call in job.ranks[1]] == [("all_reduce", False), ("broadcast", False)]
+
+
+def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tmp_path):
+    """gloo's dumps of a job with several groups do not tell its ranks: there may be a rank 2, for which these wait."""
+    calls = [entry(1, group="1"), entry(1, process_group=["0", "default_pg"], retired=False)]
+    job = loaded(tmp_path, *[dump(*calls, groups={"": "[]"})] * 2)
+
+    assert job.left_out == {"the default group, in which all ranks wait that ever called it": 1}
+
+
+def test_one_dump_that_does_not_tell_the_size_of_its_job_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="does not tell how many ranks the job had: give the dumps of all of them"):
+        loaded(tmp_path, dump(entry(1, process_group=["0", "default_pg"]), groups={"": "[]"}))
+
+
+def test_calls_of_a_rank_that_is_not_in_the_group_are_left_out(tmp_path):
+    groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
+    calls = entry(1), entry(1, "broadcast", "1")
+    job = loaded(tmp_path, *[dump(*calls, groups=groups)] * 3)
+
+    assert made(job, 2) == [("all_reduce", 1)]
+    assert job.left_out == {"broadcast of rank 2, which is not in group 1": 1}
+
+
+def test_a_group_of_ranks_that_the_job_does_not_have_is_left_out(tmp_path):
+    groups = {"0": "[0, 1]", "1": "[7, 8]"}
+    job = loaded(tmp_path, *[dump(entry(1), entry(1, group="1"), groups=groups)] * 2)
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", 1)]
+    assert sum(job.left_out.values()) == 2
+
+
+def test_a_rank_whose_recorder_kept_nothing_leaves_out_what_the_others_ended(tmp_path):
+    groups = {"0": "[0, 1, 2]", "1": "[0, 1]"}
+    whole = dump(*(entry(seq) for seq in range(1, 4)), entry(1, group="1"), groups=groups)
+    job = loaded(tmp_path, whole, whole, dump(groups=groups))
+
+    assert made(job, 0) == [("all_reduce", 1)]
+    assert job.left_out == {"calls of the default group, which not all its ranks have kept": 6}
+
+
+def test_a_dump_that_claims_very_many_ranks_is_read_in_seconds_and_says_what_it_leaves_out(tmp_path):
+    calls = [entry(seq) for seq in range(1, 2001)]
+    job = loaded(tmp_path, dump(*calls, groups={"0": list(range(100_000)), "1": "[0, 999999]"}))
+
+    assert len(job.ranks) == 100_000
+    assert job.left_out == {"calls before the last 2 of each rank": 1998}
+
+
+def test_of_very_many_groups_those_in_which_ranks_wait_are_made_and_the_rest_is_left_out(tmp_path):
+    names = [str(number) for number in range(300)]
+    calls = [entry(1, group=name, retired=name != "299") for name in names]
+    job = loaded(tmp_path, *[dump(*calls, groups=dict.fromkeys(names, "[0, 1]"))] * 2)
+
+    assert len(job.ranks[0]) == len(job.ranks[1]) == 256
+    assert job.ranks[0][-1].is_open
+    assert job.left_out == {"calls of all groups but 256": 88}
+
+
+def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp_path):
+    """All of a trace's calls have ended, so they met."""
+    calls = [
+        TraceCall(kind=kind, begin_us=at, end_us=at + 1, size_bytes=4096, dtype="float", ranks=2, group="0")
+        for at, kind in enumerate(("broadcast", "all_reduce", "all_gather"))
+    ]
+    facts = [TraceFact(file=f"{rank}", rank=rank, world_size=2, calls=tuple(calls[rank:])) for rank in (0, 1)]
+    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    path = tmp_path / "recording.json"
+    path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
+
+    with pytest.raises(UsageError, match="do not begin at the same collective"):
+        load_job_collectives(str(path))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +260,21 @@ def test_ranks_of_two_jobs_are_refused(tmp_path):
         load_job_collectives(str(tmp_path))
 
 
+def test_dumps_whose_names_tell_no_ranks_are_refused(tmp_path):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_bytes(as_json(dump(entry(1))))
+
+    with pytest.raises(UsageError, match="the names of its files do not tell whose they are: name them rank0"):
+        load_job_collectives(str(tmp_path))
+
+
+def test_calls_that_were_coalesced_and_half_overwritten_differ_on_no_rank(tmp_path):
+    whole = dump(entry(1), entry(2), entry(2), entry(3))
+    job = loaded(tmp_path, whole, dump(entry(2), entry(3), first=2))
+
+    assert made(job, 0) == made(job, 1) == [("all_reduce", 3)]
+
+
 def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
     call = JobCall(group=0, seq=1, op="all_reduce", elements=4)
     calls = tuple(call.model_copy(update={"seq": seq, "is_open": seq == 2}) for seq in range(1, 21))
@@ -188,9 +282,8 @@ def test_a_reproducer_keeps_what_is_open_and_takes_no_words_for_code(tmp_path):
         {
             "path": "dumps",
             "source": "the dumps",
-            "world": 2,
             "ranks": [calls, calls],
-            "groups": [{"words": "group 1 (x)\nimport os\r\nos.abort()"}],
+            "groups": [{"words": "group 1 (x)\nimport os\r\nos.abort()", "ranks": [0, 1]}],
             "says": 'it hangs """\nraise SystemExit(1)\n"""\\',
         }
     )

@@ -93,7 +93,7 @@ def measured(_ctx: Any, case: Case) -> tuple[int, int]:
         model, optimizer = wrap(
             loaded.model,
             case.strategy,
-            units=[module for _, module in subject.units_of(loaded.model, loaded.units)],
+            units=subject.units_of(loaded.model, loaded.units),
             checkpointing=case.checkpointing,
             precision=case.precision,
             optimizer=loaded.optimizer or torch.optim.AdamW,

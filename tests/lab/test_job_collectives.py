@@ -71,7 +71,6 @@ def test_200_collectives_of_four_groups_come_through(dumps: Made, tmp_path: Path
     (finding,) = report["findings"]
     assert (code, finding["code"]) == (0, "DD652"), report["summary"]
     assert f"The job's {4 * ROUNDS} collectives of 4 groups ran through" in finding["title"]
-    assert {measured["name"] for measured in report["measurements"]} >= {"job_collective_time"}
     run = reproduced(script)
     assert (run.returncode, run.stdout.count("is through")) == (0, RANKS), run.stderr[-2000:]
 
@@ -94,7 +93,7 @@ def test_another_size_on_one_rank_is_named(dumps: Made):
     code, report = replayed(dumps("size"))
 
     (finding,) = report["findings"]
-    assert (code, finding["code"]) == (1, "DD651"), report["summary"]
+    assert (code, finding["code"]) == (1, "DD650"), report["summary"]
     assert [culprit["rank"] for culprit in finding["culprits"]] == [CULPRIT]
     assert f"number {ROUNDS + 1} of the default group" in finding["title"]
 

@@ -77,7 +77,7 @@ def test_calls_of_two_groups_that_bear_one_number_are_no_mismatch():
     assert found.kind == "all-entered"
 
 
-@pytest.mark.parametrize("name", ["matmul", "copy", "host_copy"])
+@pytest.mark.parametrize("name", ["matmul", "copy", "host_copy", "measured_step"])
 def test_ranks_that_all_compute_by_themselves_wait_for_no_link(name: str):
     """Seen with NCCL 2.27.5 on planted GPUs, whose products take the CPU longer than the check has."""
     busy = step(2, check="gpu_speed", name=name)
@@ -792,6 +792,11 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
     assert found.suspects == ()
     assert found.kind in {"pair", "left-behind", "all-entered", "unsure"}
     assert all(0 in pair for pair in found.pairs)
+
+
+def test_ranks_that_all_compute_in_a_step_of_the_job_wait_for_no_link():
+    busy = step(3, name="sharded_step")
+    assert judge(trial(*(rank(number, busy, **BUSY) for number in range(2)))).kind == "unsure"
 
 
 # --- groups of an axis of a mesh ----------------------------------------------------------------------

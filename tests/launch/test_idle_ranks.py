@@ -92,13 +92,17 @@ def test_of_a_process_that_is_gone_nothing_is_told():
 
 
 @pytest.mark.parametrize(
-    ("beside", "may_run"),
-    [("None", False), ("threading.Thread(target=spin, daemon=True).start()", True)],
-    ids=["all sleep", "another thread wants a processor"],
+    ("beside", "is_ready"),
+    [
+        ("None", False),
+        ("threading.Thread(target=spin, daemon=True).start()", True),
+        ("[threading.Thread(target=poll, daemon=True).start() for _ in range(8)]", False),
+    ],
+    ids=["all sleep", "another thread wants a processor", "others poll and find nothing to do"],
 )
-def test_a_rank_whose_main_thread_sleeps_may_run_by_another(beside: str, may_run: bool):
-    spin = "def spin():\n    while True: pass"
-    code = f"import sys, threading\n{spin}\n{beside}\nprint()\nsys.stdin.read()"
+def test_a_rank_whose_main_thread_sleeps_is_ready_by_another_that_does_not_sleep(beside: str, is_ready: bool):
+    spin = "def spin():\n    while True: pass\ndef poll():\n    while True: time.sleep(0.001)"
+    code = f"import sys, threading, time\n{spin}\n{beside}\nprint()\nsys.stdin.read()"
     pipe = subprocess.PIPE
     child = subprocess.Popen([sys.executable, "-Suc", code], stdin=pipe, stdout=pipe)
     try:
@@ -106,7 +110,11 @@ def test_a_rank_whose_main_thread_sleeps_may_run_by_another(beside: str, may_run
         child.stdout.readline()
         while process.state(child.pid) != "S":
             time.sleep(0.01)
-        assert idle_ranks._may_run(child.pid) is may_run
+        looks = []
+        for _ in range(3):
+            looks.append(idle_ranks._in_state("R", child.pid))
+            time.sleep(0.5)
+        assert bool(set.intersection(*looks)) is is_ready
     finally:
         child.kill()
         child.communicate()

@@ -69,3 +69,89 @@ def converted():
 def alone():
     """Without a batch."""
     return nn.Linear(64, 64)
+
+
+def grows():
+    """Layers of one class and size, each of which makes its image four times as large."""
+    return nn.Sequential(*(nn.ConvTranspose2d(16, 16, 2, stride=2) for _ in range(7))), lambda step: torch.randn(
+        1, 16, 4, 4
+    )
+
+
+def frozen():
+    """Nothing to train."""
+    return nn.Linear(64, 64).requires_grad_(False), _batch
+
+
+def complex_numbers():
+    """Parameters of 16 bytes each."""
+    return nn.Linear(64, 64, dtype=torch.complex128), lambda step: _batch(step).to(torch.complex128)
+
+
+class _Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, count):
+        return self.layer(torch.ones(count, 64))
+
+
+def of_a_number():
+    """A batch without a tensor."""
+    return _Counts(), lambda step: 5
+
+
+def needs_closure():
+    """An optimizer of which no step can be traced; its state is a hundred times the parameters."""
+    return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": torch.optim.LBFGS}
+
+
+def no_optimizer():
+    """Its function for one returns something else."""
+    return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": lambda parameters: 7}
+
+
+class _Numpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.layer(x + torch.from_numpy(x.numpy()))
+
+
+def leaves_torch():
+    """A model that computes with numpy meanwhile."""
+    return _Numpy(), _batch
+
+
+class _NoGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    @torch.no_grad()
+    def forward(self, x):
+        return self.layer(x)
+
+
+def no_gradient():
+    """Nothing to go backward from."""
+    return _NoGradient(), _batch
+
+
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(2))
+
+    def forward(self, x):
+        for layer in (*self.layers, *self.layers):
+            x = layer(x)
+        return x
+
+
+def twice():
+    """Each layer is called two times."""
+    return _Twice(), lambda step: torch.randn(1, 512)

@@ -402,6 +402,18 @@ def test_the_axes_of_a_mesh_are_right_and_measured_over_planted_nccl():
     }
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "code", "found"),
+    [("sharded:plain", 4, 0, []), ("sharded_planted:other_units", 2, 1, ["DD790"])],
+    ids=["sharded alike", "other units on one rank"],
+)
+def test_a_model_in_fully_shard_is_judged_over_planted_nccl(model: str, ranks: int, code: int, found: list[str]):
+    options = ("--only", "process_group,user_model", "--model", f"tests.models.{model}", "--budget", "240")
+    ended_with, report = run(ONE(), ranks, options)
+
+    assert ([one["code"] for one in report["findings"]], ended_with) == (found, code), report["checks"]
+
+
 def test_a_rank_that_gives_wrong_shares_is_named_over_planted_nccl():
     code, report = run(ONE(), 3, _EACH, {0: {"PLANTED_WRONG": "2"}})
 

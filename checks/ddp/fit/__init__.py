@@ -23,6 +23,8 @@ from ddp_doctor.model.recording import FitOptions
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.fit.estimate import estimate
 
+_estimate = cache(estimate)
+
 
 def estimated(ctx: RankContext) -> FitFact:
     """The estimates for the job that was asked for, made once in a process."""
@@ -33,17 +35,12 @@ def estimated(ctx: RankContext) -> FitFact:
     there = ctx.world_size if options.measure else gpus
     ranks = options.ranks or there or 2
     per_node = ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8)
-    return _estimated(ctx.model, options, ranks, per_node, ctx.device.partition(":")[0] if options.measure else "cuda")
-
-
-@cache
-def _estimated(model: str, options: FitOptions, ranks: int, ranks_per_node: int, device: str) -> FitFact:
-    return estimate(
-        model,
+    return _estimate(
+        ctx.model,
         ranks=ranks,
-        ranks_per_node=ranks_per_node,
+        ranks_per_node=per_node,
         precision=options.precision,
-        device=device,
+        device=ctx.device.partition(":")[0] if options.measure else "cuda",
         batch=options.batch,
         sequence=options.seq,
     )

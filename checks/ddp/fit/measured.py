@@ -56,7 +56,6 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
     return FitMeasuredFact(
         strategy=strategy,
         checkpointing=bool(checkpointing),
-        device=ctx.device,
         peak_bytes=peak,
         steps_s=tuple(steps_s),
         out_of_memory=len(steps_s) < STEPS,

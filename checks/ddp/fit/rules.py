@@ -1,9 +1,8 @@
-"""DD870 to DD874: nothing fits, or not the strategy asked for; what estimates do not hold, or what hangs."""
+"""DD870 to DD872: nothing fits, or not the strategy asked for; the model does not come back."""
 
 from collections.abc import Iterator
 
-from ddp_doctor.facts.ddp.fit import FitFact, FitMeasuredFact
-from ddp_doctor.knowledge.ddp.strategies import MEASURED_ABOVE, MEASURED_ABOVE_BYTES
+from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.model.check import FIT
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -34,7 +33,7 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     if room is None or fact is None or not nothing_fits(recording):
         return
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
-    layer = f" Its largest layer, {fact.largest.name}, has {size(fact.largest.bytes)}." if fact.largest else ""
+    layer = f" Its largest layer, {fact.largest}, has {size(fact.largest_bytes)}."
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
     fewer = f"A batch of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
     yield proved(
@@ -56,7 +55,8 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     most = max(each.parts, key=lambda part: each.parts[part])
     return Evidence(
-        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}",
+        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}"
+        f"{'; its steps ran out of memory' * each.measured_out_of_memory}",
         value=round(each.needed_bytes / 2**30, 3),
         unit="GiB",
         expected=round(room_bytes / 2**30, 3),
@@ -95,74 +95,7 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD872", "measured-above-the-estimate", Severity.WARNING, FitFact, FitMeasuredFact)
-def above_the_estimate(recording: Recording) -> Iterator[Draft]:
-    """A strategy that took more memory than was estimated for it.
-
-    Finds: The highest peak of a rank in three steps is more than 20 % and more than 16 MiB above the estimate, on CPU
-        ranks also more than all parameters take; or the steps ran out of memory although the estimate fits.
-    Why: The other estimates of this model err the same way, so that what fits by them may not.
-    Remedy: Take what was measured. What DD873 names is in no estimate; else the model's memory depends on values, or
-        on something other than its tensors: please report it.
-    See: docs/how-to/does-it-fit.md
-    """
-    fact = recording.first(FitFact)
-    held = fact.parameter_bytes if fact is not None and fact.device == "cpu" else 0  # by gloo's threads
-    far = [each for each in estimates(recording) if each.measured_out_of_memory or _excess(each) > held]
-    if not far:
-        return
-    worst = max(far, key=lambda each: (each.measured_out_of_memory, (each.measured_bytes or 0) / each.peak_bytes))
-    took = "ran out of memory" if worst.measured_out_of_memory else f"took {size(worst.measured_bytes or 0)}"
-    yield proved(
-        NOBODY,
-        f"{recording.options.model} {took} under {name_of(worst)}, and {size(worst.peak_bytes)} were estimated",
-        (
-            Evidence(
-                text=f"peak of a rank under {name_of(each)}{', which ran out of memory' * each.measured_out_of_memory}",
-                value=round((each.measured_bytes or 0) / 2**20, 1),
-                unit="MiB",
-                expected=round(each.peak_bytes / 2**20, 1),
-                expected_from="the estimate",
-            )
-            for each in far
-        ),
-        in_model_code("Choose by what was measured, and leave more room for the strategies that were not"),
-    )
-
-
-def _excess(each: FitEstimate) -> int:
-    """Bytes above the estimate, 0 where these are too few to tell."""
-    excess = (each.measured_bytes or 0) - each.peak_bytes
-    return excess if excess > max(MEASURED_ABOVE * each.peak_bytes, MEASURED_ABOVE_BYTES) else 0
-
-
-@rule("DD873", "left-out-of-the-estimate", Severity.INFO, FitFact)
-def left_out(recording: Recording) -> Iterator[Draft]:
-    """What no estimate holds, because it could not be traced.
-
-    Finds: Operators without an implementation for fake tensors, such as GPU kernels of an extension, code that looks at
-        values, or a model without ``make_batch``; and what of the estimates therefore is missing.
-    Why: The peak is higher than the estimates by that.
-    Remedy: Register a fake implementation of the operator; or ``--measure`` on GPUs.
-    See: https://docs.pytorch.org/docs/stable/library.html#torch.library.register_fake
-    """
-    fact = recording.first(FitFact)
-    left = [each for each in fact.left_out if not each.startswith("hsdp")] if fact else []
-    if fact is None or not left:
-        return
-    more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-    yield proved(
-        NOBODY,
-        f"Not in the estimates of {fact.model}: {left[0]}{more}",
-        (Evidence(text=each) for each in left),
-        in_model_code("Let the factory return make_batch, too")
-        if fact.batch is None
-        else in_model_code("Register a fake implementation of the operator", reference="library.html"),
-        detail="Peaks are higher than the estimates by what these take.",
-    )
-
-
-@rule("DD874", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
+@rule("DD872", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that did not come back on the one rank that estimates.
 

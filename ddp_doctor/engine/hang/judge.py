@@ -389,6 +389,9 @@ def _deadlock(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | 
     steps = {rank.rank: step for rank in ranks if (step := rank.open_step) is not None}
     if len(steps) < len(ranks) or not steps or ALONE & {step.name for step in steps.values()}:
         return None
+    of_a_job = STEPS_OF_A_JOB & {step.name for step in steps.values()}
+    if of_a_job and not all(where_it_waits(rank) == "collective" for rank in ranks):
+        return None  # some may still compute
     pairs = {
         (min(rank, peer), max(rank, peer))
         for rank, step in steps.items()

@@ -43,8 +43,9 @@ COLLECTIVES = frozenset(
     {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather"}
     | {"reduce", "reduce_scatter", "scatter"}
 )
-#: Steps of gpu_speed in which each rank keeps its own GPU busy, and waits for nobody.
-ALONE = frozenset({"matmul", "copy", "host_copy"})
+#: Steps in which each rank keeps its own GPU busy, and of which none says that a rank waits: those of gpu_speed, and
+#: the steps of a large model that ``fit --measure`` makes.
+ALONE = frozenset({"matmul", "copy", "host_copy", "measured_step"})
 #: Steps of user_model that are a whole step of the user's job, with collectives of fully_shard's and code of its own.
 STEPS_OF_A_JOB = frozenset({"sharded_step", "step_alone"})
 #: The place of a rank that torch keeps in a collective; backward calls them from the autograd engine.

@@ -40,42 +40,22 @@ class Estimate(Frozen):
         return sum(parts) + self.activations + self.unsharded + self.temporaries
 
 
-class Unit(Frozen):
-    """Modules that are sharded as one, of which ``count`` have the same class and size."""
-
-    name: str  # the qualified name of the first one
-    kind: str  # its class
-    count: int
-    bytes: int  # of the parameters of one of them, unsharded
-
-
 class FitFact(Fact):
-    """The estimates of a model's memory, and what they were made of.
-
-    ``stopped`` is what the user's code was asked to do when it failed, and ``trouble`` how; None where it did not.
-    """
+    """The estimates of a model's memory, and what they were made of."""
 
     KIND: ClassVar[str] = "fit/1"
 
     model: str
     precision: Precision
-    device: str  # whose optimizer is counted: on "cuda" it handles all parameters at once, on "cpu" one by one
     ranks: int
-    ranks_per_node: int
-    batch: int | None = None  # samples of a rank's batch; None where there is no batch
-    stopped: str | None = None
-    trouble: Trouble | None = None
-    elements: int = 0  # of all parameters
-    trainable_elements: int = 0
-    parameter_bytes: int = 0
-    optimizer: str = ""  # its class
-    optimizer_given: bool = False  # by the factory
-    units: tuple[Unit, ...] = ()  # that are sharded; none: the model as a whole
-    units_given: bool = False  # by the factory
-    largest: Unit | None = None  # the largest single layer
+    batch: int | None = None  # samples of a rank's batch; None where there is no batch of tensors
+    trouble: Trouble | None = None  # how the user's code failed
+    optimizer: str = ""  # its class: "AdamW (none was given)"
+    units: str = ""  # that are sharded, where the factory names none: "24 Block"
+    largest: str = ""  # the single layer with most parameters of its own …
+    largest_bytes: int = 0  # … and theirs
     left_out: tuple[str, ...] = ()  # of the estimates, each with why: "activations: my::op has no …"
     estimates: tuple[Estimate, ...] = ()
-    cpu_s: float = 0.0  # processor time that it took
 
 
 class FitMeasuredFact(Fact):
@@ -85,7 +65,6 @@ class FitMeasuredFact(Fact):
 
     strategy: str  # a row of knowledge/ddp/strategies.py
     checkpointing: bool
-    device: str
     peak_bytes: int  # the most that tensors took, from before the model is made to the end of the last step
     steps_s: tuple[float, ...] = ()  # seconds of each whole step
     out_of_memory: bool = False  # of the device, before the last step ended

@@ -16,12 +16,6 @@ RESERVE = 0.15
 #: (broadcast_bucket_size in torch 2.13 nn/parallel/distributed.py).
 BROADCAST_BYTES = 250 << 20
 
-#: A measured peak that is more than this above its estimate contradicts it; below some MiB it tells more of torch
-#: itself than of the model. On CPU ranks gloo's threads hold what they reduce and gather a while longer: of one model
-#: of 20 MiB the peak under zero1 was 74 MiB in one run and 94 MiB in the next.
-MEASURED_ABOVE = 0.20
-MEASURED_ABOVE_BYTES = 16 << 20
-
 
 @dataclass(frozen=True)
 class Strategy:
@@ -29,8 +23,9 @@ class Strategy:
 
     name: str
     words: str
-    needs: str = ""  # the oldest torch that has it, where not all do
-    shards_parameters: bool = False  # FSDP2; gradients and optimizer state are sharded with them
+    shards_parameters: bool = (
+        False  # FSDP2, which needs FSDP2_NEEDS; gradients and optimizer state are sharded with them
+    )
     shards_state: bool = False  # the optimizer's state alone
     bucket_view: bool = False  # gradients are views into DDP's buckets
     reshards: bool = False  # whole parameters are freed after the forward of their unit, and gathered again
@@ -42,15 +37,12 @@ STRATEGIES = (
     Strategy("ddp", "DDP"),
     Strategy("ddp-bucket-view", "DDP, gradient_as_bucket_view=True", bucket_view=True),
     Strategy("zero1", "ZeRO-1: DDP with ZeroRedundancyOptimizer", bucket_view=True, shards_state=True),
-    Strategy("zero2", "ZeRO-2: FSDP2, reshard_after_forward=False", FSDP2_NEEDS, shards_parameters=True),
-    Strategy("zero3", "ZeRO-3: FSDP2", FSDP2_NEEDS, shards_parameters=True, reshards=True),
-    Strategy(
-        "hsdp", "HSDP: FSDP2 inside each node", FSDP2_NEEDS, shards_parameters=True, reshards=True, within_node=True
-    ),
+    Strategy("zero2", "ZeRO-2: FSDP2, reshard_after_forward=False", shards_parameters=True),
+    Strategy("zero3", "ZeRO-3: FSDP2", shards_parameters=True, reshards=True),
+    Strategy("hsdp", "HSDP: FSDP2 inside each node", shards_parameters=True, reshards=True, within_node=True),
     Strategy(
         "zero3-offload",
         "ZeRO-3 with CPU offload: FSDP2, CPUOffloadPolicy",
-        FSDP2_NEEDS,
         shards_parameters=True,
         reshards=True,
         offloads=True,

@@ -1,14 +1,14 @@
 """The memory of a rank under each strategy: what is computed and what is traced, put together."""
 
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, Precision
-from ddp_doctor.knowledge.ddp.strategies import STRATEGIES, Strategy
+from ddp_doctor.knowledge.ddp.strategies import FSDP2_NEEDS, STRATEGIES, Strategy
 from ddp_doctor.model.fact import Misused
-from ddp_doctor.parse.options import CONFIGURATION, is_configuration
+from ddp_doctor.parse.options import is_configuration
 from ddp_doctor.probing.fit import fake, peaks, subject, trace
 from ddp_doctor.probing.fit.peaks import Job, Parameter, Step
 from ddp_doctor.probing.fit.strategies import trainable
@@ -20,8 +20,8 @@ from ddp_doctor.probing.user_model.user_code import Misuse
 #: A batch so many times as large is traced to see what a sample adds. Which moment is the highest depends on the batch:
 #: by one sample more, the moment that counts later would not be seen.
 _LARGER = 16
-#: Said by operations that only a GPU's kernels have.
-_OF_A_GPU = ("cuda", "triton", "gpu", "nvcc", "flash")
+#: Said by operations that only a GPU's kernels have, or that leave torch.
+_LIMITS = ("cuda", "triton", "gpu", "nvcc", "flash", "tensor subclass", "faketensor")
 
 
 def estimate(
@@ -36,59 +36,48 @@ def estimate(
 ) -> FitFact:
     """The estimates of ``module:factory`` or ``hf:NAME``, of which ``batch`` and ``sequence`` are the batch's shape.
 
-    ``device`` is the kind on which the job runs. It runs the user's code, so only a rank calls it. Raises Misused.
+    ``device`` is the kind on which the job runs: on "cuda" an optimizer handles all parameters at once, on "cpu" one by
+    one. It runs the user's code, so only a rank calls it. Raises Misused.
     """
-    started = time.process_time()
-    seen: dict[str, Any] = {
-        "model": name,
-        "precision": precision,
-        "device": device,
-        "ranks": ranks,
-        "ranks_per_node": ranks_per_node,
-    }
+    fact = FitFact(model=name, precision=precision, ranks=ranks)
     try:
-        if is_configuration(name):
-            loaded = subject.of_transformers(name.removeprefix(CONFIGURATION), batch, sequence)
-        else:
-            loaded = subject.of_factory(name)
-        seen.update(_Estimates(loaded, seen).all())
+        return fact.model_copy(update=_Estimates(subject.of(name, batch, sequence), fact, ranks_per_node, device).all())
     except Stopped as stopped:
-        seen.update(stopped=stopped.phase, trouble=stopped.trouble)
+        return fact.model_copy(update={"trouble": stopped.trouble})
     except Misuse as misuse:
         raise Misused(str(misuse)) from None
-    return FitFact(**seen, cpu_s=time.process_time() - started)
 
 
 class _Estimates:
     """All that is worked out of one model."""
 
-    def __init__(self, loaded: Subject, seen: dict[str, Any]) -> None:
-        self.subject, self.seen = loaded, seen
-        self.named = subject.units_of(loaded.model, loaded.loaded.units)
-        self.units = [module for _, module in self.named]
+    def __init__(self, loaded: Subject, fact: FitFact, ranks_per_node: int, device: str) -> None:
+        self.subject, self.fact, self.ranks_per_node, self.device = loaded, fact, ranks_per_node, device
+        self.units = subject.units_of(loaded.model, loaded.loaded.units)
         self.left_out: list[str] = []
         self.optimizer = ""
 
     def all(self) -> dict[str, Any]:
         """The fields of the fact."""
-        model = self.subject.model
-        if self.seen["precision"] == "bf16":
+        if not trainable(self.subject.model.parameters()):
+            raise Misuse(f"{self.fact.model} returns a model with no parameter that is trained")
+        if self.fact.precision == "bf16":
             self._to_bfloat16()
-        parameters = list(model.parameters())
-        fields = {
-            "batch": self.subject.samples or None,
-            "elements": sum(parameter.numel() for parameter in parameters),
-            "trainable_elements": sum(parameter.numel() for parameter in trainable(parameters)),
-            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            "units": subject.described(self.named),
-            "units_given": bool(self.subject.loaded.units),
-            "largest": subject.largest(model),
-            "optimizer_given": self.subject.loaded.optimizer is not None,
-        }
-        if self.subject.loaded.step is not None:
+        kinds = Counter(type(unit).__name__ for unit in self.units)
+        name, size = subject.largest(self.subject.model)
+        loaded = self.subject.loaded
+        if loaded.step is not None:
             self.left_out.append("the factory's own step: counted is one forward, one backward and one optimizer step")
-        estimates = list(self._estimates())
-        return {**fields, "estimates": estimates, "optimizer": self.optimizer, "left_out": self.left_out}
+        estimates = tuple(self._estimates())
+        return {
+            "batch": self.subject.samples or None,
+            "optimizer": f"{self.optimizer}{'' if loaded.optimizer else ' (none was given)'}",
+            "units": "" if loaded.units else ", ".join(f"{count} {kind}" for kind, count in kinds.items()),
+            "largest": name,
+            "largest_bytes": size,
+            "left_out": tuple(dict.fromkeys(self.left_out)),
+            "estimates": estimates,
+        }
 
     def _to_bfloat16(self) -> None:
         import torch
@@ -97,133 +86,120 @@ class _Estimates:
             self.subject.model.to(torch.bfloat16)
 
     def _estimates(self) -> Iterator[Estimate]:
-        rows = self._rows()
-        amp = self.seen["precision"] == "amp"
-        own = self._own()
-        kept = [[parameter.element_size() for parameter in parameters] for parameters in own]
-        replicated = [row for row in rows if not row.shards_parameters]
-        yield from self._of(replicated, kept, How(autocast=amp), self.seen["precision"] == "bf16")
-        if amp:  # FSDP2 computes with parameters in bfloat16, without autocast
-            self._to_bfloat16()
-        yield from self._of(
-            [row for row in rows if row.shards_parameters], kept, How(), self.seen["precision"] != "fp32"
-        )
-
-    def _own(self) -> list[list[Any]]:
-        return subject.own_parameters(self.subject.model, self.units)
-
-    def _of(self, rows: Sequence[Strategy], kept: list[list[int]], how: How, cast: bool) -> Iterator[Estimate]:
-        own = self._own()
-        job = Job(
-            units=[
-                [
-                    Parameter(tuple(p.shape), size, p.element_size(), p.requires_grad)
-                    for p, size in zip(parameters, sizes, strict=True)
-                ]
-                for parameters, sizes in zip(own, kept, strict=True)
-            ],
-            buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in self.subject.model.buffers()),
-            ranks=self.seen["ranks"],
-            ranks_per_node=self.seen["ranks_per_node"],
-            device=self.seen["device"],
-        )
+        rows, job, amp = self._rows(), self._job(), self.fact.precision == "amp"
         steps = {row.name: self._step(row, job) for row in rows}
-        for checkpointing in (False, True):
-            here = How(checkpointing, how.autocast)
-            events, larger = self._trace(own, here, cast, 0), []
-            more = (_LARGER - 1) * self.subject.samples
-            with suppress(Stopped, Misuse):  # of a model that takes no other batch
-                larger = self._trace(own, here, cast, more) if more else []
-            for row in rows:
-                found = peaks.estimate(row, checkpointing, job, events, steps[row.name])
-                grown = peaks.estimate(row, checkpointing, job, larger, steps[row.name]).pass_bytes if larger else 0
-                adds = -(-max(0, grown - found.pass_bytes) // max(more, 1))
-                yield found.model_copy(update={"sample_bytes": adds})
+        for sharded in (False, True):
+            if sharded and amp:  # FSDP2 computes with parameters in bfloat16, without autocast
+                self._to_bfloat16()
+            cast = self.fact.precision == "bf16" or (sharded and amp)
+            for checkpointing in (False, True):
+                how = How(checkpointing, autocast=amp and not sharded)
+                events, larger = self._trace(how, cast, 0), []
+                more = (_LARGER - 1) * self.subject.samples
+                with suppress(Stopped, Misuse):  # of a model that takes no other batch
+                    larger = self._trace(how, cast, more) if more else []
+                for row in (row for row in rows if row.shards_parameters is sharded):
+                    found = peaks.estimate(row, checkpointing, job, events, steps[row.name])
+                    grown = peaks.estimate(row, checkpointing, job, larger, steps[row.name]).pass_bytes if larger else 0
+                    adds = -(-max(0, grown - found.pass_bytes) // max(more, 1))
+                    yield found.model_copy(update={"sample_bytes": adds})
 
     def _rows(self) -> list[Strategy]:
         """Those that can be had here."""
         import torch.distributed.fsdp
 
-        rows = list(STRATEGIES)
+        rows, ranks, of_node = list(STRATEGIES), self.fact.ranks, self.ranks_per_node
         if not hasattr(torch.distributed.fsdp, "fully_shard"):
-            rows = [row for row in rows if not row.needs]
-            self._leave_out(f"all strategies of FSDP2: they need torch {STRATEGIES[-1].needs}")
-        ranks, of_node = self.seen["ranks"], self.seen["ranks_per_node"]
-        if ranks == of_node or ranks % of_node:
+            rows = [row for row in rows if not row.shards_parameters]
+            self.left_out.append(f"all strategies of FSDP2: they need torch {FSDP2_NEEDS}")
+        if ranks <= of_node or ranks % of_node:
             rows = [row for row in rows if not row.within_node]
-            self._leave_out(
+            self.left_out.append(
                 "hsdp: all ranks are on one node, where it is zero3"
-                if ranks == of_node
+                if ranks <= of_node
                 else f"hsdp: {ranks} ranks are no multiple of the {of_node} of a node"
             )
         return rows
 
-    def _leave_out(self, what: str) -> None:
-        if what not in self.left_out:
-            self.left_out.append(what)
+    def _own(self) -> list[list[Any]]:
+        return subject.own_parameters(self.subject.model, self.units)
 
-    def _trace(self, own: Sequence[Sequence[Any]], how: How, cast: bool, more: int) -> list[Event]:
+    def _job(self) -> Job:
+        amp = self.fact.precision == "amp"
+
+        def taken(p: Any) -> Parameter:
+            computed = 2 if amp and p.is_floating_point() else p.element_size()
+            return Parameter(tuple(p.shape), p.element_size(), computed, p.requires_grad)
+
+        buffers = self.subject.model.buffers()
+        return Job(
+            units=[[taken(parameter) for parameter in parameters] for parameters in self._own()],
+            buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in buffers),
+            ranks=self.fact.ranks,
+            ranks_per_node=self.ranks_per_node,
+            device=self.device,
+        )
+
+    def _trace(self, how: How, cast: bool, more: int) -> list[Event]:
         """The events of a step; only those of the parameters where the model does not run on fake tensors.
 
         Raises Misuse and Stopped.
         """
-        model = self.subject.model
-        if self.subject.given is None:
-            self._leave_out("activations and temporaries: the factory has no make_batch")
+        own = self._own()
+        if self.subject.loaded.make_batch is None:
+            self.left_out.append(f"activations and temporaries: {self.fact.model} returns no make_batch")
             return trace.of_parameters(own)
         given = self.subject.batch(more, cast=cast)
         try:
             with self.subject.mode:
-                return trace.run(model, given, self.units, own, how)
+                return trace.run(self.subject.model, given, self.units, own, how)
         except Misuse:
             raise
         except Exception as error:
             trouble = user_code.trouble("forward", error)
-            of_a_gpu = any(word in f"{error}".lower() for word in _OF_A_GPU)
-            is_limit = isinstance(error, fake.limits()) or of_a_gpu or is_configuration(self.seen["model"])
-            if not is_limit:
-                raise Stopped("forward", trouble) from error
-            first = trouble.message.partition(". ")[0]
-            self._leave_out(f"activations and temporaries: {first or type(error).__name__} ({trouble.where})")
+            is_limit = isinstance(error, fake.limits()) or any(word in f"{error}".lower() for word in _LIMITS)
+            if not is_limit and not is_configuration(self.fact.model):
+                raise Stopped(trouble) from error
+            said = trouble.message.partition(". ")[0] or type(error).__name__
+            self.left_out.append(f"activations and temporaries: {said}{trouble.where and f' ({trouble.where})'}")
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
-        from torch.optim import AdamW
+        import torch
 
+        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
-        shards = job.shards(row)
-        shapes = [(-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else () for p in parameters]
-        device = "cpu" if row.offloads else job.device
+        shards, device = job.shards(row), "cpu" if row.offloads else self.device
+        with self.subject.mode:
+            made = []
+            for p in parameters:
+                shape = (-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else ()
+                made.append(torch.nn.Parameter(torch.empty(shape, dtype=types[p.bytes], device=device)))
         try:
-            return self._stepped(self.subject.loaded.optimizer or AdamW, shapes, parameters, device)
+            return self._stepped(self.subject.loaded.optimizer or torch.optim.AdamW, made)
+        except Misuse:
+            raise
         except Exception as error:  # noqa: BLE001 - an optimizer of the user's, on fake tensors
-            self._leave_out(f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}")
-            return self._stepped(AdamW, shapes, parameters, device)
+            self.left_out.append(
+                f"the state of the optimizer, for which AdamW's is taken: {type(error).__name__}: {error}"
+            )
+            return self._stepped(torch.optim.AdamW, made)
 
-    def _stepped(
-        self,
-        make: Callable[[Any], Any],
-        shapes: Sequence[tuple[int, ...]],
-        parameters: Sequence[Parameter],
-        device: str,
-    ) -> Step:
+    def _stepped(self, make: Callable[[Any], Any], made: Sequence[Any]) -> Step:
         """What is there after a step beside parameters and gradients, and what comes for a moment in the next one."""
         import torch
 
-        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64}
         lives = fake.Lives()
         with self.subject.mode, fake.foreach():
-            made = [
-                torch.nn.Parameter(torch.empty(shape, dtype=types[parameter.bytes], device=device))
-                for shape, parameter in zip(shapes, parameters, strict=True)
-            ]
             for parameter in made:
                 parameter.grad = torch.empty_like(parameter)
                 lives.known(parameter)
                 lives.known(parameter.grad)
             optimizer = make(made)
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise Misuse(f"optimizer(parameters) returns type {type(optimizer).__name__}, not an optimizer")
             self.optimizer = self.optimizer or type(optimizer).__name__
             with fake.following(lives):
                 optimizer.step()

@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import FitOptions
-from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import subject
 from ddp_doctor.probing.fit.strategies import wrap
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
-from ddp_doctor.probing.user_model.user_code import find, made
 
 STEPS = 3
 
@@ -46,16 +44,13 @@ def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpoi
     import torch
 
     options = ctx.options.fit or FitOptions()
-    if is_configuration(ctx.model):
-        loaded = subject.from_configuration(ctx.model.removeprefix(CONFIGURATION), options.batch, options.seq)
-    else:
-        loaded = made(ctx.model, find(ctx.model))
+    loaded = subject.factory_of(ctx.model, options.batch, options.seq)()
     batches.move(loaded.model, ctx.device)
     with ctx.step("wrap", ctx.part):
         model, optimizer = wrap(
             loaded.model,
             strategy,
-            units=[module for _, module in subject.units_of(loaded.model, loaded.units)],
+            units=subject.units_of(loaded.model, loaded.units),
             checkpointing=checkpointing,
             precision=options.precision,
             optimizer=loaded.optimizer or torch.optim.AdamW,
@@ -63,7 +58,7 @@ def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpoi
             options=loaded.options,
         )
     for number in range(1, STEPS + 1):
-        with ctx.step("step", f"{ctx.part}, {number} of {STEPS}"):
+        with ctx.step("measured_step", f"{ctx.part}, {number} of {STEPS}"):
             began = ctx.clock()
             batch, _ = batches.make(ctx, loaded, 0)
             if options.precision == "bf16":

@@ -147,7 +147,7 @@ class _Unit:
         self.reduced = sum(p.computed * p.elements(shards) * shards for p in parameters if p.trainable)
         self.gradient = sum(p.bytes * p.elements(shards) for p in parameters if p.trainable)
         self.shards = shards
-        self.unsharded = self.gathered = self.posted = False
+        self.unsharded = self.gathered = False
         self.gradients = 0  # whole ones, in bytes
 
 
@@ -204,7 +204,7 @@ class _Fsdp:
             self.ledger.add("unsharded", unit.whole)
             self.ledger.add("unsharded", -unit.whole)  # the buffer
             unit.unsharded, unit.gathered = True, False
-        place = self.order.index(unit)
+        place = len(self.order) - 1 - self.order[::-1].index(unit)  # the last of its calls
         if place and not (before := self.order[place - 1]).unsharded and not before.gathered:
             self.gather(before)
             before.gathered = True
@@ -215,9 +215,6 @@ class _Fsdp:
         self.ledger.add("unsharded", size)
 
     def post_backward(self, unit: _Unit) -> None:
-        if unit.posted:
-            return
-        unit.posted = True
         self.reshard(unit)
         if not unit.gradients:
             return
@@ -225,6 +222,7 @@ class _Fsdp:
         self.reducing = unit.reduced
         self.ledger.add("unsharded", unit.reduced)
         self.ledger.add("unsharded", -unit.gradients)
+        unit.gradients = 0
         # The output of the reduce-scatter is what is kept, unless it has another type or goes to the host.
         output = unit.reduced // unit.shards
         stays = output == unit.gradient and not self.row.offloads

@@ -5,16 +5,16 @@ runs again on real ones, within a bound. It reaches no other machine: a model of
 """
 
 import json
-import sys
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.facts.ddp.fit import Unit
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake
 from ddp_doctor.probing.fit.strategies import innermost_first
 from ddp_doctor.probing.user_model import user_code
@@ -28,11 +28,11 @@ BATCH, SEQUENCE = 1, 2048
 
 
 class Stopped(Exception):
-    """The user's code failed; what it was asked to do and how."""
+    """The user's code failed, and how."""
 
-    def __init__(self, phase: Phase, trouble: Trouble) -> None:
-        super().__init__(phase)
-        self.phase, self.trouble = phase, trouble
+    def __init__(self, trouble: Trouble) -> None:
+        super().__init__(trouble.phase)
+        self.trouble = trouble
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Subject:
 
     loaded: Loaded
     mode: Any
-    given: Any = None  # what make_batch returned, None where there is none
+    given: Any = None  # what make_batch returned
     samples: int = 0
 
     @property
@@ -67,18 +67,16 @@ class Subject:
             return Batch(self.given, form).changed(changed)
 
 
-def of_factory(name: str) -> Subject:
-    """The user's model. Raises Misuse and Stopped."""
-    factory = _attempt("import", lambda: find(name))
+def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subject:
+    """The model of ``module:factory`` or ``hf:NAME``. Raises Misuse and Stopped."""
+    factory = _attempt("import", lambda: factory_of(name, batch, sequence))
     mode = fake.mode()
     with _alone(name), _bounded(name):
         with mode, fake.conversions():
-            loaded, first = user_code.attempt("factory", lambda: made(name, factory))
-        if loaded is None:
-            assert first is not None
-            if first.misuse:
-                raise Misuse(first.message)
-            loaded = _attempt("factory", lambda: made(name, factory))
+            loaded, trouble = user_code.attempt("factory", factory)
+        if trouble is not None and trouble.misuse:
+            raise Misuse(trouble.message)
+        loaded = loaded or _attempt("factory", factory)
         fake.faked(uncompiled(loaded.model), mode)
         given = None
         if (make_batch := loaded.make_batch) is not None:
@@ -86,44 +84,31 @@ def of_factory(name: str) -> Subject:
             if trouble is not None:  # one that makes it on a GPU that is not here
                 with mode:
                     given = _attempt("make_batch", lambda: make_batch(0))
-    subject = Subject(loaded, mode, given)
-    if given is not None:
-        sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
-        subject.samples = int(sizes[0]) if sizes else 0
-    return subject
+    sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
+    return Subject(loaded, mode, given, int(sizes[0]) if sizes else 0)
 
 
-def of_transformers(spec: str, batch: int | None, sequence: int | None) -> Subject:
-    """A model of transformers' own configurations. Raises Misuse and Stopped."""
-    mode = fake.mode()
-    loaded = from_configuration(spec, batch, sequence, mode, fake.conversions())
-    assert loaded.make_batch is not None
-    fake.faked(loaded.model, mode)
-    return Subject(loaded, mode, loaded.make_batch(0), batch or BATCH)
-
-
-def from_configuration(
-    spec: str, batch: int | None, sequence: int | None, *modes: AbstractContextManager[Any]
-) -> Loaded:
-    """The model of ``llama,num_hidden_layers=16`` or ``folder/config.json``, made in these modes.
-
-    Raises Misuse and Stopped.
-    """
+def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
+    """What makes the model and its batch. Raises Misuse, and whatever the import raises."""
+    if not is_configuration(name):
+        return partial(made, name, find(name))
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
-        raise Misuse(f"hf:{spec} needs transformers, which is not installed here: pip install transformers") from None
-    import torch
-
-    config = _config(spec)
+        raise Misuse(f"{name} needs transformers, which is not installed here: pip install transformers") from None
+    config = _config(name.removeprefix(CONFIGURATION))
     config.use_cache = False
-    with _alone(f"hf:{spec}"), ExitStack() as stack:
-        for mode in modes:
-            stack.enter_context(mode)
-        model = _attempt("factory", lambda: AutoModelForCausalLM.from_config(config))
-    model.train()
-    ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
-    return Loaded(model, lambda _: {"input_ids": ids, "labels": ids})
+
+    def factory() -> Loaded:
+        return Loaded(AutoModelForCausalLM.from_config(config).train(), make_batch)
+
+    def make_batch(_: int) -> dict[str, Any]:
+        import torch
+
+        ids = torch.zeros((batch or BATCH, sequence or SEQUENCE), dtype=torch.int64)
+        return {"input_ids": ids, "labels": ids}
+
+    return factory
 
 
 def _config(spec: str) -> Any:
@@ -151,21 +136,24 @@ def _config(spec: str) -> Any:
     try:
         return AutoConfig.for_model(name, **values)
     except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
-        raise Misuse(f"transformers refuses the configuration {spec!r}: {error}") from None
+        raise Misuse(f"transformers refuses the configuration {spec!r}: {' '.join(f'{error}'.split())}") from None
 
 
-def units_of(model: Any, given: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The modules to shard, with their names, in the model's order. Raises Misuse.
+def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
+    """The modules to shard, in the model's order. Raises Misuse.
 
     Given ones are modules or classes; else the list of modules of one class that has most parameters.
     """
     import torch
 
-    named = dict(model.named_modules())
+    def elements(item: Any) -> int:
+        return sum(parameter.numel() for parameter in item.parameters())
+
+    modules = list(model.modules())
     if not given:
         lists = [
             list(module)
-            for module in named.values()
+            for module in modules
             if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
             and len(module) > 1
             and len({type(item) for item in module}) == 1
@@ -173,16 +161,11 @@ def units_of(model: Any, given: Sequence[Any]) -> list[tuple[str, Any]]:
         wanted = max(lists, key=lambda items: sum(map(elements, items)), default=[])
         given = [item for item in wanted if elements(item)]
     classes = tuple(item for item in given if isinstance(item, type))
-    modules = {id(item) for item in given if isinstance(item, torch.nn.Module)}
-    found = [(name, module) for name, module in named.items() if id(module) in modules or isinstance(module, classes)]
+    named = {id(item) for item in given}
+    found = [module for module in modules if id(module) in named or isinstance(module, classes)]
     if given and not found:
         raise Misuse("units are modules of the model, or classes of them; none of those given is in it")
-    return [(name, module) for name, module in found if module is not model]
-
-
-def elements(module: Any) -> int:
-    """Of all parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())
+    return [module for module in found if module is not model]
 
 
 def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
@@ -195,24 +178,13 @@ def own_parameters(model: Any, units: Sequence[Any]) -> list[list[Any]]:
     return [own[id(module)] for module in (*units, model)]
 
 
-def described(units: Sequence[tuple[str, Any]]) -> tuple[Unit, ...]:
-    """The units in words, those of one class and size together."""
-    counts: dict[tuple[str, int], list[str]] = {}
-    for name, module in units:
-        size = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-        counts.setdefault((type(module).__name__, size), []).append(name)
-    return tuple(Unit(name=n[0], kind=kind, count=len(n), bytes=size) for (kind, size), n in counts.items())
-
-
-def largest(model: Any) -> Unit | None:
-    """The module with most bytes of parameters of its own."""
+def largest(model: Any) -> tuple[str, int]:
+    """The module with most bytes of parameters of its own, by its name, and these bytes."""
     sizes = {
-        name: sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(recurse=False))
+        name or "the model": sum(parameter.numel() * parameter.element_size() for parameter in module.parameters(False))
         for name, module in model.named_modules()
     }
-    name = max(sizes, key=lambda name: sizes[name])
-    kind = type(model.get_submodule(name)).__name__
-    return Unit(name=name or "the model", kind=kind, count=1, bytes=sizes[name]) if sizes[name] else None
+    return max(sizes.items(), key=lambda size: size[1])
 
 
 def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
@@ -221,35 +193,22 @@ def _attempt(phase: Phase, call: Callable[[], Any]) -> Any:
         return value
     if trouble.misuse:
         raise Misuse(trouble.message)
-    raise Stopped(phase, trouble)
-
-
-#: What is refused while somebody is here.
-_REFUSING: list[list[str]] = []
-
-
-@cache
-def _watch_network() -> None:
-    """An audit hook cannot be taken away again, so it stays and refuses nothing."""
-
-    def hook(event: str, args: tuple[Any, ...]) -> None:
-        if not _REFUSING or event not in ("socket.connect", "socket.getaddrinfo"):
-            return
-        target = args[1] if event == "socket.connect" else args
-        host = target[0] if isinstance(target, tuple) else None  # a file has no host
-        if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
-            _REFUSING[-1].append(f"{host}")
-            raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
-
-    sys.addaudithook(hook)
+    raise Stopped(trouble)
 
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
     """No way to another machine. Raises Misuse where the user's code failed after it was refused one."""
-    _watch_network()
-    tried: list[str] = []
-    _REFUSING.append(tried)
+    module: Any = socket
+    original, tried = module.getaddrinfo, []
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        if host in (None, "localhost", "127.0.0.1", "::1"):
+            return original(host, *args, **kwargs)
+        tried.append(host)
+        raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
+
+    module.getaddrinfo = getaddrinfo
     try:
         yield
     except (Misuse, Stopped):
@@ -260,7 +219,7 @@ def _alone(name: str) -> Iterator[None]:
             ) from None
         raise
     finally:
-        _REFUSING.remove(tried)
+        module.getaddrinfo = original
 
 
 @contextmanager

@@ -10,7 +10,7 @@ Of layers that repeat, three are run: the first, one from the middle, and the la
 for all of those between, whose events are the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -32,7 +32,6 @@ class Event:
     bytes: int = 0
     saved: bool = False
     unit: int = -1  # index of the unit; that of the whole model is the number of units
-    parameter: int = -1  # index in the unit's own parameters, of a gradient
 
 
 def run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[Any]], how: "How") -> list[Event]:
@@ -64,10 +63,9 @@ def of_parameters(own: Sequence[Sequence[Any]]) -> list[Event]:
     events += [Event("post_forward", unit=root), Event("backward"), Event("pre_backward", unit=root)]
     for unit in (*reversed(units), root):
         events.append(Event("pre_backward", unit=unit))
-        for place, parameter in enumerate(own[unit]):
+        for parameter in own[unit]:
             if parameter.requires_grad:
-                size = parameter.numel() * parameter.element_size()
-                events.append(Event("gradient", size, unit=unit, parameter=place))
+                events.append(Event("gradient", parameter.numel() * parameter.element_size(), unit=unit))
         events.append(Event("post_backward", unit=unit))
     return events
 
@@ -86,9 +84,9 @@ class _Recorder:
         self.events: list[Event | int] = []  # or an entry of the lives
         self._seen = 0
 
-    def note(self, kind: Kind, unit: int = -1, parameter: int = -1, size: int = 0) -> None:
+    def note(self, kind: Kind, unit: int = -1, size: int = 0) -> None:
         self.take()
-        self.events.append(Event(kind, size, unit=unit, parameter=parameter))
+        self.events.append(Event(kind, size, unit=unit))
 
     def take(self) -> None:
         self.events += range(self._seen, len(self.lives.entries))
@@ -117,8 +115,7 @@ def _run(model: Any, batch: Batch, units: Sequence[Any], own: Sequence[Sequence[
         loss = batch.loss(output)
         recorder.note("backward")
         saved = lives.alive()
-        if loss.requires_grad:
-            loss.backward()
+        loss.backward()
         recorder.take()
         lives.watching = False
     return recorder.done(saved)
@@ -140,9 +137,9 @@ def _prepared(
             for handle in _hooks(module, index, recorder):
                 undone.callback(handle.remove)
         for index, parameters in enumerate(own):
-            for place, parameter in enumerate(parameters):
+            for parameter in parameters:
                 if parameter.requires_grad:
-                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, place, recorder))
+                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, recorder))
                     undone.callback(handle.remove)
         try:
             yield
@@ -155,9 +152,9 @@ def _prepared(
                 parameter.grad = None
 
 
-def _on_gradient(unit: int, place: int, recorder: _Recorder) -> Any:
+def _on_gradient(unit: int, recorder: _Recorder) -> Any:
     def hook(parameter: Any) -> None:
-        recorder.note("gradient", unit, place, recorder.lives.handed_over(parameter.grad))
+        recorder.note("gradient", unit, recorder.lives.handed_over(parameter.grad))
 
     return hook
 
@@ -216,6 +213,11 @@ def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
     return found
 
 
+def _allocated(events: list[Event], unit: int, places: Mapping[tuple[Kind, int], int]) -> tuple[int, ...]:
+    forward = events[places["pre_forward", unit] : places["post_forward", unit]]
+    return tuple(event.bytes for event in forward if event.bytes > 0)
+
+
 def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     """The events with those of the middle layer again for each left out. Raises KeyError and ValueError."""
     middle = first + 1
@@ -224,6 +226,8 @@ def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     backward = places["pre_backward", middle], places["pre_backward", first]
     if not forward[0] < forward[1] < backward[0] < backward[1]:
         raise ValueError("the layers are not called one after the other")
+    if len({_allocated(events, unit, places) for unit in (first, middle, last)}) > 1:
+        raise ValueError("the layers do not do the same: what goes into each may be larger than that before")
 
     def of(unit: int, segment: tuple[int, int]) -> list[Event]:
         return [replace(event, unit=unit) if event.unit == middle else event for event in events[slice(*segment)]]
