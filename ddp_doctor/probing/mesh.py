@@ -6,11 +6,11 @@ compare over the control store what they would make, and make nothing where they
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from ddp_doctor.facts.collectives import ELEMENTS, AxisGroup, MeshFact, SizeResult, WrongShare
 from ddp_doctor.knowledge import axes
@@ -22,9 +22,17 @@ from ddp_doctor.probing.all_reduces import agreed, meet, memory_free, memory_nee
 from ddp_doctor.probing.collectives import ODD_ELEMENTS, Case, NotOffered, timed, wrong_shares
 from ddp_doctor.probing.user_model.user_code import Misuse
 
+T = TypeVar("T")
+
 #: Of a timed collective, by device: small beside a gradient bucket on CPUs, above it on GPUs.
 _BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
 _TIMES = 5
+#: In place of a mesh, by a rank whose factory has failed.
+_FAILED = "failed"
+
+
+class _PeerFailed(Exception):
+    """Another rank failed in the factory."""
 
 
 def misfit(mesh: Sequence[Axis], ranks: int) -> str:
@@ -32,16 +40,14 @@ def misfit(mesh: Sequence[Axis], ranks: int) -> str:
     needed = prod(axis.size for axis in mesh)
     if needed == ranks:
         return ""
-    sizes = " x ".join(f"{axis.size}" for axis in mesh)
-    product = f"{sizes} is {needed} ranks" if len(mesh) > 1 else f"it is of {needed} ranks"
     return (
-        f"--mesh {mesh_typed(mesh)} is no mesh of this run: {product}, and the world has {ranks};"
-        " change an axis, or --nproc-per-node"
+        f"--mesh {mesh_typed(mesh)} is no mesh of this run: its sizes multiply to {needed}, and the world has {ranks}"
+        f" rank{'s' * (ranks > 1)}; change an axis, or --nproc-per-node"
     )
 
 
 def compared_and_driven(ctx: RankContext) -> MeshFact:
-    """Compare, make and drive the mesh. Raises Misused where its axes do not multiply to the world on any rank."""
+    """Compare the mesh on all ranks, make it and drive its axes. Raises Misused where it is no mesh of these ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh, made = ctx.options.mesh or ctx.model_mesh[0], None if ctx.options.mesh else ctx.model_mesh[1]
@@ -73,34 +79,57 @@ def _axes(shape: Sequence[int], names: Sequence[str] | None) -> tuple[Axis, ...]
 
 
 @contextmanager
-def compared(ctx: RankContext) -> Iterator[None]:
+def compared(ctx: RankContext) -> Iterator[Callable[[Callable[[], T]], T | None]]:
     """While the user's factory runs: ranks that call init_device_mesh compare first what they ask for.
 
-    Where they differ they would hang: all of them then raise Misuse, and the check of the mesh names who differs.
+    Where they differ they would hang: all of them then raise Misuse, and the check of the mesh names who differs. What
+    is given calls the factory: a rank that is through with it asks for no mesh where others do, and where one has
+    failed, which tells so by itself, the others come out with nothing.
     """
     import torch.distributed as dist
     from torch.distributed import device_mesh
 
-    init_device_mesh, calls = device_mesh.init_device_mesh, count()
+    init_device_mesh, calls, differ = device_mesh.init_device_mesh, count(), False
+
+    def compare(asked: tuple[Axis, ...], text: str) -> None:
+        nonlocal differ
+        if differ:
+            return
+        with ctx.step("compare_meshes"):
+            told = ctx.exchange(f"mesh {next(calls)}", text)
+        differ = len(set(told)) > 1
+        if _FAILED in told:
+            raise _PeerFailed
+        if differ:
+            ctx.model_mesh = asked, None
+            meshes = " and ".join(dict.fromkeys(mesh or "none" for mesh in told))
+            raise Misuse(f"the ranks make different meshes: {meshes}")
 
     def compared(device_type: str, mesh_shape: tuple[int, ...], **more: Any) -> Any:
         asked = _axes(mesh_shape, more.get("mesh_dim_names"))
-        with ctx.step("compare_meshes"):
-            told = ctx.exchange(f"mesh {next(calls)}", mesh_typed(asked))
-        if len(set(told)) > 1:
-            ctx.model_mesh = asked, None
-            raise Misuse(f"the ranks make different meshes: {' and '.join(dict.fromkeys(told))}")
+        compare(asked, mesh_typed(asked))
         return init_device_mesh(device_type, mesh_shape, **more)
 
-    def use(function: Any) -> None:
-        device_mesh.init_device_mesh = function
-        dist.init_device_mesh = function  # type: ignore[attr-defined] # torch has it here, too
+    def called(factory: Callable[[], T]) -> T | None:
+        try:
+            value = factory()
+            compare((), "")
+        except _PeerFailed:
+            return None
+        except BaseException:
+            with suppress(_PeerFailed):
+                compare((), _FAILED)
+            raise
+        return value
 
-    use(compared)
+    places: tuple[Any, ...] = (device_mesh, dist)  # torch has it in both
+    for place in places:
+        place.init_device_mesh = compared
     try:
-        yield
+        yield called
     finally:
-        use(init_device_mesh)
+        for place in places:
+            place.init_device_mesh = init_device_mesh
 
 
 def _driven(ctx: RankContext, axis: str, group: Any) -> AxisGroup:

@@ -88,6 +88,20 @@ def test_a_network_as_fast_as_the_links_of_a_node_is_no_reason():
     assert (finding.code, finding.confidence.value) == ("DD645", "likely")
 
 
+def test_a_mesh_of_which_no_collective_could_be_called_is_not_healthy():
+    recording = load("mesh/shard-axis-inside")
+
+    def emptied(reading: Reading) -> Reading:
+        if reading.check != "mesh":
+            return reading
+        fact: dict[str, Any] = dict(reading.fact or {})
+        fact["groups"] = [group | {"sizes": {}, "sources": {}} for group in fact["groups"]]
+        return reading.model_copy(update={"fact": fact})
+
+    report = app.judge(recording.model_copy(update={"readings": tuple(map(emptied, recording.readings))})).report
+    assert (report.verdict.value, "no collective of an axis was called" in report.summary) == ("unsure", True)
+
+
 def test_ranks_by_turns_are_told_in_place_of_an_axis_that_the_job_does_not_have():
     [finding] = judged("mesh/srun-numbers-ranks-by-turns").report.findings
 

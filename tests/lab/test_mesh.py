@@ -63,4 +63,4 @@ def test_a_mesh_that_does_not_multiply_to_the_ranks_of_both_hosts_is_a_usage_err
     exits, report = run(two_hosts, lambda _host: "dp=2,shard=4")
 
     assert (exits, codes(report)) == ({2}, [])
-    assert "2 x 4 is 8 ranks, and the world has 4" in report["summary"]
+    assert "its sizes multiply to 8, and the world has 4 ranks" in report["summary"]

@@ -153,7 +153,14 @@ def test_a_mesh_of_other_ranks_than_there_are_is_misused(play: Play):
 
     [reading, _] = scenario.outcome.recording.of_check("scenario")
     assert (reading.status, reading.misused) == (Status.FAILED, True)
-    assert "2 x 4 is 8 ranks, and the world has 2" in (reading.reason or "")
+    assert "its sizes multiply to 8, and the world has 2 ranks" in (reading.reason or "")
+
+
+def test_a_mesh_of_one_rank_is_not_said_to_be_tested(play: Play):
+    scenario = play(compared_and_driven, ranks=1, mesh="dp=1", then=[mesh.CHECK])
+
+    [left_out] = [left_out for left_out in scenario.outcome.recording.not_run if left_out.check == "mesh"]
+    assert left_out.reason == "needs 2 ranks, 1 is all this run has"
 
 
 # --- the mesh that the user's factory returns -----------------------------------------------------------
@@ -187,6 +194,27 @@ def test_a_factory_that_makes_another_mesh_on_one_rank_is_told_before_it_hangs(p
 
     assert told(scenario) == (["DD643"], {BAD})
     assert "would make another mesh: dp=4,shard=1, not dp=2,shard=2" in scenario.title
+
+
+def test_a_rank_whose_factory_makes_no_mesh_is_named_while_the_others_wait_for_it(play: Play):
+    scenario = with_model(play, "on_all_but_rank_1")
+
+    assert told(scenario) == (["DD643"], {BAD})
+    assert "would make another mesh: none, not dp=2,shard=2" in scenario.title
+
+
+def test_a_rank_that_fails_before_it_makes_the_mesh_is_told_by_its_error(play: Play):
+    scenario = with_model(play, "fails_before_it_on_rank_1")
+
+    assert told(scenario) == (["DD771"], {BAD, None})  # None: the line of the user's code
+    assert "raises ValueError" in scenario.title
+
+
+def test_what_is_no_mesh_is_misused(play: Play):
+    scenario = with_model(play, "no_mesh_at_all")
+
+    [reading, *_] = scenario.outcome.recording.of_check("user_model")
+    assert (reading.misused, "returns a tuple as the mesh" in (reading.reason or "")) == (True, True)
 
 
 def test_a_mesh_of_some_of_the_ranks_is_not_driven(play: Play):

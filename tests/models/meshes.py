@@ -30,3 +30,17 @@ def in_another_order_on_rank_1() -> dict[str, Any]:
 
 def of_half_of_the_ranks() -> dict[str, Any]:
     return _with(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "shard"))["shard"])
+
+
+def on_all_but_rank_1() -> dict[str, Any]:
+    return {"model": torch.nn.Linear(2, 2)} if os.environ["RANK"] == "1" else two_by_two()
+
+
+def fails_before_it_on_rank_1() -> dict[str, Any]:
+    if os.environ["RANK"] == "1":
+        raise ValueError("no shard for this rank")
+    return two_by_two()
+
+
+def no_mesh_at_all() -> dict[str, Any]:
+    return {"model": torch.nn.Linear(2, 2), "mesh": (2, 2)}

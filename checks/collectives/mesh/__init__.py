@@ -28,6 +28,12 @@ def probe(ctx: RankContext) -> MeshFact:
     return compared_and_driven(ctx)
 
 
+def untested(recording: Recording) -> str:
+    """Why it passes nothing: of no axis a collective was called."""
+    groups = [group for rank in recording.facts(MeshFact) for group in rank.fact.groups]
+    return "" if any(group.sizes or group.sources for group in groups) else "no collective of an axis was called"
+
+
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """By axis and collective what nccl-tests prints, over all groups of the axis."""
     yield from measured(
@@ -50,4 +56,5 @@ CHECK = Check(
     cost_s=3.0,
     deadline_s=20.0,
     measurements=measurements,
+    untested=untested,
 )

@@ -24,7 +24,7 @@ _ONE_MESH = in_code(
 )
 
 
-@rule("DD643", "ranks-make-different-meshes", Severity.ERROR, MeshFact)
+@rule("DD643", "ranks-make-different-meshes", Severity.ERROR, MeshFact, explained_by=("DD790",))
 def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     """Ranks that were told another mesh than the others.
 
@@ -39,20 +39,16 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     if len(meshes) < 2:
         return
     usual = max(meshes, key=lambda typed: len(meshes[typed]))
-    all_ranks = sum(map(len, meshes.values()))
-    is_clear = 2 * len(meshes[usual]) > all_ranks
-    told = {typed: ranks_at(recording, map(rank_of, ranks)) for typed, ranks in meshes.items()}
-    odd = [rank for typed, ranks in meshes.items() if typed != usual for rank in ranks]
     others = [typed for typed in meshes if typed != usual]
-    same = all(sorted(typed.split(",")) == sorted(usual.split(",")) for typed in others)
-    what = "the groups of the mesh in another order" if same else "another mesh"
-    title = f"{capital(ranks_at(recording, map(rank_of, odd)))} would make {what}: {name_list(others)}, not {usual}"
-    if not is_clear:
-        title = f"The ranks would make {'' if same else 'groups of '}different meshes: {' or '.join(meshes)}"
+    odd = [rank_of(rank) for typed in others for rank in meshes[typed]]
+    is_clear = len(odd) < len(meshes[usual])
+    same_axes = all(sorted(typed.split(",")) == sorted(usual.split(",")) for typed in others)
+    what = "the groups of the mesh in another order" if same_axes else "another mesh"
+    title = f"{capital(ranks_at(recording, odd))} would make {what}: {name_list(others)}, not {usual}"
     yield proved(
-        rank_culprits(recording, MeshFact, map(rank_of, odd)) if is_clear else NOBODY,
-        title,
-        [Evidence(text=f"{typed}: {ranks}") for typed, ranks in told.items()],
+        rank_culprits(recording, MeshFact, odd) if is_clear else NOBODY,
+        title if is_clear else f"The ranks would make different meshes: {' or '.join(meshes)}",
+        [Evidence(text=f"{typed}: {ranks_at(recording, map(rank_of, ranks))}") for typed, ranks in meshes.items()],
         _ONE_MESH,
         detail="The ranks would wait for each other for ever, so no group was made.",
     )
@@ -76,10 +72,12 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
         for group in rank.fact.groups
     )
     faulty = {group: ranks for group, ranks in taken.items() if any(rank.wrong for rank in ranks)}
-    blamed = {group: whose_share(recording, ranks) for group, ranks in faulty.items()}
-    for (culprits, whose, _), groups in grouped(
-        ((*told, "" if told[0] else group), group) for group, told in blamed.items()
-    ).items():
+    causes = grouped(
+        ((culprits, whose, culprits or group), group)  # a rank is named once, whatever its groups
+        for group, ranks in faulty.items()
+        for culprits, whose in [whose_share(recording, ranks)]
+    )
+    for (culprits, whose, _), groups in causes.items():
         axes, members = [*dict.fromkeys(axis for axis, _ in groups)], {rank for _, ranks in groups for rank in ranks}
         names = f"axes {name_list(axes)} of the mesh give" if len(axes) > 1 else f"axis {axes[0]} of the mesh gives"
         wrong = [(rank.rank, share) for group in groups for rank in faulty[group] for share in rank.wrong]

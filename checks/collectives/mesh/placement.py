@@ -1,6 +1,6 @@
 """DD645, DD646: axes whose groups go over slower links than they need, by their order or by that of the ranks."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from math import prod
 from statistics import mean
@@ -11,6 +11,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.axes import KINDS, depth
 from ddp_doctor.knowledge.topology.link_codes import link_code
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Axis, Recording, World, mesh_typed, once_a_recording
@@ -27,16 +28,11 @@ _AS_FAST = 0.4
 
 
 class Reach(NamedTuple):
-    """The farthest way between two ranks of a group: over nodes, else by which link of one; smaller is nearer."""
+    """The farthest way between two ranks of a group; smaller is nearer."""
 
-    nodes: int
-    distance: int = 0
-    code: str = ""
-
-    @property
-    def words(self) -> str:
-        """``crosses nodes``, ``goes over SYS``."""
-        return "crosses nodes" if self.nodes > 1 else f"goes over {self.code}" if self.code else "stays in a node"
+    nodes: int = 1
+    distance: int = 0  # of the link within a node
+    words: str = "stays in a node"
 
 
 def groups_of(mesh: Sequence[Axis], axis: Axis) -> list[tuple[int, ...]]:
@@ -57,53 +53,43 @@ def _mesh(recording: Recording) -> Sequence[Axis]:
     return mesh if in_order else ()
 
 
-@once_a_recording
-def _links(recording: Recording) -> Mapping[tuple[int, str, str], str]:
-    """The code between two GPUs of a node, where its matrix is known."""
-    return {
-        (node.node, *ends): code
-        for node in recording.facts(TopologyFact)
-        for first, second, code in node.fact.gpu_pairs()
-        for ends in ((first, second), (second, first))
-    }
-
-
 def _reach(recording: Recording, world: World, groups: Sequence[Sequence[int]]) -> Reach:
-    links, farthest = _links(recording), Reach(1)
-    for group in groups:
-        nodes = {world.node_of(rank) for rank in group}
-        if len(nodes) > 1:
-            return Reach(2)
-        for ranks in combinations(group, 2) if links else ():
-            gpus = [f"GPU{gpu_of(recording, rank)}" for rank in ranks]
-            if code := links.get((world.node_of(ranks[0]), gpus[0], gpus[1])):
-                farthest = max(farthest, Reach(1, link_code(code).distance, code))
-    return farthest
+    """Over nodes, else by which link of one node, where its matrix is known."""
+    if any(len({world.node_of(rank) for rank in group}) > 1 for group in groups):
+        return Reach(2, words="crosses nodes")
+    codes = {
+        (node.node, frozenset(ends)): code
+        for node in recording.facts(TopologyFact)
+        for *ends, code in node.fact.gpu_pairs()
+    }
+    pairs = [pair for group in groups if codes for pair in combinations(group, 2)]
+    ends = [(world.node_of(pair[0]), frozenset(f"GPU{gpu_of(recording, rank)}" for rank in pair)) for pair in pairs]
+    links = [(link_code(codes[each]).distance, codes[each]) for each in ends if each in codes]
+    return max((Reach(1, distance, f"goes over {code}") for distance, code in links), default=Reach())
 
 
-@once_a_recording
-def _busbw(recording: Recording) -> Mapping[str, Mapping[str, float]]:
-    """By axis and collective GB/s, the mean of all ranks."""
-    rates: dict[str, dict[str, list[float]]] = {}
-    for rank in recording.facts(MeshFact):
-        for group in rank.fact.groups:
-            for name, size in group.sizes.items():
-                rates.setdefault(group.axis, {}).setdefault(name, []).append(size.busbw_gb_per_s)
-    return {axis: {name: mean(of_name) for name, of_name in names.items()} for axis, names in rates.items()}
-
-
-def _is_slower(recording: Recording, heavy: Axis, light: Axis) -> bool | None:
-    """Whether an axis is slower in all collectives that were timed on both; None where none was."""
-    of_heavy, of_light = (_busbw(recording).get(axis.name, {}) for axis in (heavy, light))
-    both = of_heavy.keys() & of_light.keys()
-    return all(of_heavy[name] < _AS_FAST * of_light[name] for name in both) if both else None
+def _busbw(recording: Recording, axis: Axis) -> Mapping[str, float]:
+    """By collective GB/s of an axis, the mean of all ranks."""
+    rates = grouped(
+        (name, size.busbw_gb_per_s)
+        for rank in recording.facts(MeshFact)
+        for group in rank.fact.groups
+        if group.axis == axis.name
+        for name, size in group.sizes.items()
+    )
+    return {name: mean(of_name) for name, of_name in rates.items()}
 
 
 def _in_order(mesh: Sequence[Axis]) -> tuple[Axis, ...]:
     """The same axes, those of known names from the one that sends least often inwards; the others stay in place."""
     known = [axis for axis in mesh if depth(axis.name) is not None]
-    ordered = iter(sorted(known, key=lambda axis: depth(axis.name) or 0))
+    ordered = iter(sorted(known, key=_depth))
     return tuple(next(ordered) if axis in known else axis for axis in mesh)
+
+
+def _depth(axis: Axis) -> int:
+    """Of an axis of a known name."""
+    return depth(axis.name) or 0
 
 
 @rule("DD645", "axis-goes-over-slower-links", Severity.WARNING, MeshFact, explained_by=("DD646",))
@@ -124,19 +110,20 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
     if world is None:
         return
     better = _in_order(mesh)
-    reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in mesh if axis.size > 1}
-    known = [(axis, at) for axis in reaches if (at := depth(axis.name)) is not None]
-    for heavy, inside in sorted(known, key=lambda each: -each[1]):
-        lighter = [axis for axis, at in known if at < inside and reaches[axis][:2] < reaches[heavy][:2]]
-        if not lighter or _reach(recording, world, groups_of(better, heavy))[:2] >= reaches[heavy][:2]:
+    known = sorted((axis for axis in mesh if axis.size > 1 and depth(axis.name) is not None), key=_depth)
+    reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in known}
+    for heavy, light in combinations(reversed(known), 2):
+        now, then = reaches[heavy], _reach(recording, world, groups_of(better, heavy))
+        if _depth(heavy) == _depth(light) or now[:2] <= max(reaches[light][:2], then[:2]):
             continue
-        light = min(lighter, key=lambda axis: reaches[axis])
-        if (slower := _is_slower(recording, heavy, light)) is False:
+        of_heavy, of_light = _busbw(recording, heavy), _busbw(recording, light)
+        slower = [of_heavy[name] < _AS_FAST * of_light[name] for name in of_heavy if name in of_light]
+        if not all(slower):
             continue
         told = likely if slower else possible
         yield told(
             NOBODY,
-            f"The {heavy.name} axis {reaches[heavy].words}, and the {light.name} axis does not:"
+            f"The {heavy.name} axis {now.words}, and the {light.name} axis does not:"
             f" put {heavy.name} inside, {mesh_typed(better)}",
             [_evidence(recording, mesh, axis, reaches[axis]) for axis in (heavy, light)],
             in_code(
@@ -145,28 +132,21 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
                 f" mesh_dim_names={tuple(axis.name for axis in better)})",
                 references=(DOCS + "distributed.html#torch.distributed.device_mesh.init_device_mesh",),
             ),
-            detail=f"It carries {KINDS[inside].words}, the {light.name} axis {KINDS[depth(light.name) or 0].words}.",
+            detail=f"It carries {KINDS[_depth(heavy)].words}, the {light.name} axis {KINDS[_depth(light)].words}.",
         )
         return  # one order of the axes is one cause
 
 
 def _evidence(recording: Recording, mesh: Sequence[Axis], axis: Axis, reach: Reach) -> Evidence:
     groups = "; ".join(rank_list(group) for group in groups_of(mesh, axis)[:LINES_OF_EVIDENCE])
-    rates = _busbw(recording).get(axis.name, {})
-    busbw = ", ".join(f"{name} {rate:.3g} GB/s" for name, rate in rates.items())
+    busbw = ", ".join(f"{name} {rate:.3g} GB/s" for name, rate in _busbw(recording, axis).items())
     return Evidence(text=f"axis {axis.name} {reach.words}: {groups}{f'; busbw: {busbw}' if busbw else ''}")
 
 
-#: Of a process that a launcher started: its rank, all ranks, its number on the node, and how to number node by node.
+#: What tells a process its rank, the ranks of all and its number on the node; and how to number ranks node by node.
 _OF_LAUNCHER = {
-    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "srun", "srun --distribution=block ..."),
-    "mpi": (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "mpirun",
-        "mpirun --map-by slot ...",
-    ),
+    "slurm": (("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), "srun --distribution=block ..."),
+    "mpi": (tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK")), "mpirun --map-by slot ..."),
 }
 
 
@@ -182,23 +162,29 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
     See: https://slurm.schedmd.com/srun.html (--distribution)
         https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html (--map-by)
     """
-    mesh, world, turns = _mesh(recording), recording.world, _turns(recording)
-    if world is None or turns is None:
+    mesh, world = _mesh(recording), recording.world
+    nodes = {node.node: node.fact for node in recording.facts(EnvVars)}
+    own = {_OF_LAUNCHER.get(fact.launcher or "") for fact in nodes.values()}
+    found = own.pop() if len(own) == 1 else None
+    if world is None or found is None or not 1 < len(nodes) == world.nnodes < world.world_size:
         return
-    program, command, node_of = turns
+    names, command = found
+    program, size = command.partition(" ")[0], f"{world.world_size}"
+    told = {tuple(map(fact.variables.get, names)): node for node, fact in nodes.items()}
+    if told.keys() != {(f"{rank}", size, "0") for rank in range(len(nodes))}:
+        return  # not one process a rank, or not by turns
     for axis in mesh:
         groups = groups_of(mesh, axis)
-        together = all(len({world.node_of(rank) for rank in group}) == 1 for group in groups)
-        apart = [group for group in groups if len(set(map(node_of, group))) > 1]
-        if axis.size > 1 and together and apart:
-            nodes = len(set(map(node_of, apart[0])))
+        apart = next((group for group in groups if len({rank % len(nodes) for rank in group}) > 1), ())
+        if apart and _reach(recording, world, groups).nodes == 1:
+            on = {rank: told[f"{rank % len(nodes)}", size, "0"] for rank in apart}
             yield likely(
                 NOBODY,
                 f"{program} numbers ranks by turns over the nodes, so that the {axis.name} axis crosses them:"
-                f" {rank_list(apart[0])} are on {nodes} nodes",
+                f" {rank_list(apart)} are on {len({*on.values()})} nodes",
                 [
-                    Evidence(text=f"{world.hostname(node_of(rank))}: rank {rank} of the job, {program} says")
-                    for rank in apart[0][:LINES_OF_EVIDENCE]
+                    Evidence(text=f"{world.hostname(on[rank])}: rank {rank} of the job, {program} says")
+                    for rank in apart[:LINES_OF_EVIDENCE]
                 ],
                 remedy(
                     "Number the ranks node by node", command, scope="job", untried="the doctor starts its own ranks"
@@ -206,21 +192,3 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
                 detail="Numbered node by node these ranks are on one node.",
             )
             return
-
-
-def _turns(recording: Recording) -> tuple[str, str, Callable[[int], int]] | None:
-    """Who numbers ranks by turns, how to have it otherwise, and where each rank is then; None where nobody does."""
-    world, nodes = recording.world, {node.node: node.fact for node in recording.facts(EnvVars)}
-    launchers = {fact.launcher for fact in nodes.values()}
-    own = _OF_LAUNCHER.get(next(iter(launchers)) or "") if len(launchers) == 1 else None
-    if own is None or world is None or not 1 < len(nodes) == world.nnodes < world.world_size:
-        return None
-    rank, ranks, local, program, command = own
-    firsts = {}
-    for node, fact in nodes.items():
-        if fact.variables.get(ranks) != f"{world.world_size}" or fact.variables.get(local) != "0":
-            return None  # not one process a rank, or not the first one of the node
-        firsts[fact.variables.get(rank)] = node
-    if firsts.keys() != {f"{number}" for number in range(len(nodes))}:
-        return None
-    return program, command, lambda number: firsts[f"{number % len(nodes)}"]

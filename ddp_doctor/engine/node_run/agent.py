@@ -185,9 +185,8 @@ class Agent:
 
         The user's own code may depend on its rank, which changes in a smaller world: another rank would be blamed.
         """
-        if check.needs_mesh or check.needs_job or check.runs_model(self.node_ranks.run.options.model):
-            return self.world.world_size
-        return max(check.min_ranks, min(self.world.world_size, 2))
+        is_of_all = check.needs_mesh or check.needs_job or check.runs_model(self.node_ranks.run.options.model)
+        return max(check.min_ranks, self.world.world_size if is_of_all else min(self.world.world_size, 2))
 
     def _left_after(self, record: TrialRecord, checks: list[Check]) -> list[Check]:
         if record.outcome == "finished":

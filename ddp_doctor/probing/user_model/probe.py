@@ -112,7 +112,7 @@ class ModelProbe:
         self.seen["stopped"] = phase
         raise Stopped
 
-    def _attempt(self, phase: Phase, call: Callable[[], T], name: str = "") -> T:
+    def _attempt(self, phase: Phase, call: Callable[[], T | None], name: str = "") -> T:
         """Run the user's code; all ranks stop where one of them failed in it."""
         value, trouble = attempt(phase, call)
         self._settle(phase, trouble, name or phase)
@@ -158,9 +158,9 @@ class ModelProbe:
         import torch.distributed as dist
 
         name = self.ctx.model
-        with mesh.compared(self.ctx):
+        with mesh.compared(self.ctx) as called:
             factory = self._attempt("import", lambda: find(name))
-            loaded = self._attempt("factory", lambda: made(name, factory))
+            loaded = self._attempt("factory", lambda: called(lambda: made(name, factory)))
         self.ctx.model_mesh = mesh.of_model(loaded.mesh)
         if not dist.is_initialized():
             raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")

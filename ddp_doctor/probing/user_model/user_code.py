@@ -211,6 +211,8 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
         raise Misuse(
             f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
         )
+    if not (mesh is None or hasattr(mesh, "mesh_dim_names")):
+        raise Misuse(f"{name} returns a {type(mesh).__name__} as the mesh; it must be a DeviceMesh")
     return Loaded(parts["model"], make_batch, loss, dict(options or {}), optimizer, step, tuple(units or ()), mesh)
 
 
