@@ -154,7 +154,8 @@ class ShardedProbe(ModelProbe):
         calls = [call for call in noted.calls if call[0] in copy.units]
         with ctx.step("compare_graphs", "of the step"):
             texts = ctx.exchange("calls of the step", "" if trouble else json.dumps(calls))
-        if all(texts):
+        modules = {tuple(name for name, _ in json.loads(text)) for text in texts if text}  # from any line
+        if all(texts) and len(modules) > 1:
             self.seen["step_parting"] = passes.parting(ctx.group_rank, texts, ctx.ranks)
         self._stop_if("step", self.seen.get("step_parting") is not None)
 
