@@ -82,6 +82,7 @@ CODES = {
         "clipped",
         "accumulating",
         "evaluating",
+        "with_a_line_for_a_rank",
         "not_resharded",
         "tied",
         "frozen",

@@ -309,7 +309,7 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
 
 @rule("DD798", "sharded-step-calls-other-units", Severity.ERROR, UserModel, explained_by=("DD776",))
 def other_calls(recording: Recording) -> Iterator[Draft]:
-    """Ranks whose step calls what fully_shard has sharded less often than others, or from other lines.
+    """Ranks whose step calls what fully_shard has sharded otherwise than the others' do.
 
     Finds: In the factory's ``step``, which each rank makes by itself with a copy without fully_shard, the first call of
         a unit that differs, with its line.

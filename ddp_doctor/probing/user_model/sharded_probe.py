@@ -28,9 +28,6 @@ _MOST_BYTES = 1 << 30
 _GPU_SHARE = 8
 
 
-_UNEQUAL = "the ranks use different parameters"
-
-
 class ShardedProbe(ModelProbe):
     """A model in DDP as ``ModelProbe`` looks at it, or in fully_shard."""
 
@@ -66,7 +63,8 @@ class ShardedProbe(ModelProbe):
             copy = self._run_alone(loaded, copy, given)
         unequal = any(local.unused.count for local in self.seen.get("local", ()))
         self._stop_if("graphs", unequal and not found["reduces_unused"])
-        if reason := checkpoints.first_reason(self.ctx, "use the same", _UNEQUAL if unequal else ""):
+        why = "the ranks use different parameters" if unequal else ""
+        if reason := checkpoints.first_reason(self.ctx, "use the same", why):
             copy, found["not_compared"] = None, reason
         if self._took_s:
             self._require_time()
@@ -156,7 +154,8 @@ class ShardedProbe(ModelProbe):
         calls = [call for call in noted.calls if call[0] in copy.units]
         with ctx.step("compare_graphs", "of the step"):
             texts = ctx.exchange("calls of the step", "" if trouble else json.dumps(calls))
-        if all(texts):
+        modules = {tuple(name for name, _ in json.loads(text)) for text in texts if text}  # from any line
+        if all(texts) and len(modules) > 1:
             self.seen["step_parting"] = passes.parting(ctx.group_rank, texts, ctx.ranks)
         self._stop_if("step", self.seen.get("step_parting") is not None)
 

@@ -120,7 +120,7 @@ def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
     with ctx.step("broadcast", "parameters of the first rank after the steps"):
         shared = torch.cat(mine).to(ctx.device)
         dist.broadcast(shared, dist.get_global_rank(ctx.group, 0), group=ctx.group)
-    found, firsts = [], shared.cpu().split(list(map(len, mine)))
+    found, firsts = [], torch.split(shared.cpu(), list(map(len, mine)))
     for pair, own, first, value in zip(copy.pairs, mine, firsts, initial, strict=True):
         start = sample(value, value, _ELEMENTS_COMPARED)
         rounding = gradient_tolerance.relative(str(pair.whole.dtype).removeprefix("torch."))
