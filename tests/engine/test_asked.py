@@ -9,7 +9,7 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
-from ddp_doctor.facts.collectives import MeshFact
+from ddp_doctor.facts.collectives import AxisGroup, MeshFact
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
@@ -55,6 +55,7 @@ def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1,
 
 
 MESH = (Axis(name="dp", size=2), Axis(name="shard", size=4))
+GROUP = AxisGroup(axis="dp", members=(0, 1), sources={0: 1, 1: 1})
 TINY = TraceAdvice(code="DDT120", at_most=0.5, setting="bucket_cap_mb")
 FROM_TRACE = {"from_trace": "trace.json", "advice": (TINY,)}
 UNTRIED = StepTimeFact(
@@ -130,7 +131,7 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
         ({"only": ("host",), "backend": Backend.GLOO}, []),
         ({"backend": Backend.NCCL}, [read("gpus", GPUS), read("user_model", MODEL, 0)]),
         ({"baseline": "b.json"}, [read("baseline", HELD)]),
-        ({"mesh": MESH}, [read("mesh", MeshFact(mesh=MESH, made=True), rank) for rank in range(2)]),
+        ({"mesh": MESH}, [read("mesh", MeshFact(mesh=MESH, made=True, groups=(GROUP,)), rank) for rank in range(2)]),
         ({"nnodes": 2}, [read("host", HOST, node=1)]),
         ({}, [read("p2p", "needs 2 ranks"), Reading(check="gpus", status=Status.ABSENT, reason="no GPU")]),
     ],
