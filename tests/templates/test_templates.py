@@ -99,7 +99,7 @@ def test_every_name_has_a_text_without_placeholders() -> None:
 def test_the_packaged_files_are_exactly_the_named_ones() -> None:
     folder = Path(templates.__file__).parent
     packaged = {path.name for path in folder.iterdir() if path.suffix not in (".py", ".pyc") and path.is_file()}
-    others = {"slurm-common.sh", "profile.txt", "prometheus-rules.yml", "grafana-dashboard.json"}
+    others = {"slurm-common.sh", "profile.txt", "reproducer.txt", "prometheus-rules.yml", "grafana-dashboard.json"}
     assert packaged == others | {f"{name}.sh" for name in SCRIPTS}
 
 

@@ -4,7 +4,6 @@ The factory runs on fake tensors, so that weights take no memory. What needs val
 runs again on real ones, within a bound. It reaches no other machine: a model of random weights is as large.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.parse.json_value import NotJson, json_object, json_value
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake
 from ddp_doctor.probing.fit.strategies import innermost_first, trainable
@@ -133,10 +133,10 @@ def _config(spec: str) -> Any:
     name, *settings = spec.split(",")
     if name.endswith(".json"):
         try:
-            values = json.loads(Path(name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            values: Any = json_object(Path(name).read_bytes())
+        except (OSError, NotJson) as error:
             raise Misuse(f"{name} cannot be read as a configuration: {error}") from None
-        name = values.pop("model_type", "") if isinstance(values, dict) else ""
+        name = values.pop("model_type", "")
     else:
         values = {}
     if name not in CONFIG_MAPPING:
@@ -146,9 +146,9 @@ def _config(spec: str) -> Any:
         key, equals, value = setting.partition("=")
         if not equals or key not in known:
             raise Misuse(f"the configuration {name!r} has no {key!r}; it is given as hf:{name},num_hidden_layers=16")
-        with suppress(ValueError):  # a word is one without quotes
-            value = json.loads(value)
         values[key] = value
+        with suppress(NotJson):  # a word is one without quotes
+            values[key] = json_value(value)
     try:
         return AutoConfig.for_model(name, **values)
     except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
