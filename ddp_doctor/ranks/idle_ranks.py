@@ -10,8 +10,8 @@ ranks in a gloo collective used 0.00 and 0.01 s of processor in 5 s, and no byte
 A rank that cannot be read counts as active, as does one of which a thread, or a thread of a process that it started, is
 in uninterruptible sleep, which may wait for a slow disk, or has been ready to run since the last look: on a busy
 machine it may wait for a processor, and it is a thread of gloo's that moves the data for which the main one sleeps.
-A thread that has slept meanwhile got its processor and found nothing to do: gloo's polls 100 times a second, so that on
-a busy machine it is often found ready.
+Another thread than the main one that has slept meanwhile got its processor and found nothing to do: gloo's polls 100
+times a second, so that on a busy machine it is often found ready. The main one sleeps to hand over the interpreter, too.
 """
 
 from collections.abc import Sequence
@@ -52,18 +52,18 @@ class IdleRanks:
         if pid is None:
             return True
         before, self._used[pid] = self._used.get(pid), _used(pid)
+        ready_before, self._ready[pid] = self._ready.get(pid, set()), _in_state("R", pid)
         used = self._used[pid]
         if before is None or used is None or used[1] != before[1]:
             return True
-        ready_before, self._ready[pid] = self._ready.get(pid, set()), _in_state("R", pid)
         computes = used[0] - before[0] >= STILL_CPU_S_PER_S * elapsed_s
         return computes or bool(ready_before & self._ready[pid] or _in_state("D", pid))
 
 
 def _in_state(state: str, pid: int) -> set[tuple[int, str]]:
-    """The threads of the rank's processes in this state, each with how often it has gone to sleep."""
+    """The threads of the rank's processes in this state, each but the main ones with how often it has gone to sleep."""
     return {
-        (thread, proc.status(each, thread).get("voluntary_ctxt_switches", ""))
+        (thread, "" if thread == each else proc.status(each, thread).get("voluntary_ctxt_switches", ""))
         for each in process.with_children(pid, _MOST_PROCESSES) or [pid]
         for thread in proc.thread_ids(each)
         if proc.stat_fields(each, thread)[:1] == [state]

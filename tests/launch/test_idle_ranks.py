@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -115,6 +116,23 @@ def test_a_rank_whose_main_thread_sleeps_is_ready_by_another_that_does_not_sleep
             looks.append(idle_ranks._in_state("R", child.pid))
             time.sleep(0.5)
         assert bool(set.intersection(*looks)) is is_ready
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_main_thread_that_computes_stays_ready_though_it_sleeps_to_hand_over_the_interpreter():
+    beside = "def poll():\n    while True: time.sleep(0.001)\nthreading.Thread(target=poll, daemon=True).start()"
+    code = f"import threading, time\n{beside}\nprint(flush=True)\nwhile True: pass"
+    child = subprocess.Popen([sys.executable, "-Suc", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        looks = []
+        for _ in range(10):
+            time.sleep(0.1)
+            looks.append(idle_ranks._in_state("R", child.pid))
+        assert any(before & now for before, now in pairwise(looks))
     finally:
         child.kill()
         child.communicate()
