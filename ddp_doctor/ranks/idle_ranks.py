@@ -11,7 +11,7 @@ A rank that cannot be read counts as active, as does one of which a thread, or a
 in uninterruptible sleep, which may wait for a slow disk, or has been ready to run since the last look: on a busy
 machine it may wait for a processor, and it is a thread of gloo's that moves the data for which the main one sleeps.
 Another thread than the main one that has slept meanwhile got its processor and found nothing to do: gloo's polls 100
-times a second, so that on a busy machine it is often found ready. The main one sleeps to hand over the interpreter, too.
+times a second, so that on a busy machine it is often found ready. The main one sleeps to hand on the interpreter, too.
 """
 
 from collections.abc import Sequence
