@@ -46,6 +46,11 @@ def test_estimates_with_checkpointing_and_mixed_precision_are_what_ranks_take():
         assert abs(outcome.error) <= 0.1, outcome
 
 
+#: In turns of an empty loop that is timed in the same process, for a shared machine may be four times as slow for a while:
+#: 20 s, where ten million of them take 0.2 s. It takes a third of it.
+MOST_TURNS = 1e9
+
+
 @pytest.mark.lab
 def test_seven_billion_parameters_take_twenty_seconds_and_a_gigabyte():
     code = """
@@ -53,11 +58,15 @@ import resource, time
 from ddp_doctor.probing.fit.estimate import estimate
 fact = estimate("hf:llama", ranks=8, ranks_per_node=8, batch=1, sequence=2048)
 parameters = next(row.parameters for row in fact.estimates if row.strategy == "ddp")
-print(parameters / 4, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+seconds = time.process_time()
+for _ in range(10_000_000):
+    pass
+loop_s = time.process_time() - seconds
+print(parameters / 4, seconds / loop_s * 1e7, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    elements, seconds, kib = map(float, done.stdout.split())
+    elements, turns, kib = map(float, done.stdout.split())
 
     assert elements > 6.7e9
-    assert seconds <= 20
+    assert turns <= MOST_TURNS
     assert kib <= 2**20
