@@ -46,8 +46,8 @@ def test_estimates_with_checkpointing_and_mixed_precision_are_what_ranks_take():
         assert abs(outcome.error) <= 0.1, outcome
 
 
-#: In turns of an empty loop that is timed in the same process, for a shared machine may be four times as slow for a while:
-#: 20 s, where ten million of them take 0.2 s. It takes a third of it.
+#: In turns of an empty loop that is timed in the same process, for a shared machine has slow minutes: 20 s, where ten
+#: million of them take 0.2 s. It takes a third of it.
 MOST_TURNS = 1e9
 
 
