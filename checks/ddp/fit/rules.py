@@ -57,9 +57,9 @@ def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     return Evidence(
         text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}"
         f"{'; its steps ran out of memory' * each.measured_out_of_memory}",
-        value=round(each.needed_bytes / 2**30, 3),
-        unit="GiB",
-        expected=round(room_bytes / 2**30, 3),
+        value=float(each.needed_bytes),
+        unit="B",
+        expected=float(room_bytes),
         expected_from=whose,
     )
 

@@ -49,7 +49,7 @@ def conversions() -> Iterator[None]:
 
     def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
         for child in module.children() if recurse else ():
-            child._apply(change)  # noqa: SLF001
+            child._apply(change)  # noqa: SLF001 - this function
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             with torch.no_grad():
                 applied = change(parameter)
@@ -60,11 +60,11 @@ def conversions() -> Iterator[None]:
             setattr(module, name, change(buffer))
         return module
 
-    module_type._apply = _apply  # noqa: SLF001
+    module_type._apply = _apply  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        module_type._apply = original  # noqa: SLF001
+        module_type._apply = original  # noqa: SLF001 - as above
 
 
 def faked(model: Any, fake_mode: Any) -> None:
@@ -75,7 +75,7 @@ def faked(model: Any, fake_mode: Any) -> None:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
     with conversions(), fake_mode:
-        model._apply(fake)  # noqa: SLF001
+        model._apply(fake)  # noqa: SLF001 - what to() and the like call
 
 
 @contextmanager
@@ -132,10 +132,10 @@ class Lives:
     def handed_over(self, tensor: Any) -> int:
         """Count it no more; its bytes."""
         storage = tensor.untyped_storage()
-        entry, reference = self._made.get(storage._cdata, (-1, None))  # noqa: SLF001
+        entry, reference = self._made.get(storage._cdata, (-1, None))  # noqa: SLF001 - as below
         if entry >= 0:
             self.entries.append((entry, -storage.nbytes()))
-        self._made[storage._cdata] = (-1, reference)  # noqa: SLF001
+        self._made[storage._cdata] = (-1, reference)  # noqa: SLF001 - as below
         return int(storage.nbytes())
 
     def now(self) -> int:
@@ -172,7 +172,7 @@ def following(lives: Lives) -> Any:
 
     mode_type: Any = TorchDispatchMode
 
-    class Following(mode_type):  # type: ignore[misc]
+    class Following(mode_type):  # type: ignore[misc]  # torch is imported in the function
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
         ) -> Any:

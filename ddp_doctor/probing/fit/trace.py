@@ -98,7 +98,7 @@ class _Recorder:
         for event in self.events:
             if isinstance(event, int):
                 made, size = self.lives.entries[event]
-                event = Event("bytes", size, made in saved)  # noqa: PLW2901
+                event = Event("bytes", size, made in saved)  # noqa: PLW2901 - what was not known of it before
             found.append(event)
         return found
 
@@ -165,7 +165,7 @@ def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
 
     function: Any = torch.autograd.Function
 
-    class AfterBackward(function):  # type: ignore[misc]
+    class AfterBackward(function):  # type: ignore[misc]  # torch is imported in the function
         @staticmethod
         def forward(_ctx: Any, *tensors: Any) -> Any:
             return tensors
