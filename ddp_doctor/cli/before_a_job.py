@@ -10,12 +10,14 @@ from ddp_doctor.cli.options import (
     BaselineOption,
     CollectiveOption,
     CompileOption,
+    DataOption,
     EndpointOption,
     FailOnOption,
     FromTraceOption,
     HostfileOption,
     HostsOption,
     IgnoreOption,
+    IsolateOption,
     JoinTimeoutOption,
     MasterAddrOption,
     MasterPortOption,
@@ -27,10 +29,14 @@ from ddp_doctor.cli.options import (
     NodeRankOption,
     NprocOption,
     OnlyOption,
+    PlanOption,
     ProveOption,
+    RepeatOption,
     ReplayOption,
     RequireGpusOption,
     SkipOption,
+    SoakOption,
+    TopologyOption,
     command,
     names,
     option,
@@ -73,6 +79,12 @@ def run(
     from_trace: FromTraceOption = "",
     compiled: CompileOption = False,
     replay: ReplayOption = None,
+    isolate: IsolateOption = False,
+    topology: TopologyOption = None,
+    repeat: RepeatOption = 1,
+    soak: SoakOption = None,
+    data: DataOption = "",
+    plan: PlanOption = False,
     require_gpus: RequireGpusOption = None,
     baseline: BaselineOption = None,
     fail_on: FailOnOption = FailOn.ERROR,
@@ -81,30 +93,26 @@ def run(
     outputs: Outputs,
 ) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
-    from ddp_doctor.app.baselines import load_baseline
-    from ddp_doctor.cli.given import axes, ignored, of_model, of_replay, sweep
+    from ddp_doctor.cli import given
     from ddp_doctor.cli.run import Launch, run
     from ddp_doctor.model.recording import Options
     from ddp_doctor.starters.place import Asked
 
     options = Options(
-        level=level,
-        only=names(only),
         skip=names(skip),
         budget_s=budget,
-        ignore=ignored(ignore),
-        fail_on=fail_on,
-        require_gpus=require_gpus,
         backend=backend,
         prove=prove,
-        mesh=axes(mesh),
-        **of_model(model, from_trace, compiled=compiled),
-        **of_replay(replay, is_written="reproducer" in outputs.paths),
-        **sweep(collective, sizes, iters, warmup, min_busbw, level=level, only=names(only)),
+        **given.of_verdict(ignore, fail_on, require_gpus),
+        mesh=given.axes(mesh),
+        **given.of_model(model, from_trace, compiled=compiled),
+        **given.of_replay(replay, is_written="reproducer" in outputs.paths),
+        **given.of_groups(topology, soak, isolate=isolate, repeat=repeat, data=data),
+        **given.sweep(collective, sizes, iters, warmup, min_busbw, level=level, only=names(only)),
     )
-    known = (baseline, load_baseline(baseline)) if baseline is not None else None
-    asked = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port)
-    return run(options, Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known), outputs)
+    asked, known = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port), given.healthy_runs(baseline)
+    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known, is_planned=plan)
+    return run(options, launch, outputs)
 
 
 @command(

@@ -33,6 +33,7 @@ _PLACES = {
     Where.NODES: "between nodes",
     Where.LAUNCHER: "torchrun ranks",
     Where.RANK: "ranks",
+    Where.GROUPS: "ranks of groups of nodes",
     Where.AFTERWARDS: "node, after the ranks",
     Where.FILES: "files",
 }

@@ -7,8 +7,9 @@ from typing import Any
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.retired import RETIRED
+from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
-from ddp_doctor.model.choices import Level, UsageError, as_usage_error
+from ddp_doctor.model.choices import FailOn, Level, UsageError, as_usage_error
 from ddp_doctor.model.recording import Axis, FitOptions, Floor
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
@@ -42,6 +43,18 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     if hostfile is not None and not found:
         raise UsageError(f"{hostfile} names no host; write one on each line")
     return found
+
+
+def of_verdict(ignore: Sequence[str] | None, fail_on: FailOn, require_gpus: int | None) -> dict[str, Any]:
+    """The fields of Options for --ignore, --fail-on and --require-gpus. Raises UsageError."""
+    return {"ignore": ignored(ignore), "fail_on": fail_on, "require_gpus": require_gpus}
+
+
+def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:
+    """The file of --baseline, and what is in it. Raises UsageError."""
+    from ddp_doctor.app.baselines import load_baseline  # few runs need it
+
+    return (path, load_baseline(path)) if path is not None else None
 
 
 def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
@@ -89,7 +102,10 @@ def sweep(
     level: Level,
     only: Sequence[str],
 ) -> dict[str, Any]:
-    """The fields of Options for --collective, --sizes, --iters, --warmup and --min-busbw. Raises UsageError."""
+    """The fields of Options for --level, --only, --collective, --sizes, --iters, --warmup and --min-busbw.
+
+    Raises UsageError.
+    """
     words = [name.strip() for text in collectives or () for name in text.split(",")]
     names = tuple(dict.fromkeys(word for word in words if word))
     if collectives and not names:
@@ -110,11 +126,24 @@ def sweep(
                 f"--min-busbw names two rates for {name} of {size} bytes, which exclude each other: give one"
             )
     return {
+        "level": level,
+        "only": tuple(only),
         "collectives": names,
         "sizes": span,
         "iters": iters,
         "warmup": warmup,
         "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
+    }
+
+
+def of_groups(topology: str | None, soak: float | None, *, isolate: bool, repeat: int, data: str) -> dict[str, Any]:
+    """The fields of Options for --isolate, --topology, --repeat, --soak and --data. Raises UsageError."""
+    return {
+        "isolate": isolate,
+        "topology": topology or "",
+        "repeat": repeat,
+        "soak_s": None if soak is None else 60.0 * soak,
+        "data": data,
     }
 
 

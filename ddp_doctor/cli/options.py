@@ -109,6 +109,23 @@ MeshOption = Annotated[
         "Test the mesh of your job, the outermost axis first, as init_device_mesh takes it: dp=2,shard=4.",
     ),
 ]
+IsolateOption = Annotated[
+    bool, option(WHAT, None, "Find the nodes to blame: test groups of nodes, ever smaller ones.", "--isolate")
+]
+TopologyOption = Annotated[
+    str | None,
+    option(WHERE, "FILE", "Leaf switches or racks: topology.conf or .yaml of SLURM, or lines of NAME: HOSTS."),
+]
+RepeatOption = Annotated[
+    int, option(WHAT, "N", "Test all ranks, or with --isolate each group, so often, and tell the failures.", min=1)
+]
+SoakOption = Annotated[float | None, option(TIME, "MINUTES", "Test all ranks again and again for so long.", min=0.0)]
+DataOption = Annotated[
+    str, option(WHAT, "PATH", "A file or folder that the job reads: how fast every rank reads it, too.")
+]
+PlanOption = Annotated[
+    bool, option(WHAT, None, "Print what would be tested, on which nodes and in what time; start nothing.", "--plan")
+]
 MinBusbwOption = Annotated[
     list[str] | None,
     option(

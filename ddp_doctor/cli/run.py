@@ -50,6 +50,7 @@ class Launch:
     nproc_per_node: str = "auto"
     join_timeout_s: float = JOIN_TIMEOUT_S
     baseline: tuple[str, Baseline] | None = None  # the file as it was typed, and what is in it
+    is_planned: bool = False  # whether only to say what would be tested
 
     def read(self) -> Asked:
         """What was asked, with the hosts of --hosts or --hostfile. Raises UsageError."""

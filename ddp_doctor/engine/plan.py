@@ -43,7 +43,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
             not_run.append(NotRun(check=check.id, reason=reason))
     _require_run(options, checks, chosen)
     _require_named(options)
-    if not any(check.where in (Where.LAUNCHER, Where.RANK) for check in chosen):
+    if not any(check.where.needs_ranks for check in chosen):
         idle = [check for check in chosen if check.where is Where.AFTERWARDS]
         not_run += [NotRun(check=check.id, reason="no ranks run, after which it looks") for check in idle]
         chosen = [check for check in chosen if check not in idle]
@@ -52,7 +52,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
         if _needs_s([*kept, check]) <= options.budget_s:
             kept.append(check)
     asks_for_gpus = options.require_gpus or options.backend is Backend.NCCL
-    decides = asks_for_gpus or any(check.where in (Where.LAUNCHER, Where.RANK) for check in kept)
+    decides = asks_for_gpus or any(check.where.needs_ranks for check in kept)
     kept = [check for check in checks if check in kept or (decides and check.decides_world)]
     too_dear = f"{TOO_DEAR} of {options.budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
     not_run += [NotRun(check=check.id, reason=too_dear) for check in chosen if check not in kept]

@@ -276,3 +276,35 @@ class NcclDiagnosticsFact(Fact):
     KIND: ClassVar[str] = "nccl-diagnostics/1"
 
     results: tuple[NcclDiagnostic, ...] = ()
+
+
+class GroupTest(Frozen):
+    """One test of some nodes by themselves: fresh ranks meet, reduce numbers whose sum is known, and are timed."""
+
+    round: int  # counts from 0; the tests of one round run at once, and have no node in common
+    nodes: tuple[int, ...]  # node ranks
+    #: ``lost``: a node fell silent in it; ``unknown``: nothing follows from it, as the reason says.
+    outcome: Literal["passed", "failed", "hung", "wrong", "lost", "unknown"]
+    bytes_per_s: float | None = None  # of the slowest rank, where it passed
+    reason: str = ""  # the first message of a rank that failed by itself
+    lost_nodes: tuple[int, ...] = ()  # node ranks that fell silent in it
+    at_s: float = 0.0  # when it began, in seconds since the first
+    duration_s: float = 0.0  # in seconds
+
+
+class IsolationFact(Fact):
+    """The tests of groups of nodes by which a run looked for the nodes to blame."""
+
+    KIND: ClassVar[str] = "isolation/1"
+
+    tests: tuple[GroupTest, ...] = ()  # in the order of their rounds
+    stopped: str = ""  # why it ended before all was settled; empty where it did not
+
+
+class RepeatsFact(Fact):
+    """The tests of all nodes, again and again."""
+
+    KIND: ClassVar[str] = "repeats/1"
+
+    tests: tuple[GroupTest, ...] = ()  # each of a round of its own, in the order in which they ran
+    stopped: str = ""  # why there are fewer than were asked for; empty where there are not

@@ -138,8 +138,14 @@ class Where(str, Enum):
     NODES = "nodes"  # once per node, in the agent, when all nodes of a run have met
     LAUNCHER = "launcher"  # on ranks that the job's own launcher, torchrun, started
     RANK = "rank"  # on ranks that the agent started
+    GROUPS = "groups"  # in trials of some nodes by themselves, which the head plans; the reading is the head's
     AFTERWARDS = "afterwards"  # once per node, in the agent, when the ranks have ended
     FILES = "files"  # nowhere: it judges files that are given
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether ranks must be started for it."""
+        return self in (Where.LAUNCHER, Where.RANK, Where.GROUPS)
 
 
 class Status(str, Enum):

@@ -157,6 +157,13 @@ class FitOptions(Frozen):
     measure: bool = False  # --measure: run steps of what fits
 
 
+class Leaf(Frozen):
+    """The hosts on one leaf switch, or in one rack."""
+
+    name: str  # as the topology has it
+    hosts: tuple[str, ...]  # their names
+
+
 class Options(Frozen):
     """What the user asked for, as far as it changes the judgement."""
 
@@ -182,6 +189,12 @@ class Options(Frozen):
     warmup: int | None = None  # --warmup
     min_busbw: tuple[Floor, ...] = ()  # --min-busbw
     mesh: tuple[Axis, ...] = ()  # --mesh, the outermost axis first
+    isolate: bool = False  # --isolate: whether groups of nodes are tested by themselves
+    topology: str = ""  # the file of --topology
+    leaves: tuple[Leaf, ...] = ()  # … what it says, or that of SLURM
+    repeat: int = 1  # --repeat: how often all ranks, or each group, are tested
+    soak_s: float | None = None  # --soak in seconds: for how long all ranks are tested again and again
+    data: str = ""  # --data: a file or folder that the job reads
     fit: FitOptions | None = None  # of fit
     window: str = "latest"  # --window of trace: latest, all or a number from 1
     #: Of trace: the bus bandwidth in B/s of the largest all-reduce in the report of --against.

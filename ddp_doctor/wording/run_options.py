@@ -23,10 +23,15 @@ def typed(
         ("--from-trace", options.from_trace, usual.from_trace),
         ("--mesh", mesh_typed(options.mesh), ""),
         ("--replay", options.replay.path if options.replay else "", ""),
+        ("--topology", options.topology, ""),
+        ("--repeat", f"{options.repeat}", f"{usual.repeat}"),
+        ("--soak", f"{(options.soak_s or 0.0) / 60:g}", "0"),
+        ("--data", options.data, ""),
         ("--require-gpus", f"{options.require_gpus}", "None"),
     )
     words = [word for name, value, default in named if value != default for word in (name, value)]
     words += ["--compile"] if options.compile else []
+    words += ["--isolate"] if options.isolate else []
     words += [word for name in options.collectives for word in ("--collective", name)]
     words += ["--sizes", ":".join(map(str, options.sizes))] if options.sizes else []
     words += ["--iters", f"{options.iters}"] if options.iters is not None else []
