@@ -60,6 +60,7 @@ def _all_checks() -> tuple[Check, ...]:
         nccl_diagnostics,
         p2p,
         process_group,
+        repeats,
         same_products,
     )
     from ddp_doctor.checks.ddp import (
@@ -95,6 +96,7 @@ def _all_checks() -> tuple[Check, ...]:
         compile.CHECK,
         step_time.CHECK,
         job_collectives.CHECK,
+        repeats.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,

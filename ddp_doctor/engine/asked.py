@@ -9,6 +9,7 @@
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
+    --repeat 40           so many repeats of all ranks; --soak as long
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
     fit net:make          an estimate; with --measure steps of what fits
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.collectives import RepeatsFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import (
@@ -33,6 +35,7 @@ from ddp_doctor.model.check import (
     GPUS,
     JOB_COLLECTIVES,
     MESH,
+    REPEATS,
     STEP_TIME,
     USER_MODEL,
 )
@@ -72,7 +75,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_fit(recording, by_id))
     options = recording.options
     only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
-    has_ranks = any(reading.rank is not None for reading in recording.collected())
+    has_ranks = any(reading.rank is not None or reading.check == REPEATS for reading in recording.collected())
     no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
         *(
@@ -89,6 +92,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
         *_mesh(recording, by_id),
+        *_repeats(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -205,6 +209,14 @@ def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
     mesh, result = recording.options.mesh, by_id.get(MESH)
     if mesh and (result is None or result.status not in _RAN or result.reason):
         yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
+
+
+def _repeats(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    options, fact = recording.options, recording.first(RepeatsFact)
+    why = _why(by_id.get(REPEATS)) if fact is None else fact.stopped
+    if options.repeats_all and why:
+        typed = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
+        yield NotAsAsked(typed, REPEATS, why)
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, REPEATS, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -111,6 +111,7 @@ def _require_named(options: Options) -> None:
         (options.min_busbw, "--min-busbw", COLLECTIVES),
         (options.mesh, "--mesh", MESH),
         (options.replay, "--replay", JOB_COLLECTIVES),
+        (options.repeats_all, "--repeat" if options.soak_s is None else "--soak", REPEATS),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
@@ -140,6 +141,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
+    elif check.id == REPEATS and not options.repeats_all:
+        reason = "needs to be asked for: --repeat or --soak"
     return reason
 
 

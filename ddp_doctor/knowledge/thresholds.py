@@ -120,3 +120,12 @@ CLOCKS_FAR_APART_S = 5.0
 SMALL_BATCH = 16
 #: With so few samples the error is clearly greater.
 FEW_SAMPLES = 4
+
+# --- Repeats --------------------------------------------------------------------------------------------
+
+#: With fewer values in a third of the repeats nobody knows what is noise (baselines.FEWEST_RUNS).
+FEWEST_REPEATS = 5
+#: Share of the rate that is lost between the first and the last third.
+REPEATS_SLOWER = 0.33
+#: A repeat is far slower at this fraction of the usual rate.
+FAR_SLOWER_REPEAT = 4.0

@@ -7,7 +7,7 @@ head, or never found it, ends with what it read itself.
 import secrets
 import time
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddp_doctor.agents import messages, roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
@@ -19,14 +19,16 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.engine.node_run import other_networks
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.node_run.partial_recording import interrupted_after
 from ddp_doctor.engine.prove.experiments import prove
+from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
-from ddp_doctor.knowledge.deadlines import HAND_IN_S
+from ddp_doctor.knowledge.deadlines import HAND_IN_S, longest_s
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
@@ -200,7 +202,7 @@ class ManyNodes(NodeRun):
         self.request.starter.met()
         group.began_at = time.monotonic()
         beyond_s = _LONGEST_BEYOND_BUDGET_S - (_HEAD_DECIDES_S if group.is_head else 0.0)
-        group.until = group.began_at + begin.options.budget_s + beyond_s
+        group.until = group.began_at + longest_s(begin.options) + beyond_s
         assert self.listener is not None
         self.listener.admit(begin.secret)
         self._contacts = {contact.node: contact for contact in begin.contacts}
@@ -316,15 +318,17 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
     _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
     _run_ranks(node, group, run)
+    agent = _free_agent(node, group, run)
+    run = replace(run, until=run.until + repeat(node.plan.checks, agent, node.so_far(), node.partial))
     afterwards = list(node.afterwards())
     if not node.partial.trials:
         afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
     if group.silent():
         afterwards = _leave_out(node, afterwards, "a node fell silent")
     _probe(node, group, "afterwards", afterwards)
-    recording, control, agent = node.so_far(), node.roll_call.control, None
-    if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
-        agent = node.session.agent(run, control, group)
+    recording = node.so_far()
+    if group.silent():
+        agent = None
     prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
     run_alone(node.plan.checks, recording, run, agent, node.partial)
     if group.unreadable:
@@ -391,6 +395,14 @@ def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
     if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
         ranks = _leave_out(node, ranks, "no word of a node")
     agent.run_checks(ranks)
+
+
+def _free_agent(node: ManyNodes, group: AgentGroup, run: Run) -> Agent | None:
+    """An agent for trials by which nobody is judged; None where such ranks could not meet."""
+    control = node.roll_call.control
+    if control is None or group.silent() or any(trial.lost_nodes for trial in node.partial.trials):
+        return None
+    return node.session.agent(run, control, group)
 
 
 def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
