@@ -12,6 +12,7 @@ from math import ceil, log
 from statistics import median
 
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
+from ddp_doctor.knowledge.thresholds import SLOWER_REPEATS, SLOWER_REPEATS_ON_CPU
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import REPEATS, Check
 from ddp_doctor.model.choices import Severity, Where
@@ -96,14 +97,16 @@ _LOOK = by_operator(
 def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     """The last repeats are slower than the first.
 
-    Finds: The median rate of the last third of the repeats below that of the first by a third and more, and by more
-        than what both scatter. Fifteen repeats that passed are the fewest that are judged.
+    Finds: The median rate of the last third of the repeats below that of the first by 15 % and more over NCCL, by half
+        and more over gloo, which shares the cores, and by more than both scatter. Of fewer than fifteen repeats that
+        passed nothing is judged.
     Why: GPUs that get hot, a link that drops more and more, or a neighbour: a job would slow down the same way.
     Remedy: Look at clocks, temperatures, counters of links and other programs, at the start and again at the end.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
     """
     fact = recording.first(RepeatsFact)
-    if fact is not None and (found := slowed(fact.tests)) is not None:
+    least = SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU
+    if fact is not None and (found := slowed(fact.tests, least)) is not None:
         lost, took = percent(1 - found.last / found.first), clock(fact.tests[-1].at_s)
         yield likely(
             NOBODY,
@@ -123,8 +126,8 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
 def repeats_far_slower(recording: Recording) -> Iterator[Draft]:
     """Single repeats that are many times slower than the usual one.
 
-    Finds: Two and more repeats that passed at a fourth of the usual rate or less, and farther off than all scatter.
-        Fifteen repeats that passed are the fewest that are judged.
+    Finds: Two and more repeats that passed at a fourth of the usual rate or less, and farther off than all scatter. Of
+        fewer than fifteen repeats that passed nothing is judged.
     Why: A step of a job waits for its slowest collective: pauses that come now and then cost all ranks.
     Remedy: Look for what comes now and then: lost packets, other programs, clocks that fall.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable
 
 from ddp_doctor.agents.framing import RunIsOver
+from ddp_doctor.engine.isolation.group_tests import group_test
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after
-from ddp_doctor.engine.prove.experiments import Spoiled, attempt_of
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.knowledge.deadlines import CHECK_S, MOST_REPEATS
 from ddp_doctor.model.check import REPEATS, Check
@@ -18,7 +18,6 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.settings.trials import NCCL_TRIAL_S
 from ddp_doctor.views.rates import FAILED, telling
 from ddp_doctor.views.reproducers import EXCHANGED_BYTES
@@ -70,7 +69,7 @@ def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
         left = f", {clock(left_s)} left" if left_s < float("inf") else ""
         agent.node_ranks.run.progress(f"repeat {len(tests) + 1}, {failures(tests)}{left}")
         result = agent.attempt(everybody, (), limit_s)
-        tests.append(_group_test(len(tests), tuple(range(world.nnodes)), result, at - began))
+        tests.append(group_test(len(tests), range(world.nnodes), result, at - began))
         if result.cut_short is not None:
             return result.cut_short
         if tests[-1].outcome == "lost" or (agent.group is not None and agent.group.silent()):
@@ -81,17 +80,3 @@ def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
             return f"nothing followed from the last {_ENOUGH}: {tests[-1].reason}"
         time.sleep(max(min(began + len(tests) * apart_s, until) - time.monotonic(), 0.0))
     return ""
-
-
-def _group_test(round_: int, nodes: tuple[int, ...], result: TrialResult, at_s: float) -> GroupTest:
-    record = result.record
-    about = {"round": round_, "nodes": nodes, "at_s": round(at_s, 3), "duration_s": record.duration_s}
-    if record.lost_nodes:
-        return GroupTest(outcome="lost", lost_nodes=record.lost_nodes, **about)
-    try:
-        attempt = attempt_of("control", result)
-    except Spoiled as why:  # a rank that was killed has failed, whoever did it
-        return GroupTest(outcome="failed" if record.outcome == "broken" else "unknown", reason=str(why), **about)
-    is_wrong = attempt.reason.startswith("wrong results")
-    rate = round(attempt.bytes_per_s) if attempt.bytes_per_s is not None else None
-    return GroupTest(outcome="wrong" if is_wrong else attempt.outcome, bytes_per_s=rate, reason=attempt.reason, **about)

@@ -11,7 +11,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
-ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
+ENV_VARS, NCCL, GPUS, ROLL_CALL, REPEATS = "env_vars", "nccl", "gpus", "roll_call", "repeats"
 PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = (
     "process_group",
     "collectives",
@@ -23,7 +23,8 @@ PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STE
     "step_time",
     "baseline",
 )
-SOFTWARE, FIT, FIT_MEASURED, REPEATS = "software", "fit", "fit_measured", "repeats"
+SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
+ISOLATION = "isolation"
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
 #: tells which, so the parameter cannot be one static type.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.collectives import GroupTest
 from ddp_doctor.knowledge.baselines import DEVIATIONS, SIGMA
-from ddp_doctor.knowledge.thresholds import FAR_SLOWER_REPEAT, FEWEST_REPEATS, REPEATS_SLOWER
+from ddp_doctor.knowledge.thresholds import FAR_SLOWER_REPEAT, FEWEST_REPEATS
 
 #: The quantile of the normal distribution for an interval of 95 %.
 _Z = 1.959964
@@ -40,8 +40,8 @@ class Slowed(NamedTuple):
     last: float
 
 
-def slowed(tests: Sequence[GroupTest]) -> Slowed | None:
-    """Whether the tests became slower by more than chance, or than is worth a word, makes of two medians."""
+def slowed(tests: Sequence[GroupTest], least: float) -> Slowed | None:
+    """Whether the last third became slower by ``least`` (0 to 1) and more, and by more than chance makes of medians."""
     rates = _rates(tests)
     third = len(rates) // 3
     if third < FEWEST_REPEATS:
@@ -50,7 +50,7 @@ def slowed(tests: Sequence[GroupTest]) -> Slowed | None:
     found = Slowed(median(first), median(last))
     deviation = SIGMA * _OF_MEDIAN * sqrt((_mad(first) ** 2 + _mad(last) ** 2) / third)
     lost = found.first - found.last
-    return found if lost > max(DEVIATIONS * deviation, REPEATS_SLOWER * found.first) else None
+    return found if lost > max(DEVIATIONS * deviation, least * found.first) else None
 
 
 def far_slower(tests: Sequence[GroupTest]) -> list[GroupTest]:

@@ -31,13 +31,13 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import HAND_IN_S, longest_s
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
+from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.ranks.node_ranks import NodeRanks, Run
+from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
@@ -317,20 +317,19 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     node.note_roll_call(node.roll_call.met_fact(group), 0)
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
     _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
-    _run_ranks(node, group, run)
-    agent = _free_agent(node, group, run)
-    run = replace(run, until=run.until + repeat(node.plan.checks, agent, node.so_far(), node.partial))
+    agent = node.session.agent(run, node.roll_call.control, group)
+    _run_ranks(node, group, agent)
+    repeats_s = repeat(node.plan.checks, agent if _is_whole(node, group) else None, node.so_far(), node.partial)
+    run = replace(run, until=run.until + repeats_s)
     afterwards = list(node.afterwards())
     if not node.partial.trials:
         afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
-    if group.silent():
+    if _is_lost(group):
         afterwards = _leave_out(node, afterwards, "a node fell silent")
     _probe(node, group, "afterwards", afterwards)
-    recording = node.so_far()
-    if group.silent():
-        agent = None
-    prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
-    run_alone(node.plan.checks, recording, run, agent, node.partial)
+    recording, prover = node.so_far(), agent if _is_whole(node, group) else None
+    prove(recording, diagnose(recording).findings, run, prover, node.partial.experiments)
+    run_alone(node.plan.checks, recording, run, prover, node.partial)
     if group.unreadable:
         who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
         node.unfinished(f"{who} sent {JUNK}")
@@ -379,15 +378,25 @@ def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check
             )
 
 
-def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
-    checks = allowed(node, node.rank_checks())
+def _is_lost(group: AgentGroup) -> bool:
+    """Whether a node is silent, or was."""
+    return bool(group.lost or group.silent())
+
+
+def _is_whole(node: ManyNodes, group: AgentGroup) -> bool:
+    """Whether ranks of all nodes can meet."""
+    has_lost = _is_lost(group) or any(trial.lost_nodes for trial in node.partial.trials)
+    return node.roll_call.control is not None and not has_lost
+
+
+def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
+    checks = allowed(node, [check for check in node.rank_checks() if check.id != ISOLATION])
     if refused := nccl_without_gpu(node.so_far()):
         checks = _leave_out(node, checks, refused)
-    if group.silent():
+    if _is_lost(group):
         checks = _leave_out(node, checks, "a node fell silent")
     if not checks:
         return
-    agent = node.session.agent(run, node.roll_call.control, group)
     launcher = [check for check in checks if check.where is Where.LAUNCHER]
     if launcher:
         agent.run_under_torchrun(launcher)
@@ -395,14 +404,6 @@ def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
     if any(trial.lost_nodes for trial in node.partial.trials) or group.silent():
         ranks = _leave_out(node, ranks, "no word of a node")
     agent.run_checks(ranks)
-
-
-def _free_agent(node: ManyNodes, group: AgentGroup, run: Run) -> Agent | None:
-    """An agent for trials by which nobody is judged; None where such ranks could not meet."""
-    control = node.roll_call.control
-    if control is None or group.silent() or any(trial.lost_nodes for trial in node.partial.trials):
-        return None
-    return node.session.agent(run, control, group)
 
 
 def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:

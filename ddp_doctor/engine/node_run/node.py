@@ -183,7 +183,7 @@ class NodeRun:
 
     def rank_checks(self) -> list[Check]:
         """The plan's checks that need ranks, torchrun's first."""
-        return list(self.plan.at(Where.LAUNCHER, Where.RANK, Where.GROUPS))
+        return [check for check in self.plan.checks if check.where.needs_ranks]
 
     def afterwards(self) -> tuple[Check, ...]:
         """The plan's checks for when the ranks have ended."""
@@ -207,7 +207,7 @@ class OneNode(NodeRun):
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
         agent = self.session.agent(run) if self.session.can_fork else None
-        repeats_s = repeat(self.plan.checks, agent, self.recording, self.partial)
+        repeats_s = repeat(self.plan.checks, agent, self.so_far(), self.partial)
         self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
         recording, run = self.so_far(), replace(run, until=self.started + budget_s + repeats_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
