@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,6 +31,7 @@ from ddp_doctor.starters.place import Asked, NotNeeded, endpoint_alone, place
 from ddp_doctor.starters.request import RunRequest
 from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
 from ddp_doctor.starters.starter_channel import StarterChannel
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
@@ -71,9 +72,12 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     with as_usage_error():
         here = start_all_nodes(asked, env, world, arguments)
     if isinstance(here, StartedNodes):
+        _tell_of_topology(options, here.hosts)
         return _start_agents_and_report(here, options, launch, outputs, env)
     try:
         request = _request(options, launch, here, env)
+        if request.place is not None and request.place.is_head:
+            _tell_of_topology(options, request.place.expected_hosts)
     except NotNeeded as why:
         if world is None or world.is_agent:
             print_to_stderr(f"ddp-doctor: {why}")
@@ -88,6 +92,16 @@ def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
     started = ranks if options.fit.measure else 1
     options = options.model_copy(update={"fit": options.fit.model_copy(update={"ranks_per_node": ranks})})
     return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=started), outputs)
+
+
+def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
+    """Tell which hosts the file of --topology does not name. Raises UsageError where it names none."""
+    strange = [host for host, leaf in zip(hosts, options.leaves_of(hosts), strict=True) if not leaf]
+    if not options.topology or not strange:
+        return
+    if len(strange) == len(hosts):
+        raise UsageError(f"{options.topology} names none of these hosts: {name_list(strange)}")
+    print_to_stderr(f"ddp-doctor: {options.topology} does not name {name_list(strange)}, taken to share no switch")
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
