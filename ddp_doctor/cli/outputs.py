@@ -238,6 +238,14 @@ class Outputs:
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
 
+    def require_only(self, name: str, what: str) -> None:
+        """Refuse all other outputs than this one. Raises UsageError."""
+        others = [output.option for output in OUTPUTS if output.name in self.paths.keys() - {name}]
+        others += [f"--output-format {self.form.value}"] * (self.form is not OutputFormat.FULL)
+        others += ["--redact"] * self.redact
+        if others:
+            raise UsageError(f"{others[0]} has nothing to show of {what}: leave it out, or write --{name}")
+
     def require_redactable(self) -> None:
         """Refuse settings with names that are nobody's. Raises UsageError."""
         settings = [output.option for output in OUTPUTS if output.name in self.paths.keys() - _OF_REDACTED]
