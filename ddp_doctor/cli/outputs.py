@@ -54,7 +54,7 @@ class Output(NamedTuple):
     @property
     def option(self) -> str:
         """As it is typed."""
-        return f"--settings {self.name}" if self.is_form else f"--{self.name}"
+        return f"--settings {self.name}" if self.is_form else f"--{self.name.replace('_', '-')}"
 
 
 def _json(results: Results | LintResults) -> str:
@@ -170,6 +170,18 @@ OUTPUTS = (
         "With --replay: write the job's collectives as a script for a bug report; it needs torch alone.",
         ("run", "replay"),
         _by("reproducer"),
+    ),
+    Output(
+        "good_nodes",
+        "Write the hosts that passed all tests, one a line: a host file of mpirun and of --hostfile.",
+        ("run", "fleet"),
+        _by("host_lists", "good"),
+    ),
+    Output(
+        "bad_nodes",
+        "Write the hosts that are to blame, one a line: srun --exclude=./FILE leaves them out.",
+        ("run", "fleet"),
+        _by("host_lists", "bad"),
     ),
     _form("env", "to be sourced", "env_file", tells_hosts_apart=True),
     _form("sbatch", "lines for a batch script of SLURM", "sbatch_lines", tells_hosts_apart=True),

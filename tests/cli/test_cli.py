@@ -128,6 +128,9 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["env", "--from", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
         (["explain", "DD000"], "nothing is known of 'DD000'"),
         (["run", "--ignore", "XX"], "there is no rule 'XX' here"),
+        (["run", "--bad-nodes", "/nowhere/bad"], "cannot write /nowhere/bad"),
+        (["run", "--bad-nodes", "-", "--good-nodes", "-"], "only one output can go to stdout (-)"),
+        (["run", "--bad-nodes", "bad", "--redact"], "--redact replaces names that --bad-nodes needs"),
         (["run", "--json", "/nowhere/out.json"], "cannot write /nowhere/out.json"),
         (["prolog", "--output-format", "xml"], "'xml' is not one of"),
         (["template", "pbs"], "there is no template 'pbs'"),
@@ -489,6 +492,7 @@ def test_the_options_of_run_are_these():
     assert sorted(option for parameter in command.params for option in parameter.opts) == [
         *(
             "--backend",
+            "--bad-nodes",
             "--baseline",
             "--budget",
             "--collective",
@@ -496,6 +500,7 @@ def test_the_options_of_run_are_these():
             "--data",
             "--fail-on",
             "--from-trace",
+            "--good-nodes",
             "--hostfile",
             "--hosts",
         ),
