@@ -1,4 +1,4 @@
-"""The hosts to use and the hosts to leave out, one a line: what mpirun, ``--hostfile`` and ``srun --exclude=./FILE`` read.
+"""Hosts to use and hosts to leave out, one a line, as mpirun, ``--hostfile`` and ``srun --exclude=./FILE`` read them.
 
 A host may be on neither: of two ends of a bad link nobody knows whose it is, and one that did not come was not tested.
 """
