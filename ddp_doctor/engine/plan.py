@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, Check
 from ddp_doctor.model.choices import Backend, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -140,6 +140,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
+    elif check.id == ISOLATION and not options.isolate:
+        reason = "needs --isolate"
     return reason
 
 
