@@ -1,9 +1,9 @@
 """From where on tests of groups of nodes blame somebody."""
 
 #: A node, pair or leaf is slow from this share below the median on, and from as many standard deviations as 1.4826 x
-#: the median absolute deviation estimates (knowledge/baselines.py, SIGMA). Three of them, for a node is named only
-#: where several partners agree; a quarter, for paths of healthy clusters differ by up to 15 % there, and the tests of a
-#: round share a network (judgement).
+#: the median absolute deviation of the logarithms of the rates estimates (knowledge/baselines.py, SIGMA). Three of them,
+#: for a node is named only where several partners agree; a quarter, for paths of healthy clusters differ by up to 15 %
+#: there, and the tests of a round share a network (judgement).
 SLOW_SHARE = 0.25
 SLOW_DEVIATIONS = 3.0
 #: So many partners, each of whom passes without it, a node must fail with; of less than FEW_NODES two will do, for

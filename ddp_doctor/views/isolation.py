@@ -186,8 +186,8 @@ class Tests:
         middle = median(of_node.values())  # of few nodes half of all pairs may have the slow one, but half of the nodes
         usual_ones = [share for _, share in shares if 2 * share > middle]
         mid = median(usual_ones)
-        spread = SIGMA * median(abs(share - mid) for share in usual_ones)
-        limit = middle - max(bars.SLOW_SHARE * middle, bars.SLOW_DEVIATIONS * spread)
+        spread = SIGMA * median(abs(log(share / mid)) for share in usual_ones)  # of factors: no rate is below zero
+        limit = middle * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread))
         return {pair: share / middle for pair, share in of_pair.items() if share < limit}
 
 
