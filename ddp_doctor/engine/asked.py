@@ -10,6 +10,7 @@
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --repeat 40           so many repeats of all ranks; --soak as long
+    --isolate             tests of groups of nodes, until it is settled who is to blame
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
     fit net:make          an estimate; with --measure steps of what fits
@@ -33,6 +34,7 @@ from ddp_doctor.model.check import (
     FIT,
     FIT_MEASURED,
     GPUS,
+    ISOLATION,
     JOB_COLLECTIVES,
     MESH,
     REPEATS,
@@ -75,7 +77,9 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_fit(recording, by_id))
     options = recording.options
     only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
-    has_ranks = any(reading.rank is not None or reading.check == REPEATS for reading in recording.collected())
+    has_ranks = any(
+        reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in recording.collected()
+    )
     no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
         *(
@@ -93,6 +97,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *_collectives(recording),
         *_mesh(recording, by_id),
         *_repeats(recording, by_id),
+        *_isolate(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -217,6 +222,21 @@ def _repeats(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator
     if options.repeats_all and why:
         typed = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
         yield NotAsAsked(typed, REPEATS, why)
+
+
+def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    if not recording.options.isolate:
+        return
+    from ddp_doctor.facts.collectives import IsolationFact
+
+    fact = recording.first(IsolationFact)
+    if fact is None:
+        yield NotAsAsked("--isolate", ISOLATION, _why(by_id.get(ISOLATION)))
+    elif fact.stopped:
+        yield NotAsAsked("--isolate", ISOLATION, fact.stopped)
+    elif all(test.outcome == "unknown" for test in fact.tests):
+        reasons = [test.reason for test in fact.tests if test.reason]
+        yield NotAsAsked("--isolate", ISOLATION, next(iter(reasons), "no group of nodes was tested"))
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

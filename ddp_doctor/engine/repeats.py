@@ -18,9 +18,8 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.settings.trials import NCCL_TRIAL_S
+from ddp_doctor.settings.trials import GROUP_BYTES, NCCL_TRIAL_S
 from ddp_doctor.views.rates import FAILED, telling
-from ddp_doctor.views.reproducers import EXCHANGED_BYTES
 from ddp_doctor.wording.repeats import clock, failures
 
 #: Where the first so many all fail, or the last so many tell nothing, more of them add nothing.
@@ -62,7 +61,7 @@ def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
     until = began + (options.soak_s or float("inf"))
     most = options.repeat if options.repeat > 1 and not options.isolate else MOST_REPEATS
     apart_s = (options.soak_s or 0.0) / MOST_REPEATS
-    everybody = Reproducer(kind="all_reduce", size_bytes=EXCHANGED_BYTES)
+    everybody = Reproducer(kind="all_reduce", size_bytes=GROUP_BYTES[world.backend])
     limit_s = NCCL_TRIAL_S if world.backend == "nccl" else CHECK_S
     while (told := len(telling(tests))) < most and (at := time.monotonic()) < until:
         left_s = min(until - at, (at - began) / told * (most - told) if told else float("inf"))

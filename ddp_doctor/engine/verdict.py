@@ -11,7 +11,7 @@ from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, GPUS, REPEATS, Check
+from ddp_doctor.model.check import BASELINE, GPUS, ISOLATION, REPEATS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -396,7 +396,7 @@ def _scope(recording: Recording) -> str:
 
 
 def _had_ranks(readings: Iterable[Reading]) -> bool:
-    return any(reading.rank is not None or reading.check == REPEATS for reading in readings)
+    return any(reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in readings)
 
 
 def _untested(recording: Recording) -> str:

@@ -18,6 +18,7 @@ from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.isolation.conduct import Isolation
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
@@ -42,6 +43,7 @@ from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.isolation import leaves_of
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
@@ -318,6 +320,7 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
     _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
     agent = node.session.agent(run, node.roll_call.control, group)
+    _isolate(node, agent)
     _run_ranks(node, group, agent)
     repeats_s = repeat(node.plan.checks, agent if _is_whole(node, group) else None, node.so_far(), node.partial)
     run = replace(run, until=run.until + repeats_s)
@@ -387,6 +390,15 @@ def _is_whole(node: ManyNodes, group: AgentGroup) -> bool:
     """Whether ranks of all nodes can meet."""
     has_lost = _is_lost(group) or any(trial.lost_nodes for trial in node.partial.trials)
     return node.roll_call.control is not None and not has_lost
+
+
+def _isolate(node: ManyNodes, agent: Agent) -> None:
+    checks = [check for check in node.plan.checks if check.id == ISOLATION]
+    if refused := nccl_without_gpu(node.so_far()):
+        checks = _leave_out(node, checks, refused)
+    if checks:
+        node.request.progress(ISOLATION)
+        Isolation(agent, leaves_of(node.recording)).run()
 
 
 def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
