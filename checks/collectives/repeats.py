@@ -7,13 +7,13 @@ Raw input, of each repeat (RepeatsFact):
 A fault that comes one time in twenty passes every other check, and ends a job that forms its groups once an hour.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from math import ceil, log
 from statistics import median
 
-from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
+from ddp_doctor.facts.collectives import RepeatsFact
 from ddp_doctor.knowledge.thresholds import SLOWER_REPEATS, SLOWER_REPEATS_ON_CPU
-from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import REPEATS, Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
@@ -23,7 +23,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.views.rates import FAILED, far_slower, slowed, telling, wilson
+from ddp_doctor.views.rates import FAILED, far_slower, repeats_of, slowed, wilson
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.proofs import rate
 from ddp_doctor.wording.repeats import clock, percent
@@ -41,48 +41,41 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
     Finds: Repeats that did not pass, with the rate, and the 95 % interval in which it lies (Wilson's). Nobody is named:
         that some rank failed first, or waited, in one of many repeats shows no more than where the fault was seen.
     Why: What fails one time in twenty passes a single test, and ends a job of many hours, or of many starts.
-    Remedy: The reasons name what failed. Between several nodes, `--isolate --repeat` finds whose fault it is.
+    Remedy: The reasons say what failed. Of several nodes, `--isolate --repeat` finds those at fault; of one node, fewer
+        ranks (`--nproc-per-node`) that still fail.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
         https://doi.org/10.1214/ss/1009213286 (Brown, Cai and DasGupta, on the interval)
     """
-    fact = recording.first(RepeatsFact)
-    tests = telling(fact.tests) if fact else []
+    tests = repeats_of(recording)
     failed = [test for test in tests if test.outcome in FAILED]
     if not failed:
         return
     share, (low, high) = len(failed) / len(tests), map(percent, wilson(len(failed), len(tests)))
-    when = f"the first after {clock(failed[0].at_s)}, the last after {clock(failed[-1].at_s)}"
-    of = f"{len(tests)} repeats in {clock(tests[-1].at_s + tests[-1].duration_s)}"
-    by_end = grouped((_end(test), test) for test in failed)
+    last = f", the last after {clock(failed[-1].at_s)}" if len(failed) > 1 else ""
+    took = clock(tests[-1].at_s + tests[-1].duration_s)
+    ends = Counter(
+        f"no end in {test.duration_s:.0f} s" if test.outcome == "hung" else test.reason or test.outcome
+        for test in failed
+    )
     yield proved(
         NOBODY,
         f"{len(failed)} of {len(tests)} repeats failed: {percent(share)} %, 95 % interval {low} to {high} %",
         [
-            Evidence(text=f"{of}; {when if len(failed) > 1 else when.partition(', ')[0]}"),
-            *(
-                Evidence(text=f"{len(alike)} of {len(failed)}: {end}")
-                for end, alike in list(by_end.items())[:LINES_OF_EVIDENCE]
-            ),
+            Evidence(text=f"{len(tests)} repeats in {took}; the first failed after {clock(failed[0].at_s)}{last}"),
+            *(Evidence(text=f"{times} of {len(failed)}: {end}") for end, times in ends.most_common(LINES_OF_EVIDENCE)),
         ],
-        _narrow_down(recording, share),
+        *([_narrow_down(share)] if recording.nnodes > 1 else []),
     )
 
 
-def _end(test: GroupTest) -> str:
-    if test.outcome == "hung":
-        return f"no end in {test.duration_s:.0f} s"
-    return test.reason or test.outcome
-
-
-def _narrow_down(recording: Recording, share: float) -> Remedy:
-    """With so many repeats, a group that has the fault shows it with 95 %."""
-    times = ceil(log(0.05) / log(1.0 - share)) if share < 1.0 else 1
-    cost = "these nodes, for some minutes"
-    if recording.nnodes > 1:
-        command = f"ddp-doctor run --isolate{f' --repeat {times}' * (times > 1)}"
-        return by_operator("Test groups of nodes as often, to find those that fail", command, cost=cost)
-    summary = "Repeat it with fewer ranks, as long as it fails, to find those that have to take part"
-    return by_operator(summary, f"ddp-doctor run --only repeats --repeat {max(times, 2)} --nproc-per-node 2", cost=cost)
+def _narrow_down(share: float) -> Remedy:
+    """In so many repeats what is at fault shows itself with 95 %."""
+    times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
+    return by_operator(
+        "Test groups of nodes as often, to find whose fault it is",
+        f"ddp-doctor run --isolate --repeat {times}",
+        cost="some minutes of these nodes",
+    )
 
 
 _LOOK = by_operator(
@@ -104,13 +97,13 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     Remedy: Look at clocks, temperatures, counters of links and other programs, at the start and again at the end.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
     """
-    fact = recording.first(RepeatsFact)
-    least = SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU
-    if fact is not None and (found := slowed(fact.tests, least)) is not None:
-        lost, took = percent(1 - found.last / found.first), clock(fact.tests[-1].at_s)
+    tests = repeats_of(recording)
+    found = slowed(tests, SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU)
+    if found is not None:
+        lost, first, last = percent(1 - found.last / found.first), rate(found.first), rate(found.last)
         yield likely(
             NOBODY,
-            f"Repeats became {lost} % slower in {took}: {rate(found.first)} at first, {rate(found.last)} at last",
+            f"Repeats became {lost} % slower in {clock(tests[-1].at_s)}: {first} at first, {last} at last",
             Evidence(
                 text="median of the last third of the repeats",
                 value=found.last,
@@ -132,34 +125,26 @@ def repeats_far_slower(recording: Recording) -> Iterator[Draft]:
     Remedy: Look for what comes now and then: lost packets, other programs, clocks that fall.
     See: docs/how-to/find-a-fault-that-comes-and-goes.md
     """
-    fact = recording.first(RepeatsFact)
-    if fact is not None and (slow := far_slower(fact.tests)):
-        rates = [test.bytes_per_s for test in fact.tests if test.bytes_per_s is not None]
-        usual, worst = median(rates), min(test.bytes_per_s or 0.0 for test in slow)
-        when = f"after {', '.join(clock(test.at_s) for test in slow[:LINES_OF_EVIDENCE])}"
+    tests = repeats_of(recording)
+    if slow := far_slower(tests):
+        usual = median(test.bytes_per_s for test in tests if test.bytes_per_s is not None)
+        worst = min(test.bytes_per_s or 0.0 for test in slow)
+        began = ", ".join(clock(test.at_s) for test in slow[:LINES_OF_EVIDENCE])
         yield likely(
             NOBODY,
-            f"{len(slow)} of {len(rates)} repeats were far slower than the usual {rate(usual)}: down to {rate(worst)}",
-            Evidence(
-                text=f"the slowest; they began {when}",
-                value=worst,
-                unit="B/s",
-                expected=usual,
-                expected_from="the median",
-            ),
+            f"{len(slow)} of {len(tests)} repeats were far slower than the usual {rate(usual)}: down to {rate(worst)}",
+            Evidence(text=f"they began after {began}; the slowest", value=worst, unit="B/s"),
             _LOOK,
         )
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:
-    """The share of the repeats that failed, and the 95 % interval of it."""
-    fact = recording.first(RepeatsFact)
-    if fact is not None and (tests := telling(fact.tests)):
+    """The share of the repeats that failed."""
+    if tests := repeats_of(recording):
         failed = sum(test.outcome in FAILED for test in tests)
-        low, high = wilson(failed, len(tests))
-        for name, value in (("", failed / len(tests)), ("_low", low), ("_high", high)):
-            labels: dict[str, str | int | float] = {"repeats": len(tests), "failed": failed}
-            yield Measurement(name=f"repeats_failed{name}", value=value, unit="", labels=labels)
+        yield Measurement(
+            name="repeats_failed", value=failed / len(tests), unit="", labels={"failed": failed, "repeats": len(tests)}
+        )
 
 
 CHECK = Check(

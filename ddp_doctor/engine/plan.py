@@ -147,7 +147,7 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
     elif check.id == REPEATS and not options.repeats_all:
-        reason = "needs to be asked for: --repeat or --soak"
+        reason = "needs --repeat or --soak"
     elif check.id == ISOLATION and not options.isolate:
         reason = "needs --isolate"
     return reason

@@ -5,9 +5,10 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from ddp_doctor.facts.collectives import GroupTest
+from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.knowledge.baselines import DEVIATIONS, SIGMA
 from ddp_doctor.knowledge.thresholds import FAR_SLOWER_REPEAT, FEWEST_REPEATS
+from ddp_doctor.model.recording import Recording
 
 #: The quantile of the normal distribution for an interval of 95 %.
 _Z = 1.959964
@@ -31,6 +32,12 @@ def wilson(failed: int, tests: int) -> tuple[float, float]:
 def telling(tests: Sequence[GroupTest]) -> list[GroupTest]:
     """Those from which something follows: no node left, and the doctor itself was not kept from working."""
     return [test for test in tests if test.outcome not in ("lost", "unknown")]
+
+
+def repeats_of(recording: Recording) -> list[GroupTest]:
+    """The repeats of all ranks from which something follows."""
+    fact = recording.first(RepeatsFact)
+    return telling(fact.tests) if fact else []
 
 
 class Slowed(NamedTuple):

@@ -113,7 +113,10 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--soak", "nan"], "--soak"),
         (["run", "--soak", "0"], "--soak takes more than 0 and up to 1440 minutes, a day, not 0"),
         (["run", "--soak", "inf"], "--soak takes more than 0 and up to 1440 minutes, a day, not inf"),
-        (["run", "--soak", "5", "--skip", "repeats"], "what --soak asks for would not be run: take repeats out of --skip"),
+        (
+            ["run", "--soak", "5", "--skip", "repeats"],
+            "what --soak asks for would not be run: take repeats out of --skip",
+        ),
         (["run", "--repeat", "5", "--only", "p2p"], "what --repeat asks for would not be run: name repeats in --only"),
         (["run", "--only", "repeats"], "repeats runs what --repeat asks for: give it, or take repeats out of --only"),
         (["run", "--mesh", ""], "--mesh takes NAME=RANKS for each axis"),
