@@ -32,7 +32,7 @@ _PLACES = {
     Where.AFTERWARDS: "each node, at the end",
 }
 _STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchrun", "mpi": " by mpirun"}
-#: Of nodes in a line; the JSON has all.
+#: Of nodes or checks in a line; the JSON has all.
 _MOST_NAMES = 16
 
 
@@ -71,4 +71,4 @@ def _notes(plan: RunPlan) -> Iterator[str]:
         yield f"on {leaf}: {first_names(hosts, _MOST_NAMES)}"
     yield "on top: waiting for the nodes, importing torch, and trying what is recommended"
     for reason, checks in grouped((left_out.reason, left_out.check) for left_out in plan.not_run).items():
-        yield f"not run, {reason}: {', '.join(checks)}"
+        yield f"not run, {reason}: {first_names(checks, _MOST_NAMES)}"
