@@ -118,7 +118,7 @@ srun --nodes=$((SLURM_NNODES - $(wc -l < bad))) $([ -s bad ] && echo --exclude=.
 """
 
 
-def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm):
+def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
     def batch(next_step: str) -> str:
         lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next=next_step)
         job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
