@@ -61,6 +61,7 @@ def _all_checks() -> tuple[Check, ...]:
         p2p,
         process_group,
         same_products,
+        stragglers,
     )
     from ddp_doctor.checks.ddp import (
         buffers,
@@ -82,6 +83,7 @@ def _all_checks() -> tuple[Check, ...]:
         process_group.CHECK,
         gpu_speed.CHECK,
         same_products.CHECK,
+        stragglers.CHECK,
         allreduce.CHECK,
         initial_state.CHECK,
         gradient_sync.CHECK,
