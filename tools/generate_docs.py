@@ -25,6 +25,7 @@ from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report, TraceReport
 from ddp_doctor.model.rule import HEADINGS, Described
+from ddp_doctor.model.run_plan import RunPlan
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
 from tools.man_page import man_page
@@ -89,6 +90,7 @@ def pages() -> dict[str, str]:
         "fit-report.schema.json": schema(FitReport),
         "fleet-report.schema.json": schema(FleetReport),
         "baseline.schema.json": schema(Baseline),
+        "run-plan.schema.json": schema(RunPlan),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }

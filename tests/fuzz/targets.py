@@ -47,6 +47,7 @@ from ddp_doctor.parse import (
     pci,
     plain_pickle,
     redact,
+    slurm_topology,
     software,
     visible_devices,
 )
@@ -431,6 +432,13 @@ TARGETS: tuple[Target, ...] = (
     direct(hostlist.expand, "node[1-4,7],gpu-[01-03]-ib", "a[1-2]b[3-4]", refuses=ValueError),
     direct(hostlist.expand_open_mpi, "node[2:3,1-2],login@0(4)", refuses=ValueError),
     direct(hostlist.read_host_file, "node1 slots=8 # c\nadmin@node2\nnode3:8\n", refuses=ValueError),
+    direct(
+        slurm_topology.read_topology,
+        "SwitchName=s0 Nodes=dev[0-5]\nSwitchName=s3 Switches=s0\n",
+        "- topology: a\n  tree:\n    switches:\n    - switch: s\n      nodes: n[1-2]\n",
+        "rack1: node[1-4],node7\n",
+        refuses=ValueError,
+    ),
     direct(options.nnodes, "4", "2:4", refuses=ValueError),
     direct(options.endpoint, "node0:29400", "[fd00::1]:29400", refuses=ValueError),
     direct(options.mesh, "dp=2,shard=4", "pp=2, dp=1,tp=8", refuses=ValueError),
