@@ -63,6 +63,7 @@ def _all_checks() -> tuple[Check, ...]:
         process_group,
         repeats,
         same_products,
+        stragglers,
     )
     from ddp_doctor.checks.ddp import (
         buffers,
@@ -85,6 +86,7 @@ def _all_checks() -> tuple[Check, ...]:
         process_group.CHECK,
         gpu_speed.CHECK,
         same_products.CHECK,
+        stragglers.CHECK,
         allreduce.CHECK,
         initial_state.CHECK,
         gradient_sync.CHECK,

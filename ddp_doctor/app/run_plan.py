@@ -26,6 +26,7 @@ def run_plan(
         require_usable(options, plan)
     leaves = options.leaves_of([host or "" for host in hosts])
     steps = tuple(_steps(plan, options, leaves))
+    planned = {check.id for check in plan.checks} | ({BASELINE} if options.baseline else set())
     return RunPlan(
         tool=Tool(version=__version__),
         launcher=launcher,
@@ -38,7 +39,7 @@ def run_plan(
         seconds=round(sum(step.seconds for step in steps), 2),
         node_minutes=round(sum(step.node_minutes for step in steps), 2),
         budget_s=options.budget_s,
-        not_run=tuple(each for each in plan.not_run if each.check != BASELINE or not options.baseline),
+        not_run=tuple(each for each in plan.not_run if each.check not in planned),
     )
 
 

@@ -8,6 +8,7 @@
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
+    --data PATH           reads of it on every rank that has it
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --repeat 40           so many repeats of all ranks; --soak as long
     --isolate             tests of groups of nodes, until it is settled who is to blame
@@ -39,11 +40,13 @@ from ddp_doctor.model.check import (
     MESH,
     REPEATS,
     STEP_TIME,
+    STRAGGLERS,
     USER_MODEL,
 )
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
+from ddp_doctor.views.rates import telling
 from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import rank_list
 
@@ -98,6 +101,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *_mesh(recording, by_id),
         *_repeats(recording, by_id),
         *_isolate(recording, by_id),
+        *_data(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -219,6 +223,8 @@ def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
 def _repeats(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
     options, fact = recording.options, recording.first(RepeatsFact)
     why = _why(by_id.get(REPEATS)) if fact is None else fact.stopped
+    if fact is not None and not telling(fact.tests):
+        why = why or next((test.reason for test in fact.tests), "")
     if options.repeats_all and why:
         typed = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
         yield NotAsAsked(typed, REPEATS, why)
@@ -237,6 +243,19 @@ def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator
     elif all(test.outcome == "unknown" for test in fact.tests):
         reasons = [test.reason for test in fact.tests if test.reason]
         yield NotAsAsked("--isolate", ISOLATION, next(iter(reasons), "no group of nodes was tested"))
+
+
+def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    """Where it was read on some ranks, the others have a finding."""
+    if not recording.options.data:
+        return
+    from ddp_doctor.facts.collectives import StragglersFact
+
+    ranks = recording.facts(StragglersFact)
+    if not any(sample.data for rank in ranks for sample in rank.fact.samples):
+        problems = [rank.fact.data_problem for rank in ranks if rank.fact.data_problem]
+        why = problems[0] if problems else _why(by_id.get(STRAGGLERS))
+        yield NotAsAsked(f"--data {recording.options.data}", STRAGGLERS, why)
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, REPEATS, Check
-from ddp_doctor.model.choices import Backend, UsageError, Where
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, REPEATS, STRAGGLERS, Check
+from ddp_doctor.model.choices import Backend, Level, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
 #: Names that are offered in the place of one that is not known.
@@ -117,17 +117,22 @@ def _require_named(options: Options) -> None:
         (options.replay, "--replay", JOB_COLLECTIVES),
         (options.repeats_all, "--repeat" if options.soak_s is None else "--soak", REPEATS),
         (options.isolate, "--isolate", ISOLATION),
+        (options.data, "--data", STRAGGLERS),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
             raise UsageError(f"what {option} asks for would not be run: {way}")
-        has_what_it_needs = given or check == COLLECTIVES or (check == MESH and options.model)
+        has_what_it_needs = given or check in (COLLECTIVES, STRAGGLERS) or (check == MESH and options.model)
         if check in options.only and not has_what_it_needs:
             raise UsageError(f"{check} runs what {option} asks for: give it, or take {check} out of --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     needed, reason = check.from_level(options.model), None
+    of_groups = {ISOLATION: ("--isolate", options.isolate), REPEATS: ("--repeat or --soak", options.repeats_all)}
+    option, is_given = of_groups.get(check.id, ("", True))
+    if check.id == STRAGGLERS and (options.data or options.isolate):
+        needed = Level.QUICK
     if check.id in options.skip:
         reason = SKIPPED_BY_NAME
     elif options.only and check.id not in options.only:
@@ -146,15 +151,13 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
-    elif check.id == REPEATS and not options.repeats_all:
-        reason = "needs --repeat or --soak"
-    elif check.id == ISOLATION and not options.isolate:
-        reason = "needs --isolate"
+    elif not is_given:
+        reason = f"needs {option}"
     return reason
 
 
 def _needs_s(checks: Sequence[Check]) -> float:
-    """How long they take: those of a node run all at once."""
+    """How long they take: those of a node run all at once, and repeats have a time of their own."""
     at_once = [check.cost_s for check in checks if check.where is Where.NODE]
-    one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE]
+    one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE and check.id != REPEATS]
     return max(at_once, default=0.0) + sum(one_by_one)

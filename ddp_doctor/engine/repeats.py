@@ -18,7 +18,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.settings.trials import GROUP_BYTES, NCCL_TRIAL_S
+from ddp_doctor.settings.trials import GROUP_BYTES, HUNG_RATIO, NCCL_TRIAL_S
 from ddp_doctor.views.rates import FAILED, telling
 from ddp_doctor.wording.repeats import clock, failures
 
@@ -67,14 +67,19 @@ def _repeat(agent: Agent, tests: list[GroupTest], began: float) -> str:
         left = f", {clock(left_s)} left" if left_s < float("inf") else ""
         agent.node_ranks.run.progress(f"repeat {len(tests) + 1}, {failures(tests)}{left}")
         result = agent.attempt(everybody, (), NCCL_TRIAL_S)  # of all backends: a busy machine is slow
-        tests.append(group_test(len(tests), range(world.nnodes), result, at - began))
+        test = group_test(len(tests), range(world.nnodes), result, at - began)
+        longest_s = max((each.duration_s for each in tests if each.outcome == "passed"), default=0.0)
+        if test.outcome == "hung" and test.duration_s < HUNG_RATIO * longest_s:
+            why = f"no end in {test.duration_s:.0f} s, where others took up to {longest_s:.0f} s"
+            test = test.model_copy(update={"outcome": "unknown", "reason": why})
+        tests.append(test)
         if result.cut_short is not None:
             return result.cut_short
-        if tests[-1].outcome == "lost" or (agent.group is not None and agent.group.silent()):
+        if test.outcome == "lost" or (agent.group is not None and agent.group.silent()):
             return "a node fell silent"
         if all(test.outcome in FAILED for test in tests) and len(tests) == _ENOUGH < most:
             return f"each of the first {_ENOUGH} failed"
         if len(tests) >= _ENOUGH and all(test.outcome == "unknown" for test in tests[-_ENOUGH:]):
-            return f"nothing followed from the last {_ENOUGH}: {tests[-1].reason}"
+            return f"nothing followed from the last {_ENOUGH}: {test.reason}"
         time.sleep(max(min(began + len(tests) * apart_s, until) - time.monotonic(), 0.0))
     return ""

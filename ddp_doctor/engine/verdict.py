@@ -8,7 +8,7 @@ from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_c
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
 from ddp_doctor.facts.cluster import BaselineFact
-from ddp_doctor.facts.collectives import P2pFact
+from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, ISOLATION, REPEATS, Check
@@ -20,12 +20,11 @@ from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Repor
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
-from ddp_doctor.views.rates import repeats_of, wilson
 from ddp_doctor.views.software import backend_of_ranks
 from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.preflight import reached
 from ddp_doctor.wording.ranks import ranks_at
-from ddp_doctor.wording.repeats import percent
+from ddp_doctor.wording.repeats import none_failed
 
 #: Checks that the verdict's line names.
 _NAMED = 16
@@ -409,9 +408,8 @@ def _untested(recording: Recording) -> str:
     between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
     only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
     alone = "; it has no peer, so nothing between ranks was tested" if recording.world.world_size == 1 else ""
-    repeats = len(repeats_of(recording))
-    rarer = f"; no failure in {repeats} repeats: fewer than {percent(wilson(0, repeats)[1])} % fail" if repeats else ""
-    return only + alone + between + rarer
+    repeats = recording.first(RepeatsFact)
+    return only + alone + between + (f"; {none_failed(repeats.tests)}" if repeats else "")
 
 
 def _left_out(recording: Recording) -> str:

@@ -32,7 +32,7 @@ _PLACES = {
     Where.AFTERWARDS: "each node, at the end",
 }
 _STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchrun", "mpi": " by mpirun"}
-#: Of nodes in a line; the JSON has all.
+#: Of nodes or checks in a line; the JSON has all.
 _MOST_NAMES = 16
 
 
@@ -69,6 +69,7 @@ def _nodes(plan: RunPlan) -> str:
 def _notes(plan: RunPlan) -> Iterator[str]:
     for leaf, hosts in grouped((node.leaf, node.hostname or "") for node in plan.nodes if node.leaf).items():
         yield f"on {leaf}: {first_names(hosts, _MOST_NAMES)}"
-    yield "on top: waiting for the nodes, importing torch, and trying what is recommended"
+    waiting = "waiting for the nodes, " * (len(plan.nodes) > 1)
+    yield f"on top: {waiting}importing torch, and trying what is recommended"
     for reason, checks in grouped((left_out.reason, left_out.check) for left_out in plan.not_run).items():
-        yield f"not run, {reason}: {', '.join(checks)}"
+        yield f"not run, {reason}: {first_names(checks, _MOST_NAMES)}"

@@ -23,6 +23,14 @@ def failures(tests: Sequence[GroupTest]) -> str:
     return f"{failed} failed ({percent(failed / told)} %, {percent(low)} to {percent(high)} %)"
 
 
+def none_failed(tests: Sequence[GroupTest]) -> str:
+    """``no failure in 40 repeats: fewer than 8.8 % fail``; those that tell nothing may have been failures."""
+    told = len(telling(tests))
+    silent = len(tests) - told
+    beside = f", and {silent} that tell nothing" if silent else ""
+    return f"no failure in {told} repeats{beside}: fewer than {percent(wilson(silent, len(tests))[1])} % fail"
+
+
 def clock(seconds: float) -> str:
     """``00:41``, ``2:03:00``."""
     whole = timedelta(seconds=round(seconds))

@@ -196,6 +196,14 @@ def test_fewer_repeats_than_were_asked_for_are_no_healthy_run(stopped: str, opti
     assert says in report.summary
 
 
+def test_a_soak_of_which_nothing_follows_is_no_healthy_run():
+    alone = repeats("unknown")[0].model_copy(update={"reason": "no end in 30 s, where others took up to 9 s"})
+    report = judged([alone], repeat=1, soak_s=3.0)
+
+    assert report.verdict is Verdict.UNSURE
+    assert "--soak 0.05 (no end in 30 s, where others took up to 9 s)" in report.summary
+
+
 def test_repeats_that_nobody_began_are_no_healthy_run_either():
     recording = recorded.load("repeats/forty-pass")
     left_out = (NotRun(check="repeats", reason="no word of a node"),)
@@ -204,8 +212,8 @@ def test_repeats_that_nobody_began_are_no_healthy_run_either():
     assert report.verdict is Verdict.UNSURE
 
 
-def test_tests_from_which_nothing_follows_count_as_no_repeats():
+def test_repeats_from_which_nothing_follows_may_have_failed_so_less_is_excluded():
     report = judged(repeats("unknown", *["passed"] * 40))
 
     assert report.verdict is Verdict.HEALTHY
-    assert "no failure in 40 repeats" in report.summary
+    assert report.summary.endswith("no failure in 40 repeats, and 1 that tell nothing: fewer than 13 % fail.")
