@@ -156,7 +156,7 @@ class Told:
             Source.GLOO,
             Fall(134, 5e6, 1.8e6),
             LastRank(5, 9, 10),
-            "is slower since 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 looks at ranks that waited",
+            "is slower since 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 {}",
         ),
         (
             Source.RAS,
@@ -168,7 +168,9 @@ class Told:
     ],
 )
 def test_a_fall_is_told_with_its_time_both_rates_and_what_tells_them(monkeypatch, source, fall, last, told):
-    assert Told(monkeypatch).has(source, 40, fall, last).slowdown.whole() == told.format(source.value[1])
+    assert Told(monkeypatch).has(source, 40, fall, last).slowdown.whole() == told.format(
+        source.value[1], "looks at ranks that waited"
+    )
 
 
 def test_the_best_source_that_has_measured_enough_is_believed_and_no_other(monkeypatch):
