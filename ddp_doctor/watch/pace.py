@@ -3,7 +3,6 @@
 Nothing is read here. A count grows with the steps, in whatever unit: bytes, collectives, lines.
 """
 
-import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +16,6 @@ from ddp_doctor.knowledge import slow_jobs
 _MOST_LOOKS = 8_192
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What the duration of a fall depends on; the defaults are for jobs, shorter ones for tests."""
-
-    least_s: float = slow_jobs.LASTS_LEAST_S
-    most_s: float = slow_jobs.LASTS_MOST_S
-    deep_most_s: float = slow_jobs.DEEP_LASTS_MOST_S
-
-
 class Window(NamedTuple):
     """A time in which the count grew in two looks."""
 
@@ -35,11 +25,12 @@ class Window(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Whether ranks waited for others at a moment, and for whom, if for one alone."""
+    """The count at a moment, whether ranks waited for others then, and for whom, if for one alone."""
 
     at_s: float
-    waits: bool
-    last: int | None
+    total: int
+    waits: bool = False
+    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,12 +59,10 @@ class LastRank(NamedTuple):
 class Pace:
     """Follows one count. ``fall`` is the newest that lasted, over or not."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
-        self._windows: deque[Window] = deque(maxlen=slow_jobs.MOST_WINDOWS)
+    def __init__(self) -> None:
+        self.windows: deque[Window] = deque(maxlen=slow_jobs.MOST_WINDOWS)
         self._looks: deque[Look] = deque(maxlen=_MOST_LOOKS)
-        self._start: tuple[float, float] | None = None  # of the window that is open: when, the count
-        self._newest = 0.0
+        self._start: Look | None = None  # of the window that is open
         self._growths = 0
         self._is_warm = False  # the first window is not looked at
         self.fall: Fall | None = None
@@ -82,34 +71,28 @@ class Pace:
         """Nobody has looked for a time: the window that is open tells nothing."""
         self._start = None
 
-    @property
-    def windows(self) -> int:
-        """How many have been measured, of those that are kept."""
-        return len(self._windows)
-
     def begin_anew(self, at_s: float) -> None:
         """The ranks are others from now on."""
-        self._windows.clear()
+        self.windows.clear()
         self._looks.clear()
         self._start, self._is_warm = None, False
         if self.fall and self.fall.until_s is None:
             self.fall = replace(self.fall, until_s=at_s)
 
-    def add(self, look: Look, count: float) -> None:
+    def add(self, look: Look) -> None:
         """What was seen at a look."""
-        self._looks.append(look)
         if self._start is None:
-            self._start, self._newest, self._growths = (look.at_s, count), count, 0
-            return
-        self._growths += count > self._newest
-        self._newest = count
+            self._start, self._growths = look, 0
+        elif look.total > self._looks[-1].total:
+            self._growths += 1
+        self._looks.append(look)
         if self._growths < slow_jobs.GROWTHS_OF_WINDOW:
             return
-        start_s, before = self._start
-        if self._is_warm and look.at_s > start_s:
-            self._windows.append(Window(start_s, look.at_s, (count - before) / (look.at_s - start_s)))
+        start, self._start, self._growths = self._start, look, 0
+        if self._is_warm:
+            self.windows.append(Window(start.at_s, look.at_s, (look.total - start.total) / (look.at_s - start.at_s)))
             self._judge()
-        self._start, self._growths, self._is_warm = (look.at_s, count), 0, True
+        self._is_warm = True
 
     def last_rank(self) -> LastRank | None:
         """Who came last since the fall, if the waiting for it is most of what a step takes longer."""
@@ -130,19 +113,19 @@ class Pace:
         return LastRank(rank, times, len(waits)) if is_news and waited >= slow_jobs.EXPLAINED_SHARE * longer else None
 
     def _judge(self) -> None:
-        fall, windows = self.fall, list(self._windows)
+        fall, windows = self.fall, list(self.windows)
         if fall is None or fall.until_s is not None:
-            self.fall = fall_in(windows, self._limits) or fall
+            self.fall = fall_in(windows) or fall
             return
         middle, newest = (fall.before + fall.after) / 2, windows[-slow_jobs.LEAST_WINDOWS :]
         if newest[0].start_s >= fall.since_s and min(window.rate for window in newest) > middle:
             self.fall = replace(fall, until_s=newest[0].start_s)
-            self._windows = deque(newest, maxlen=slow_jobs.MOST_WINDOWS)
+            self.windows = deque(newest, maxlen=slow_jobs.MOST_WINDOWS)
         elif since := [window.rate for window in windows if window.start_s >= fall.since_s]:
             self.fall = replace(fall, after=median(since))
 
 
-def fall_in(windows: Sequence[Window], limits: Limits) -> Fall | None:
+def fall_in(windows: Sequence[Window]) -> Fall | None:
     """The fall that goes on at the end of these, if there is one that lasts and is beyond noise."""
     least = slow_jobs.LEAST_WINDOWS
     if len(windows) < 2 * least:
@@ -161,12 +144,12 @@ def fall_in(windows: Sequence[Window], limits: Limits) -> Fall | None:
     ):
         return None
     fall = Fall(windows[at].start_s, before, after)
-    most_s = limits.deep_most_s if fall.is_deep else limits.most_s
+    most_s = slow_jobs.DEEP_LASTS_MOST_S if fall.is_deep else slow_jobs.LASTS_MOST_S
     before_s = fall.since_s - windows[0].start_s
     runs = (list(run) for is_low, run in groupby(windows[:at], lambda window: window.rate < middle) if is_low)
     ended_s = max((run[-1].end_s - run[0].start_s for run in runs), default=0.0)
     lasts_s = max(
-        min(max(slow_jobs.LASTS_SHARE * before_s, limits.least_s), most_s), slow_jobs.TIMES_OF_ENDED * ended_s
+        min(max(slow_jobs.LASTS_SHARE * before_s, slow_jobs.LASTS_LEAST_S), most_s), slow_jobs.TIMES_OF_ENDED * ended_s
     )
     return fall if windows[-1].end_s - fall.since_s >= lasts_s else None
 
@@ -178,9 +161,3 @@ def _change(windows: Sequence[Window]) -> int:
     mean, size, least = fmean(rates), len(rates), slow_jobs.LEAST_WINDOWS
     above = list(accumulate(rate - mean for rate in rates))
     return max(range(least, size - least + 1), key=lambda at: above[at - 1] / sqrt(at * (size - at)))
-
-
-def clock(at_s: float) -> str:
-    """``02:14`` of a moment of time.monotonic(), with its day where that is not within a day."""
-    ago_s = time.monotonic() - at_s
-    return time.strftime("%H:%M" if ago_s < 20 * 3600 else "%b %d %H:%M", time.localtime(time.time() - ago_s))

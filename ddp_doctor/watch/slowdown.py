@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from ddp_doctor.watch.evidence import Evidence, Output
-from ddp_doctor.watch.pace import Fall, Limits, Pace, clock
+from ddp_doctor.watch.pace import Fall, Pace
 from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
 
 #: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
@@ -20,11 +20,9 @@ class Slowdown:
     ``speaks``: else nothing is said of a fall without a rank to name, of which the watcher of another node tells.
     """
 
-    def __init__(
-        self, evidence: Evidence, outputs: Sequence[Output], *, speaks: bool = True, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, evidence: Evidence, outputs: Sequence[Output], *, speaks: bool = True) -> None:
         self._evidence, self._outputs, self._speaks = evidence, outputs, speaks
-        self._paces = {source: Pace(limits) for source in Source}
+        self._paces = {source: Pace() for source in Source}
         self._pids: Collection[int] = ()
         self._gloo, self._doors, self._said = Gloo(), Doors(), Said()
         self._begun_s = self._searched_s = self._looked_s = 0.0
@@ -49,10 +47,10 @@ class Slowdown:
             for pace in self._paces.values():
                 pace.pause()
         self._looked_s = now
-        by_ranks = self._gloo.look(now) if self._gloo.threads else self._doors.look(now, pids)
+        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else self._doors.look(now, pids)
         outputs = {output.path: output for output in (*self._evidence.outputs(), *self._outputs)}
-        for seen in (*filter(None, [by_ranks]), *self._said.look(now, outputs.values())):
-            self._paces[seen.source].add(seen.look, seen.total)
+        for source, look in (*filter(None, [seen]), *self._said.look(now, outputs.values())):
+            self._paces[source].add(look)
 
     def close(self) -> None:
         """The command has ended."""
@@ -68,7 +66,7 @@ class Slowdown:
         if fall.until_s is None:
             return self._slower(source, fall)
         is_measured = self._speaks and self._paces[source].windows  # other ranks have begun, if not
-        return f"is no longer slower since {clock(fall.until_s)}" if is_measured else ""
+        return f"is no longer slower since {_clock(fall.until_s)}" if is_measured else ""
 
     def whole(self) -> str:
         """What is to be said of the job when it has ended."""
@@ -77,16 +75,16 @@ class Slowdown:
 
     def _fall(self) -> tuple[Source, Fall | None]:
         """The last one, by the best source that has measured about as much as any."""
-        most = max(pace.windows for pace in self._paces.values())
-        source = next(source for source, pace in self._paces.items() if 2 * pace.windows >= most)
+        most = max(len(pace.windows) for pace in self._paces.values())
+        source = next(source for source, pace in self._paces.items() if 2 * len(pace.windows) >= most)
         fall = self._paces[source].fall
         # Lines are of many kinds: that the job says much less is more likely another part of its work.
         return source, None if fall and fall.is_deep and source is Source.LINES else fall
 
     def _slower(self, source: Source, fall: Fall) -> str:
-        when = f"since {clock(fall.since_s)}"
+        when = f"since {_clock(fall.since_s)}"
         if fall.until_s is not None:
-            when = f"from {clock(fall.since_s)} to {clock(fall.until_s)}"
+            when = f"from {_clock(fall.since_s)} to {_clock(fall.until_s)}"
         counted, by = source.value
         said = f"is slower {when}: {_rates(fall, counted)}, {by}"
         if last := self._paces[source].last_rank():
@@ -105,3 +103,9 @@ def _rates(fall: Fall, counted: str) -> str:
     rates = (fall.before / scale, fall.after / scale)
     before, after = (f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates)
     return f"from {before} to {after} {counted} a {per}"
+
+
+def _clock(at_s: float) -> str:
+    """``02:14`` of a moment of time.monotonic(), with its day where that is not within a day."""
+    ago_s = time.monotonic() - at_s
+    return time.strftime("%H:%M" if ago_s < 20 * 3600 else "%b %d %H:%M", time.localtime(time.time() - ago_s))

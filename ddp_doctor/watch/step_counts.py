@@ -13,7 +13,7 @@ its group (torch 2.13, ProcessGroupGloo::runLoop; gloo, UnboundBuffer::waitRecv)
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
@@ -44,14 +44,6 @@ class Source(Enum):
     RECORDER = ("collectives", "by torch's flight recorder")
     STEPS = ("steps", "by its output")
     LINES = ("lines", "by the lines of its output")
-
-
-class Seen(NamedTuple):
-    """A count at a moment, and who was in a collective."""
-
-    source: Source
-    total: int
-    look: Look
 
 
 class _Thread(NamedTuple):
@@ -87,7 +79,7 @@ class Gloo:
         if has_nccl:
             self.threads = []
 
-    def look(self, now: float) -> Seen:
+    def look(self, now: float) -> Look:
         """What has been written so far, and who waits for whom."""
         inside: dict[int | None, bool] = {}
         for rank, pid, thread, works in self.threads:
@@ -101,7 +93,7 @@ class Gloo:
                 inside[rank] = inside.get(rank, False) or not waits_for_work
         outside = [rank for rank, is_inside in inside.items() if not is_inside]
         waits = 0 < len(outside) < len(inside)
-        return Seen(Source.GLOO, self._bytes, Look(now, waits, outside[0] if waits and len(outside) == 1 else None))
+        return Look(now, self._bytes, waits, outside[0] if waits and len(outside) == 1 else None)
 
 
 def _number(env: Mapping[str, str], *names: str) -> int | None:
@@ -117,7 +109,7 @@ class Doors:
         self._next_s = 0.0
         self._in_vain = 0
 
-    def look(self, now: float, pids: Collection[int]) -> Seen | None:
+    def look(self, now: float, pids: Collection[int]) -> tuple[Source, Look] | None:
         """The answer that has come since the last look; the next child is started when it is time."""
         if self._child is None and now >= self._next_s:
             self._next_s = now + (_DOORS_S if self._in_vain < _MOST_IN_VAIN else _NO_DOORS_S)
@@ -134,8 +126,8 @@ class Doors:
         source, at_s, launched = json.loads(text)
         behind = [int(rank) for rank, count in launched.items() if count == min(launched.values())]
         waits = len(behind) < len(launched)
-        look = Look(at_s, waits, behind[0] if waits and len(behind) == 1 else None)
-        return Seen(Source[source], max(launched.values()), look)
+        last = behind[0] if waits and len(behind) == 1 else None
+        return Source[source], Look(at_s, max(launched.values()), waits, last)
 
     def close(self) -> None:
         """End the child, and forget what it was asked."""
@@ -176,7 +168,7 @@ class Said:
         self._steps: dict[str, list[int]] = {}  # by name: the highest number, how far and how often it has risen
         self._name: str | None = None  # of the steps that count
 
-    def look(self, now: float, outputs: Iterable[Output]) -> list[Seen]:
+    def look(self, now: float, outputs: Iterable[Output]) -> Iterator[tuple[Source, Look]]:
         """Read on, and count; of a flood the end alone."""
         for output in outputs:
             with suppress(OSError), open(output.path, "rb") as file:
@@ -186,9 +178,9 @@ class Said:
                 whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
                 self._read[output.path] = start + len(whole)
                 self._count(whole.decode("utf-8", "replace"))
-        look = Look(now, waits=False, last=None)
-        seen = [Seen(Source.LINES, self._lines, look)]
-        return [*seen, Seen(Source.STEPS, self._steps[self._name][1], look)] if self._name is not None else seen
+        yield Source.LINES, Look(now, self._lines)
+        if self._name is not None:
+            yield Source.STEPS, Look(now, self._steps[self._name][1])
 
     def _count(self, text: str) -> None:
         self._lines += text.count("\n") or text.count("\r")

@@ -31,7 +31,7 @@ class Job:
                 if 0 <= at < share:
                     named = rank
                 at -= share
-            self.pace.add(Look(self.at_s, named is not None, named), round(self.steps))
+            self.pace.add(Look(self.at_s, round(self.steps), named is not None, named))
             if self.pace.fall and (not self.found or self.found[-1][1].since_s != self.pace.fall.since_s):
                 self.found.append((self.at_s, self.pace.fall))
         return self

@@ -8,11 +8,11 @@ import pytest
 
 from ddp_doctor.parse.job_log.ras import launches
 from ddp_doctor.parse.steps_said import numbers_of_steps
-from ddp_doctor.watch import pace, slowdown, step_counts
+from ddp_doctor.watch import slowdown, step_counts
 from ddp_doctor.watch.evidence import Output
 from ddp_doctor.watch.pace import Fall, LastRank, Look
 from ddp_doctor.watch.slowdown import Slowdown
-from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Seen, Source
+from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def said_of(path: Path, *texts: str) -> list[dict[Source, int]]:
     for text in texts:
         with path.open("a") as file:
             file.write(text)
-        found.append({seen.source: seen.total for seen in said.look(0.0, [Output(str(path), 0)])})
+        found.append({source: look.total for source, look in said.look(0.0, [Output(str(path), 0)])})
     return found
 
 
@@ -59,7 +59,8 @@ def test_a_file_that_has_gone_and_one_that_grows_by_gigabytes_are_no_trouble(tmp
         file.seek(0, os.SEEK_END)
         file.write(b"\nstep 4\n")
 
-    assert Said().look(0.0, [Output(str(tmp_path / "none"), 0), Output(str(tmp_path / "big"), 0)])[0].total == 2
+    looks = dict(Said().look(0.0, [Output(str(tmp_path / "none"), 0), Output(str(tmp_path / "big"), 0)]))
+    assert looks[Source.LINES].total == 2
 
 
 WORKS, IDLE = (
@@ -96,7 +97,7 @@ def test_who_comes_last_is_who_alone_is_in_no_collective(monkeypatch, calls, wai
     assert gloo.look(0.0).total == 0
     written = 1_500
 
-    assert gloo.look(5.0) == Seen(Source.GLOO, 1_000, Look(5.0, waits, last))
+    assert gloo.look(5.0) == Look(5.0, 1_000, waits, last)
 
 
 def test_gloo_beside_nccl_is_not_what_tells_the_pace(monkeypatch):
@@ -127,18 +128,18 @@ def test_the_rank_that_has_launched_the_fewest_is_told_by_ras(monkeypatch):
     while seen is None:
         seen = doors.look(7.0, [70])
     doors.close()
-    assert seen == Seen(Source.RAS, 10, Look(7.0, waits=True, last=1))
+    assert seen == (Source.RAS, Look(7.0, 10, waits=True, last=1))
 
 
 class Told:
     """A job that is looked at; its falls, by source, are as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> None:
-        monkeypatch.setattr(slowdown, "clock", lambda at_s: f"{int(at_s) // 60:02}:{int(at_s) % 60:02}")
+        monkeypatch.setattr(slowdown, "_clock", lambda at_s: f"{int(at_s) // 60:02}:{int(at_s) % 60:02}")
         self.slowdown = Slowdown(SimpleNamespace(outputs=list), (), speaks=speaks)  # type: ignore[arg-type]
 
     def has(self, source: Source, windows: int, fall: Fall | None, last: LastRank | None = None) -> "Told":
-        found = SimpleNamespace(windows=windows, fall=fall, last_rank=lambda: last)
+        found = SimpleNamespace(windows=range(windows), fall=fall, last_rank=lambda: last)
         self.slowdown._paces[source] = found  # type: ignore[assignment]
         return self
 
@@ -206,5 +207,5 @@ def test_the_watcher_of_another_node_speaks_only_where_it_can_name_a_rank(monkey
 def test_a_moment_of_another_day_is_told_with_its_day(monkeypatch):
     monkeypatch.setattr("time.monotonic", lambda: 200_000.0)
 
-    assert len(pace.clock(199_000.0)) == len("02:14")
-    assert len(pace.clock(100_000.0)) == len("Nov 28 02:14")
+    assert len(slowdown._clock(199_000.0)) == len("02:14")
+    assert len(slowdown._clock(100_000.0)) == len("Nov 28 02:14")
