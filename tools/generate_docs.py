@@ -25,6 +25,7 @@ from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report, TraceReport
 from ddp_doctor.model.rule import HEADINGS, Described
+from ddp_doctor.model.run_plan import RunPlan
 from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
 from tools.man_page import man_page
@@ -39,6 +40,7 @@ _PLACES = {
     Where.NODES: "in the agent of each node, once all nodes of a run have met",
     Where.LAUNCHER: "on ranks that the real torchrun starts",
     Where.RANK: "on every rank",
+    Where.GROUPS: "on ranks of groups of nodes, or of all of them, where an option asks for it",
     Where.AFTERWARDS: "once on each node, in the agent, when the ranks have ended",
 }
 _BLOCKS = {
@@ -89,6 +91,7 @@ def pages() -> dict[str, str]:
         "fit-report.schema.json": schema(FitReport),
         "fleet-report.schema.json": schema(FleetReport),
         "baseline.schema.json": schema(Baseline),
+        "run-plan.schema.json": schema(RunPlan),
         "lint-report.schema.json": schema(LintReport),
         "recording.schema.json": schema(Recording),
     }

@@ -5,7 +5,7 @@ others follow its orders, in the order of their numbers, and hand in what they r
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -80,12 +80,14 @@ class AgentGroup:
         """Follower: give the head a result."""
         self.client.put(f"{key}/{self.client.my_id}", value)
 
-    def gather(self, key: str, timeout_s: float, read: Callable[[Json, int, World], T]) -> dict[int, T]:
-        """Head: the results of the other nodes, as many as come in time while their beats come.
+    def gather(
+        self, key: str, timeout_s: float, read: Callable[[Json, int, World], T], of: Collection[int] | None = None
+    ) -> dict[int, T]:
+        """Head: the results of the other nodes, or ``of`` some, as many as come in time while their beats come.
 
         ``read`` makes one of what a node sent, its node rank and the world, or raises Unreadable.
         """
-        keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others}
+        keys = {rank: f"{key}/{self.ids[rank]}" for rank in self.others if of is None or rank in of}
         for name in keys.values():
             self.client.watch(name)
 

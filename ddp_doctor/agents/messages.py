@@ -202,6 +202,13 @@ class _TrialOrder(Frozen):
     skip_pairs: tuple[tuple[int, int], ...]
 
 
+class _GroupsOrder(Frozen):
+    do: Literal["groups"]
+    record: TrialRecord  # of the first group; those of the others differ in their name and ranks
+    groups: tuple[tuple[NodeRank, ...], ...]
+    checks: tuple[()] = ()
+
+
 class _EndOrder(Frozen):
     do: Literal["end"]
     head: Name
@@ -209,8 +216,8 @@ class _EndOrder(Frozen):
     report: Report
 
 
-_Order = Annotated[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder, Field(discriminator="do")]
-_ORDERS: TypeAdapter[_BeginOrder | _ProbeOrder | _TrialOrder | _EndOrder] = TypeAdapter(_Order)
+_AnyOrder = _BeginOrder | _ProbeOrder | _TrialOrder | _GroupsOrder | _EndOrder
+_ORDERS: TypeAdapter[_AnyOrder] = TypeAdapter(Annotated[_AnyOrder, Field(discriminator="do")])
 _READINGS = TypeAdapter(tuple[Reading, ...])
 
 

@@ -7,6 +7,7 @@ from typing import get_args
 
 from ddp_doctor.agents.agent_group import AgentGroup, Lost
 from ddp_doctor.agents.framing import JUNK, Unreadable
+from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.rank_state import late_steps
 from ddp_doctor.ranks.trial import TrialResult
@@ -31,11 +32,8 @@ class StoreRemoteRanks:
 
     def ended(self) -> str | None:
         """How the trial ended. Raises Left where another agent took its leave, StoreLost and Unreadable."""
-        outcome = self._client.value(self._key)
-        if outcome in _OUTCOMES:
-            return str(outcome)
-        if outcome is not None:
-            raise Unreadable(f"somebody ended the trial with {JUNK}")
+        if outcome := self._said():
+            return outcome
         try:
             self._group.check()
         except Lost as lost:
@@ -51,6 +49,13 @@ class StoreRemoteRanks:
                 self.lost = late
                 self.end("stuck")
         return None
+
+    def _said(self) -> str | None:
+        """How some agent has ended it. Raises Unreadable."""
+        outcome = self._client.value(self._key)
+        if outcome is None or outcome in _OUTCOMES:
+            return outcome and str(outcome)
+        raise Unreadable(f"somebody ended the trial with {JUNK}")
 
     def done(self) -> None:
         """Report it with the next beat."""
@@ -89,6 +94,40 @@ class StoreRemoteRanks:
     def active_at(self) -> float:
         """When one of the sums changed last."""
         return max(self._events.changed_at, self._activity.changed_at)
+
+
+class GroupRanks(StoreRemoteRanks):
+    """The same of a trial of some ``nodes`` by themselves, which may be without the head.
+
+    Who is through counts himself in the store: the last one ends the trial. A lost node ends no other group's trial.
+    """
+
+    def __init__(self, group: AgentGroup, trial: str, nodes: Sequence[int], limit_s: float) -> None:
+        super().__init__(group, trial)
+        self._nodes = nodes
+        self._until = time.monotonic() + limit_s + HAND_IN_S
+
+    def ended(self) -> str | None:
+        """How the trial ended. Raises Left where an agent took its leave, StoreLost and Unreadable."""
+        if outcome := self._said():
+            return outcome
+        self._group.require_store()
+        self._group.require_presence()
+        self.lost = tuple(node for node in self._group.silent() if node == 0 or node in self._nodes)
+        if self.lost or time.monotonic() > self._until:
+            self.end("stuck")
+            return "stuck"
+        return None
+
+    def done(self) -> None:
+        """Count this node among those that are through."""
+        if not self._is_done:
+            self._is_done = True
+            self._client.put_last(self._key, "finished", len(self._nodes))
+
+    def abandon(self) -> None:
+        """The trial is over for all of the group."""
+        self.end("interrupted")
 
 
 @dataclass

@@ -109,6 +109,10 @@ class StoreClient:
         """Set a key unless another node has: the first value counts for all."""
         self._send({"first": key, "value": value})
 
+    def put_last(self, key: str, value: Json, of: int) -> None:
+        """Set a key, unless it has a value, as soon as so many nodes have asked for it."""
+        self._send({"last": key, "value": value, "of": of})
+
     def watch(self, key: str) -> None:
         """Ask for the value of a key as soon as it is set."""
         self._send({"watch": key})

@@ -6,6 +6,7 @@ an error. Here that costs the agent nothing: it notices that the process no long
 The agent speaks over a local socket, one JSON object a line::
 
     {"set": "order/1", "value": {…}}   {"first": "stop/t0", "value": "stuck"}   {"watch": "order/2"}
+    {"last": "stop/t1", "value": "finished", "of": 2}
     {"follow": [1, 2, 3]}   {"beat": 17, "fields": {…}}   {"join": {…}}
 
 and receives ``connected``, ``joined``, ``value``, ``unreadable``, ``beats`` and ``turn`` lines. A value that
@@ -102,6 +103,9 @@ class _Carrier:
             self._put(message["set"], message["value"])
         elif "first" in message:
             self._store.compare_set(message["first"], "", json.dumps(message["value"]))
+        elif "last" in message:
+            if self._store.add(f"{message['last']}/asked", 1) == message["of"]:
+                self._store.compare_set(message["last"], "", json.dumps(message["value"]))
         elif "watch" in message:
             self._watched.append(message["watch"])
         elif "follow" in message:

@@ -12,13 +12,13 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
-from ddp_doctor.engine.plan import make_plan
+from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.sizes import require_fitting_mesh, require_possible_sizes
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import is_configuration
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.ranks.helper import HelperLost
@@ -37,9 +37,8 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
     """
     checks = checks or checks_of(Command(request.options.command))
     plan = make_plan(request.options, checks, request.nnodes)
-    model = request.options.model  # of several nodes only some may lack it
-    if model and request.nnodes == 1 and not is_configuration(model) and (why := user_module.problem(model)):
-        raise UsageError(f"{request.options.typed_model} cannot be used: {why}")
+    if request.nnodes == 1:  # of several nodes only some may lack it
+        require_usable(request.options, plan)
     held = None
     if request.nnodes == 1 and request.endpoint[1]:  # without a port nobody chose it
         request, held = _on_a_free_port(request)
@@ -53,7 +52,6 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
         try:
             interruption.arm()
             if request.nnodes > 1 or node_run.rank_checks():  # the control store of several nodes is torch's
-                _require_torch(request)
                 session.warm_up(node_run.rank_checks())
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             _require_gpu(node_run.recording, request)
@@ -92,9 +90,15 @@ def _outcome(node_run: NodeRun, checks: Sequence[Check], request: RunRequest) ->
     return outcome
 
 
-def _require_torch(request: RunRequest) -> None:
-    """Refuse ranks on one node whose Python has no torch; of several nodes DD201 names it. Raises UsageError."""
-    if request.nnodes > 1 or importlib.util.find_spec("torch") is not None:
+def require_usable(options: Options, plan: Plan) -> None:
+    """Refuse a model that is not there, and ranks where Python has no torch; on several nodes findings name that.
+
+    Raises UsageError.
+    """
+    model = options.model
+    if model and not is_configuration(model) and (why := user_module.problem(model)):
+        raise UsageError(f"{options.typed_model} cannot be used: {why}")
+    if not any(check.where.needs_ranks for check in plan.checks) or importlib.util.find_spec("torch") is not None:
         return
     raise UsageError(
         f"ranks need torch, and {sys.executable} has none. Call the doctor with the Python of your job"

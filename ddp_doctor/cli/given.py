@@ -1,7 +1,10 @@
 """Texts and codes that the user names on the command line: read, and refused where they are another command's."""
 
 import codecs
+import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ddp_doctor.knowledge.collectives import TABLE
@@ -10,12 +13,16 @@ from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
 from ddp_doctor.model.choices import FailOn, Level, UsageError, as_usage_error
-from ddp_doctor.model.recording import Axis, FitOptions, Floor
+from ddp_doctor.model.recording import Axis, FitOptions, Floor, Leaf
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
 from ddp_doctor.parse.hostlist import expand, read_host_file
+from ddp_doctor.parse.slurm_topology import read_topology
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
+
+#: Of 65,536 hosts, each written out, it is one.
+_LARGEST_TOPOLOGY_BYTES = 4 * 1024 * 1024
 
 
 def given_text(path: str, most_bytes: int = MOST_BYTES) -> str:
@@ -138,13 +145,42 @@ def sweep(
 
 def of_groups(topology: str | None, soak: float | None, *, isolate: bool, repeat: int, data: str) -> dict[str, Any]:
     """The fields of Options for --isolate, --topology, --repeat, --soak and --data. Raises UsageError."""
+    if topology is not None and not isolate:
+        raise UsageError("--topology says which nodes share a switch, for --isolate: give that, too")
     return {
         "isolate": isolate,
         "topology": topology or "",
+        "leaves": (_leaves(topology) if topology is not None else _leaves_of_slurm()) if isolate else (),
         "repeat": repeat,
         "soak_s": None if soak is None else 60.0 * soak,
         "data": data,
     }
+
+
+def _leaves(path: str) -> tuple[Leaf, ...]:
+    """What the file of --topology says. Raises UsageError."""
+    if path == "-":
+        raise UsageError("--topology names a file, which the agent of every node reads: stdin is of one alone")
+    text = given_text(path, _LARGEST_TOPOLOGY_BYTES)
+    require_kind(path, text, "a topology of SLURM, or lines of NAME: HOSTS,")
+    try:
+        return read_topology(text)
+    except ValueError as error:
+        raise UsageError(f"{path} is no topology that can be read: {error}") from error
+
+
+def _leaves_of_slurm() -> tuple[Leaf, ...]:
+    """What SLURM's own files say to a job of its own; nothing where they are not there, or say it otherwise."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return ()
+    folder = Path(os.environ.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
+    for name in ("topology.yaml", "topology.conf"):  # SLURM reads the second where the first is not there
+        with suppress(UsageError):
+            text = given_text(f"{folder / name}", _LARGEST_TOPOLOGY_BYTES)
+            with suppress(ValueError):
+                return read_topology(text)
+            return ()
+    return ()
 
 
 def axes(text: str | None) -> tuple[Axis, ...]:

@@ -54,7 +54,7 @@ class Output(NamedTuple):
     @property
     def option(self) -> str:
         """As it is typed."""
-        return f"--settings {self.name}" if self.is_form else f"--{self.name}"
+        return f"--settings {self.name}" if self.is_form else f"--{self.name.replace('_', '-')}"
 
 
 def _json(results: Results | LintResults) -> str:
@@ -171,6 +171,18 @@ OUTPUTS = (
         ("run", "replay"),
         _by("reproducer"),
     ),
+    Output(
+        "good_nodes",
+        "Write the hosts that passed all tests, one a line: a host file of mpirun and of --hostfile.",
+        ("run", "fleet"),
+        _by("host_lists", "good"),
+    ),
+    Output(
+        "bad_nodes",
+        "Write the hosts that are to blame, one a line: srun --exclude=./FILE leaves them out.",
+        ("run", "fleet"),
+        _by("host_lists", "bad"),
+    ),
     _form("env", "to be sourced", "env_file", tells_hosts_apart=True),
     _form("sbatch", "lines for a batch script of SLURM", "sbatch_lines", tells_hosts_apart=True),
     _form("docker", "arguments of docker run", "docker_args"),
@@ -237,6 +249,14 @@ class Outputs:
         paths = {name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()}
         own = frozenset(name for name, path in self.paths.items() if path != paths[name])
         return replace(self, host=host, own=own, paths=paths)
+
+    def require_only(self, name: str, what: str) -> None:
+        """Refuse all other outputs than this one. Raises UsageError."""
+        others = [output.option for output in OUTPUTS if output.name in self.paths.keys() - {name}]
+        others += [f"--output-format {self.form.value}"] * (self.form is not OutputFormat.FULL)
+        others += ["--redact"] * self.redact
+        if others:
+            raise UsageError(f"{others[0]} has nothing to show of {what}: leave it out, or write --{name}")
 
     def require_redactable(self) -> None:
         """Refuse settings with names that are nobody's. Raises UsageError."""

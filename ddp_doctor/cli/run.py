@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders, running
+from ddp_doctor.app.run_plan import run_plan
 from ddp_doctor.checks import checks_of
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_hosts
@@ -21,7 +22,8 @@ from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Backend, Command, ExitCode, as_usage_error
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
-from ddp_doctor.render import layout, screen
+from ddp_doctor.render import layout, plan_table, screen
+from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.render.progress import progress
 from ddp_doctor.starters import outer_launcher, starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, OuterWorld, number, outer_world
@@ -29,8 +31,9 @@ from ddp_doctor.starters.endpoint import is_mine, resolve
 from ddp_doctor.starters.fanout import Ended, FanOut
 from ddp_doctor.starters.place import Asked, NotNeeded, endpoint_alone, place
 from ddp_doctor.starters.request import RunRequest
-from ddp_doctor.starters.start_all_nodes import StartedNodes, start_all_nodes
+from ddp_doctor.starters.start_all_nodes import StartedNodes, hosts_to_start, is_here, names, start_all_nodes
 from ddp_doctor.starters.starter_channel import StarterChannel
+from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.run_options import JOIN_TIMEOUT_S, line, typed
 
 #: Longest that a rank which is not the agent waits beyond the budget: start, kill, report.
@@ -67,18 +70,57 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
         return _test_for_starter(options, launch, env, pipe)
     world = outer_world(env, os.getppid())
     asked = launch.read()
+    if launch.is_planned:
+        return _show_plan(options, launch, env, world, outputs)
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with as_usage_error():
         here = start_all_nodes(asked, env, world, arguments)
     if isinstance(here, StartedNodes):
+        _tell_of_topology(options, here.hosts)
         return _start_agents_and_report(here, options, launch, outputs, env)
     try:
         request = _request(options, launch, here, env)
+        if request.place is not None and request.place.is_head:
+            _tell_of_topology(options, request.place.expected_hosts)
     except NotNeeded as why:
         if world is None or world.is_agent:
             print_to_stderr(f"ddp-doctor: {why}")
         return ExitCode.HEALTHY.value
     return _test_or_wait(request, outputs)
+
+
+def _show_plan(
+    options: Options, launch: Launch, env: dict[str, str], world: OuterWorld | None, outputs: Outputs
+) -> int:
+    """Print what a run would do, and start nothing; of the processes of a launcher the first one speaks."""
+    outputs.require_only("json", "a plan")
+    asked, nproc = launch.read(), _ranks(launch.nproc_per_node)
+    with as_usage_error():
+        listed = hosts_to_start(asked, env, world)
+    hosts: Sequence[str | None]
+    if listed is not None:
+        hosts, launcher = names(listed), "ssh" if asked.hosts else "slurm" if len(listed) > 1 else "plain"
+    else:
+        try:
+            request = _request(options, launch, asked, env)
+        except NotNeeded:
+            return ExitCode.HEALTHY.value
+        here = request.place
+        if world is not None and not (world.is_agent and (here is None or here.is_head is not False)):
+            return ExitCode.HEALTHY.value
+        hosts, launcher = (socket.gethostname(),), "plain"
+        if here is not None:
+            hosts, launcher = here.expected_hosts or (None,) * here.nnodes, here.launcher
+    _tell_of_topology(options, [host for host in hosts if host])
+    alone_here = len(hosts) == 1 and (listed is None or is_here(listed[0]))
+    options = options.model_copy(update={"baseline": launch.baseline[0] if launch.baseline else ""})
+    plan = run_plan(options, hosts, launcher, nproc, is_here=alone_here)
+    is_piped = world is not None and world.launcher == "mpi"  # Open MPI gives its ranks pseudo-terminals
+    plan_table.show(plan, screen.console(outputs.words_to, is_piped=is_piped))
+    if path := outputs.paths.get("json"):
+        with as_usage_error(CannotWrite):
+            write(path, plan.model_dump_json(indent=1) + "\n")
+    return ExitCode.HEALTHY.value
 
 
 def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
@@ -88,6 +130,16 @@ def fit(options: Options, nproc_per_node: str, outputs: Outputs) -> int:
     started = ranks if options.fit.measure else 1
     options = options.model_copy(update={"fit": options.fit.model_copy(update={"ranks_per_node": ranks})})
     return _test_and_report(RunRequest(options=options, env=dict(os.environ), nproc_per_node=started), outputs)
+
+
+def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
+    """Tell which hosts the file of --topology does not name. Raises UsageError where it names none."""
+    strange = [host for host, leaf in zip(hosts, options.leaves_of(hosts), strict=True) if not leaf]
+    if not options.topology or not strange:
+        return
+    if len(strange) == len(hosts):
+        raise UsageError(f"{options.topology} names none of these hosts: {name_list(strange)}")
+    print_to_stderr(f"ddp-doctor: {options.topology} does not name {name_list(strange)}, taken to share no switch")
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:

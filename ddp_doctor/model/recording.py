@@ -205,6 +205,17 @@ class Options(Frozen):
         """The user's model as it was typed: the argument of ``fit``, the option of ``run``."""
         return self.model if self.command == Command.FIT.value else f"--model {self.model}"
 
+    def leaves_of(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """The name of each host's leaf, "" where none is known; node1 and node1.example.org are one host."""
+        leaf_of = {name: leaf.name for leaf in self.leaves for host in leaf.hosts for name in (_short(host), host)}
+        return tuple(leaf_of.get(host) or leaf_of.get(_short(host), "") for host in hosts)
+
+
+def _short(host: str) -> str:
+    """The name without its domain; an address is whole."""
+    name = host.partition(".")[0]
+    return host if name.isdecimal() else name
+
 
 class Job(Frozen):
     """The job of a scheduler in which a run was started."""

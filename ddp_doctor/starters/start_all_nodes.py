@@ -52,14 +52,11 @@ def start_all_nodes(
 
     ``arguments`` are those of ``run`` that are not about nodes. Raises ValueError with one sentence.
     """
-    if asked.hosts:
-        if outer is not None and outer.nnodes * outer.local_size > 1:
-            raise ValueError(f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}")
-    elif asked.node_rank is not None:
-        return asked  # started by hand on each
-    else:
-        return _in_allocation(asked, env, outer, arguments)
-    hosts = chosen(asked)
+    hosts = hosts_to_start(asked, env, outer)
+    if hosts is None:
+        return asked
+    if not asked.hosts:
+        return _in_allocation(hosts, asked, env, outer, arguments)
     if len(hosts) == 1 and is_here(hosts[0]):
         return replace(asked, nnodes="1", hosts=())
     where = asked.endpoint or (address_of(hosts[0], env), RENDEZVOUS_PORT)
@@ -70,6 +67,27 @@ def start_all_nodes(
     except FileNotFoundError:
         raise ValueError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
     return StartedNodes(starts, names(hosts), where, "ssh")
+
+
+def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | None) -> tuple[str, ...] | None:
+    """The hosts, as they were given, whose agents one command is to start; None where each is started by another.
+
+    Raises ValueError with one sentence.
+    """
+    if asked.hosts:
+        if outer is not None and outer.nnodes * outer.local_size > 1:
+            raise ValueError(f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}")
+        return chosen(asked)
+    allocated = allocation(env, outer) if asked.node_rank is None else None
+    if allocated is None:
+        return None
+    least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(allocated.hosts))
+    if least > len(allocated.hosts):
+        raise ValueError(
+            f"--nnodes asks for {least}, but SLURM job {allocated.job_id} has {len(allocated.hosts)}: ask sbatch"
+            " or salloc for more with -N, or leave --nnodes out"
+        )
+    return allocated.hosts[:most]
 
 
 def chosen(asked: Asked) -> tuple[str, ...]:
@@ -90,18 +108,10 @@ def chosen(asked: Asked) -> tuple[str, ...]:
 
 
 def _in_allocation(
-    asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
+    hosts: tuple[str, ...], asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
 ) -> StartedNodes | Asked:
     allocated = allocation(env, outer)
-    if allocated is None:
-        return asked
-    least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(allocated.hosts))
-    if least > len(allocated.hosts):
-        raise ValueError(
-            f"--nnodes asks for {least}, but SLURM job {allocated.job_id} has {len(allocated.hosts)}: ask sbatch"
-            " or salloc for more with -N, or leave --nnodes out"
-        )
-    hosts = allocated.hosts[:most]
+    assert allocated is not None
     if len(hosts) == 1 and allocated.is_inside:
         return replace(asked, nnodes="1", hosts=())
     where = asked.endpoint or (hosts[0], 0)

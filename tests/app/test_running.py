@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.running import _require_gpu, _require_torch
+from ddp_doctor.app.running import _require_gpu, require_usable
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.plan import make_plan
@@ -15,7 +15,6 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.fact import Absent, Failed
 from ddp_doctor.model.recording import Options, Recording
-from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
 
 
@@ -45,11 +44,10 @@ def test_nccl_is_not_refused_where_a_gpu_is_there_or_could_not_be_looked_at():
 
 
 def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
-    request = RunRequest(Options(), {})
-    _require_torch(request)
+    plan = make_plan(Options(), CHECKS)
+    require_usable(Options(), plan)
 
     monkeypatch.setitem(sys.modules, "torch", None)  # find_spec finds none then
     with pytest.raises(UsageError, match=rf"ranks need torch.*{sys.executable} -m pip install torch$"):
-        _require_torch(request)
-    place = Place(2, 0, None, None, (), "plain", is_started_by_us=False)
-    _require_torch(replace(request, place=place))  # DD201 says which node
+        require_usable(Options(), plan)
+    require_usable(Options(), make_plan(Options(only=("host",)), CHECKS))  # it starts no ranks

@@ -2,16 +2,17 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_doctor.app.folders import save_recording
-from ddp_doctor.cli import commands, run
+from ddp_doctor.cli import commands, given, run
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.job_collectives import JobCollectives
-from ddp_doctor.model.recording import Options
+from ddp_doctor.model.recording import Leaf, Options
 from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
 from ddp_doctor.starters.starter_channel import AgentState
@@ -26,6 +27,31 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
 
     assert run._outcome_of_agents(ended, here, Options()) is None
     assert "cannot be read here" in capsys.readouterr().err
+
+
+def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(capsys):
+    options = Options(isolate=True, topology="topology.conf", leaves=(Leaf(name="leaf1", hosts=("node1", "node2")),))
+
+    with pytest.raises(UsageError, match=r"topology.conf names none of these hosts: other1 and other2"):
+        run._tell_of_topology(options, ["other1", "other2"])
+    run._tell_of_topology(options, ["node1", "node2.example.org", "node3"])
+
+    assert "topology.conf does not name node3, taken to share no switch" in capsys.readouterr().err
+
+
+def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, monkeypatch):
+    def leaves() -> Any:
+        return given.of_groups(None, None, isolate=True, repeat=1, data="")["leaves"]
+
+    (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\n")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    assert leaves() == ()
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert [leaf.name for leaf in leaves()] == ["leaf1"]
+    (tmp_path / "topology.yaml").write_text("- topology: a\n  flat: true\n")  # it is the one that SLURM then reads
+    assert leaves() == ()
 
 
 PAIR = "topology/classic-two-socket-with-recorded-facts"  # DD401

@@ -1,17 +1,13 @@
 """Predicted against measured memory: ``python -m tests.fit.evaluate [MODEL …] [--ranks N]`` prints the table.
 
-Measured is the highest "Total Allocated" of the memory events of torch's profiler, on real ranks on the CPU, from
+Measured is what ``fit --measure`` takes for the peak, on real ranks on the CPU, from
 before the model is made until three steps have ended; beside it what the process's resident memory grew by.
 """
 
 import argparse
 import ctypes
 import gc
-import json
 import statistics
-import tempfile
-from bisect import bisect
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_doctor.facts.ddp.fit import FitFact, Precision
@@ -77,6 +73,7 @@ def measured(_ctx: Any, case: Case) -> tuple[int, int]:
     from torch.profiler import ProfilerActivity, profile
 
     from ddp_doctor.probing.fit import subject
+    from ddp_doctor.probing.fit.measure import allocated
     from ddp_doctor.probing.fit.strategies import wrap
     from ddp_doctor.probing.user_model import user_code
     from ddp_doctor.probing.user_model.batches import Batch
@@ -104,46 +101,7 @@ def measured(_ctx: Any, case: Case) -> tuple[int, int]:
         for step in range(3):
             batch = Batch(loaded.make_batch(step), form).changed(lambda leaf: leaf)
             highest = max(highest, _step(model, optimizer, batch))
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.json")
-        profiler.export_chrome_trace(str(trace))
-        return allocated(json.loads(trace.read_text())["traceEvents"]), highest - before
-
-
-def allocated(events: list[dict[str, Any]]) -> int:
-    """The most bytes that were there at one time, of what was made since the profiler started.
-
-    It is "Total Allocated" but for gloo's staging buffers: torch counts where the profiler runs on the thread, so one
-    that gloo's own thread frees is never subtracted there. Here it ends with its collective, for which a rank waits.
-    """
-    memory = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
-    calls = _spans(events, "c10d::")
-    flattened = _spans(events, "aten::flatten_dense_tensors")  # what DDP's constructor hands to the next collective
-    there: dict[int, int] = {}
-    staged: dict[int, float] = {}  # address to the end of its call
-    highest = 0
-    for event in memory:
-        at, address, size = event["ts"], event["args"]["Addr"], event["args"]["Bytes"]
-        for ended in [address for address, end in staged.items() if end < at]:
-            there.pop(ended, None)
-            del staged[ended]
-        if size < 0:
-            there.pop(address, None)
-            staged.pop(address, None)
-            continue
-        there[address] = size
-        after = bisect(calls, (at, float("inf")))
-        if any(begin <= at <= end for begin, end in calls[max(after - 1, 0) : after]):
-            staged[address] = calls[after - 1][1]
-        elif any(begin <= at <= end for begin, end in flattened) and after < len(calls):
-            staged[address] = calls[after][1]
-        highest = max(highest, sum(there.values()))
-    return highest
-
-
-def _spans(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
-    named = (event for event in events if str(event["name"]).startswith(name) and "dur" in event)
-    return sorted((event["ts"], event["ts"] + event["dur"]) for event in named)
+    return allocated(profiler), highest - before
 
 
 def _step(model: Any, optimizer: Any, batch: Any) -> int:

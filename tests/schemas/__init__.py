@@ -14,7 +14,7 @@ _FILES = {
     "sarif": Path(__file__).parent / "sarif-2.1.0.json",
     **{
         name: _PUBLISHED / f"{name}.schema.json"
-        for name in ("report", "lint-report", "env-report", "trace-report", "recording")
+        for name in ("report", "lint-report", "env-report", "trace-report", "run-plan", "recording")
     },
 }
 # With a Z at its end, as SARIF asks for in section 3.9.

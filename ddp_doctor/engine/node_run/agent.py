@@ -102,8 +102,12 @@ class Agent:
 
     def attempt(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialResult:
         """One more trial, in fresh processes with these settings, of nothing but what shows a fault."""
+        return self._run_unjudged(self.trying(reproducer, settings, limit_s), ())
+
+    def trying(self, reproducer: Reproducer, settings: Sequence[Setting], limit_s: float) -> TrialRecord:
+        """The plan of such a trial; the limit is for a machine with a core for each few ranks."""
         ranks = reproducer.ranks or tuple(range(self.world.world_size))
-        record = self._record((), ranks, "forkserver").model_copy(
+        return self._record((), ranks, "forkserver").model_copy(
             update={
                 "checks": (FIRST, TRYING),
                 "reproducer": reproducer,
@@ -111,7 +115,6 @@ class Agent:
                 "limit_s": limit_s * self.node_ranks.crowd(),
             }
         )
-        return self._run_unjudged(record, ())
 
     def run_alone(self, check: Check) -> TrialResult:
         """A check with an environment of its own, in one more trial of all ranks."""

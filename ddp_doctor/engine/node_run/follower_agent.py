@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.agents.agent_group import AgentGroup
 from ddp_doctor.agents.framing import Unreadable
 from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+from ddp_doctor.engine.node_run.groups import run_own_group
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
@@ -52,8 +53,13 @@ class FollowerAgent:
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
         self.node_ranks.keep_partial = self._keep
         record: TrialRecord = order["record"]
-        remote = StoreRemoteRanks(self.group, record.trial)
         try:
+            if order["do"] == "groups":
+                result = run_own_group(self.node_ranks, self.group, record, order["groups"])
+                if result is not None:
+                    self.group.hand_in(f"result/{record.trial}", result.to_json())
+                return
+            remote = StoreRemoteRanks(self.group, record.trial)
             if order["do"] == "torchrun":
                 with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
                     self._hand_in(result)

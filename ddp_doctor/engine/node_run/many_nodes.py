@@ -18,7 +18,9 @@ from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.isolation.conduct import Isolation
 from ddp_doctor.engine.node_run import other_networks
+from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
 from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.node import NodeRun
@@ -29,17 +31,18 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
+from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
 from ddp_doctor.model.report import Report
-from ddp_doctor.ranks.node_ranks import NodeRanks, Run
+from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.isolation import leaves_of
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
@@ -315,18 +318,20 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     node.note_roll_call(node.roll_call.met_fact(group), 0)
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
     _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
-    _run_ranks(node, group, run)
+    agent = node.session.agent(run, node.roll_call.control, group)
+    _isolate(node, agent)
+    _run_ranks(node, group, agent)
     afterwards = list(node.afterwards())
     if not node.partial.trials:
         afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
-    if group.silent():
+    if _is_lost(group):
         afterwards = _leave_out(node, afterwards, "a node fell silent")
     _probe(node, group, "afterwards", afterwards)
-    recording, control, agent = node.so_far(), node.roll_call.control, None
-    if control is not None and not group.silent() and not any(t.lost_nodes for t in recording.trials):
-        agent = node.session.agent(run, control, group)
-    prove(recording, diagnose(recording).findings, run, agent, node.partial.experiments)
-    run_alone(node.plan.checks, recording, run, agent, node.partial)
+    recording, control = node.so_far(), node.roll_call.control
+    is_whole = control is not None and not _is_lost(group) and not any(t.lost_nodes for t in recording.trials)
+    prover = agent if is_whole else None
+    prove(recording, diagnose(recording).findings, run, prover, node.partial.experiments)
+    run_alone(node.plan.checks, recording, run, prover, node.partial)
     if group.unreadable:
         who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
         node.unfinished(f"{who} sent {JUNK}")
@@ -375,15 +380,28 @@ def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check
             )
 
 
-def _run_ranks(node: ManyNodes, group: AgentGroup, run: Run) -> None:
-    checks = allowed(node, node.rank_checks())
+def _is_lost(group: AgentGroup) -> bool:
+    """Whether a node is silent, or was."""
+    return bool(group.lost or group.silent())
+
+
+def _isolate(node: ManyNodes, agent: Agent) -> None:
+    checks = [check for check in node.plan.checks if check.id == ISOLATION]
     if refused := nccl_without_gpu(node.so_far()):
         checks = _leave_out(node, checks, refused)
-    if group.silent():
+    if checks:
+        node.request.progress(ISOLATION)
+        Isolation(agent, leaves_of(node.recording)).run()
+
+
+def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
+    checks = allowed(node, [check for check in node.rank_checks() if check.where is not Where.GROUPS])
+    if refused := nccl_without_gpu(node.so_far()):
+        checks = _leave_out(node, checks, refused)
+    if _is_lost(group):
         checks = _leave_out(node, checks, "a node fell silent")
     if not checks:
         return
-    agent = node.session.agent(run, node.roll_call.control, group)
     launcher = [check for check in checks if check.where is Where.LAUNCHER]
     if launcher:
         agent.run_under_torchrun(launcher)

@@ -181,8 +181,8 @@ class NodeRun:
         return self.plan.at(Where.NODES)
 
     def rank_checks(self) -> list[Check]:
-        """The plan's checks on ranks, torchrun's first."""
-        return list(self.plan.at(Where.LAUNCHER, Where.RANK))
+        """The plan's checks that need ranks, torchrun's first."""
+        return [check for check in self.plan.checks if check.where.needs_ranks]
 
     def afterwards(self) -> tuple[Check, ...]:
         """The plan's checks for when the ranks have ended."""

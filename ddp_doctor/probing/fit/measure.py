@@ -1,6 +1,12 @@
 """Steps of a model under a strategy, and the most memory that tensors took meanwhile on a rank."""
 
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
 
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import FitOptions
@@ -9,13 +15,16 @@ from ddp_doctor.probing.fit.strategies import wrap
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
 
+if TYPE_CHECKING:
+    import torch
+
 STEPS = 3
 
 
 def peak_bytes(device: str, run: Callable[[], None]) -> int:
     """Bytes beyond what was there before. Raises what ``run`` raises.
 
-    On a CPU the allocations that torch's profiler sees are added up; resident memory would count libraries, too.
+    On a CPU it is what torch's profiler sees; resident memory would count libraries, too.
     """
     import torch
 
@@ -27,13 +36,49 @@ def peak_bytes(device: str, run: Callable[[], None]) -> int:
         return torch.cuda.max_memory_allocated() - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    results = profiler.profiler.kineto_results if profiler.profiler is not None else None
-    events = [event for event in results.events() if event.name() == "[memory]"] if results is not None else []
+    return allocated(profiler)
+
+
+def allocated(profiler: "torch.profiler.profile") -> int:
+    """The most bytes on a CPU at one time, of what was made since the profiler started.
+
+    It is the profiler's "Total Allocated" but for gloo's staging buffers: torch counts where the profiler runs on the
+    thread, so one that gloo's own thread frees is never subtracted there. Here it ends with its collective, for which a
+    rank waits.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))  # its events have addresses, those in memory have none
+        events = from_json(path.read_bytes())["traceEvents"]
+    memory = sorted((event for event in events if event["name"] == "[memory]"), key=lambda event: event["ts"])
+    calls = _spans(events, "c10d::")
+    flattened = _spans(events, "aten::flatten_dense_tensors")  # what DDP's constructor hands to the next collective
+    there: dict[int, int] = {}
+    staged: dict[int, float] = {}  # address to the end of its call
     taken = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        taken += event.nbytes()
+    for event in memory:
+        at, address, size = event["ts"], event["args"]["Addr"], event["args"]["Bytes"]
+        for ended in [address for address, end in staged.items() if end < at]:
+            taken -= there.pop(ended, 0)
+            del staged[ended]
+        taken -= there.pop(address, 0)
+        staged.pop(address, None)
+        if size < 0:
+            continue
+        there[address] = size
+        taken += size
+        after = bisect(calls, (at, float("inf")))
+        if any(begin <= at <= end for begin, end in calls[max(after - 1, 0) : after]):
+            staged[address] = calls[after - 1][1]
+        elif any(begin <= at <= end for begin, end in flattened) and after < len(calls):
+            staged[address] = calls[after][1]
         most = max(most, taken)
     return most
+
+
+def _spans(events: Sequence[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    named = (event for event in events if str(event["name"]).startswith(name) and "dur" in event)
+    return sorted((event["ts"], event["ts"] + event["dur"]) for event in named)
 
 
 def run_steps(ctx: RankContext, strategy: str, steps_s: list[float], *, checkpointing: bool) -> None:

@@ -1,0 +1,1 @@
+"""Which nodes to blame: groups of nodes are tested by themselves, ever smaller ones."""

@@ -1,0 +1,31 @@
+"""What the trial of a group of nodes came to."""
+
+from collections.abc import Sequence
+
+from ddp_doctor.engine.prove.experiments import Spoiled, attempt_of
+from ddp_doctor.facts.collectives import GroupTest
+from ddp_doctor.ranks.trial import TrialResult
+
+
+def group_test(round_number: int, nodes: Sequence[int], result: TrialResult, at_s: float) -> GroupTest:
+    """The test of ``nodes`` that an unjudged all-reduce of their ranks was; ``at_s`` counts from the first test on."""
+    record = result.record
+    test = GroupTest(
+        round=round_number,
+        nodes=tuple(nodes),
+        outcome="unknown",
+        lost_nodes=record.lost_nodes,
+        at_s=round(at_s, 3),
+        duration_s=record.duration_s,
+    )
+    if record.lost_nodes:
+        return test.model_copy(update={"outcome": "lost"})
+    if result.cut_short is not None:
+        return test.model_copy(update={"reason": result.cut_short})
+    try:
+        attempt = attempt_of("control", result)
+    except Spoiled as why:
+        return test.model_copy(update={"reason": str(why)})
+    is_wrong = attempt.outcome == "failed" and record.outcome == "finished"
+    found = {"bytes_per_s": attempt.bytes_per_s if attempt.outcome == "passed" else None, "reason": attempt.reason}
+    return test.model_copy(update={"outcome": "wrong" if is_wrong else attempt.outcome, **found})

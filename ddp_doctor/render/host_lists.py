@@ -1,0 +1,76 @@
+"""Hosts to use and hosts to leave out, one a line, as mpirun, ``--hostfile`` and ``srun --exclude=./FILE`` read them.
+
+A host may be on neither: of two ends of a bad link nobody knows whose it is, and one that did not come was not tested.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from ddp_doctor.facts.collectives import IsolationFact
+from ddp_doctor.model.choices import Command, Severity, Verdict
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Report
+from ddp_doctor.render.text import one_line
+
+#: What is to blame on a host. A setting or a file is mostly the job's own, and would be so on other hosts.
+_OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
+
+
+def good(report: Report, recording: Recording) -> str:
+    """The hosts that were tested to the end and to which no error points; of a fleet those healthy in the last run."""
+    tested = {reading.node for reading in recording.collected() if reading.rank is not None}
+    tested |= {
+        node
+        for fact in recording.facts(IsolationFact)
+        for test in fact.fact.tests
+        if test.outcome == "passed"
+        for node in test.nodes
+    }
+    everybody = report.verdict is Verdict.HEALTHY or recording.command is Command.FLEET
+    healthy = [
+        _name(report, node.node_rank, node.hostname)
+        for node in report.nodes
+        if node.verdict is Verdict.HEALTHY and (everybody or node.node_rank in tested)
+    ]
+    blamed = set(_blamed(report, recording))
+    return _lines(host for host in healthy if host not in blamed)
+
+
+def bad(report: Report, recording: Recording) -> str:
+    """The hosts that an error names, or one of their ranks, GPUs or NICs; of a fleet those still sick."""
+    return _lines(_blamed(report, recording))
+
+
+def _blamed(report: Report, recording: Recording) -> Iterator[str]:
+    of_fleet = recording.command is Command.FLEET
+    sick = {node.hostname for node in report.nodes if node.verdict is Verdict.SICK}
+    bar = Severity(recording.options.fail_on.value)
+    for finding in report.findings:
+        for culprit in finding.culprits if finding.severity.at_least(bar) else ():
+            host = _host_of(report, culprit)
+            if host and (not of_fleet or host in sick):
+                yield host
+
+
+def _host_of(report: Report, culprit: Culprit) -> str:
+    """The one host on which the culprit is; empty where it is of none, or between two."""
+    world, rank = report.world, culprit.node_rank
+    if culprit.kind not in _OF_A_HOST or (culprit.peer_node or culprit.node) != culprit.node:
+        return ""
+    if world is not None and rank is None and culprit.node is None and culprit.rank is not None:
+        rank = world.node_of(culprit.rank)
+        if culprit.peer_rank is not None and world.node_of(culprit.peer_rank) != rank:
+            return ""
+    return _name(report, rank, culprit.node or "")
+
+
+def _name(report: Report, node_rank: int | None, hostname: str) -> str:
+    """As who started the nodes calls it: SLURM's name of a node may be another than its own."""
+    expected = report.world.expected_hosts if report.world is not None and node_rank is not None else ()
+    if node_rank is not None and node_rank < len(expected):
+        return expected[node_rank]
+    return hostname or next((node.hostname for node in report.nodes if node.node_rank == node_rank), "")
+
+
+def _lines(hosts: Iterable[str]) -> str:
+    return "".join(f"{one_line(host)}\n" for host in dict.fromkeys(hosts))

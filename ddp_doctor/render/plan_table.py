@@ -1,0 +1,75 @@
+"""The plan of a run on a screen.
+
+Plan; nothing was started. 2 nodes over ssh: node1, node2. Ranks: one on each GPU, or 2 on CPUs.
+  s    node-  where                         what
+     minutes
+0.5     0.02  each node, all at once        env_vars, software, nccl, host, gpus
+0.6     0.02  each node, once all have met  roll_call, consistency, connectivity
+3.1     0.10  all ranks                     process_group, allreduce, gradient_sync
+4.2     0.14  in all                        expected; after --budget 60 s, 2.00 node-minutes, nothing new begins
+  on top: waiting for the nodes, importing torch, and trying what is recommended
+  not run, needs a model of yours: --model: user_model, compile
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Where
+from ddp_doctor.model.run_plan import PlannedStep, RunPlan
+from ddp_doctor.render.layout import Captioned, Table, width_of
+from ddp_doctor.wording.nodes import first_names
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLACES = {
+    Where.NODE: "each node, all at once",
+    Where.NODES: "each node, once all have met",
+    Where.GROUPS: "groups of nodes",
+    Where.LAUNCHER: "ranks that torchrun starts",
+    Where.RANK: "all ranks",
+    Where.AFTERWARDS: "each node, at the end",
+}
+_STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchrun", "mpi": " by mpirun"}
+#: Of nodes or checks in a line; the JSON has all.
+_MOST_NAMES = 16
+
+
+def show(plan: RunPlan, out: "Console") -> None:
+    """Print it."""
+    width = width_of(out)
+    rows = [
+        (f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _PLACES[step.where], _what(step)) for step in plan.steps
+    ]
+    most = plan.budget_s * len(plan.nodes) / 60
+    total = f"expected; after --budget {plan.budget_s:g} s, {most:.2f} node-minutes, nothing new begins"
+    rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
+    table = Table(("s", "node-\nminutes", "where", "what"), rows, range(2))
+    for line in Captioned(f"Plan; nothing was started. {_nodes(plan)}", table, tuple(_notes(plan))).lines(width):
+        out.print(line)
+
+
+def _what(step: PlannedStep) -> str:
+    names = ", ".join(step.checks)
+    if step.most_rounds > step.rounds:
+        return f"{names}: {step.rounds} rounds if all pass, about {step.most_rounds} with one bad node"
+    return f"{names}: {step.rounds} times" if step.rounds > 1 else names
+
+
+def _nodes(plan: RunPlan) -> str:
+    count = len(plan.nodes)
+    known = [node.hostname for node in plan.nodes if node.hostname]
+    nodes = f"{count} node{'s' * (count > 1)}{_STARTED_BY.get(plan.launcher, '')}"
+    names = f": {first_names(known, _MOST_NAMES)}" if known else ", whose names are not known here"
+    ranks = f"{plan.ranks_per_node} on each" if plan.ranks_per_node else "one on each GPU, or 2 on CPUs"
+    return f"{nodes}{names}. Ranks: {ranks}."
+
+
+def _notes(plan: RunPlan) -> Iterator[str]:
+    for leaf, hosts in grouped((node.leaf, node.hostname or "") for node in plan.nodes if node.leaf).items():
+        yield f"on {leaf}: {first_names(hosts, _MOST_NAMES)}"
+    waiting = "waiting for the nodes, " * (len(plan.nodes) > 1)
+    yield f"on top: {waiting}importing torch, and trying what is recommended"
+    for reason, checks in grouped((left_out.reason, left_out.check) for left_out in plan.not_run).items():
+        yield f"not run, {reason}: {first_names(checks, _MOST_NAMES)}"

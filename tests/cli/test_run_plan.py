@@ -1,0 +1,114 @@
+"""``run --plan``: says what a run would do, and starts nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_cli import doctor
+from tests.schemas import refused
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURMD_NODENAME": "node1"}
+STEP = {**SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[1-3]", "SLURM_STEP_NUM_NODES": "3"}
+
+
+@pytest.fixture
+def plan(asked, tmp_path):
+    """The plan that ``run --plan`` writes with these options in this environment."""
+
+    def planned(*args: str, **env: str):
+        done = asked("run", "--plan", "--json", "-", *args, env=env, cwd=tmp_path)
+        assert done.returncode == 0, done
+        assert refused("run-plan", done.stdout) == []
+        return json.loads(done.stdout)
+
+    return planned
+
+
+def test_all_is_planned_in_the_order_of_a_run_with_what_it_costs(plan):
+    found = plan("--hosts", "me@node1,node2", "--nproc-per-node", "2")
+
+    assert [step["where"] for step in found["steps"]] == ["node", "nodes", "launcher", "rank", "afterwards"]
+    assert found["steps"][1]["checks"] == ["roll_call", "consistency", "connectivity"]
+    assert [node["hostname"] for node in found["nodes"]] == ["node1", "node2"]
+    assert (found["launcher"], found["ranks_per_node"], found["budget_s"]) == ("ssh", 2, 60.0)
+    assert found["seconds"] == pytest.approx(sum(step["seconds"] for step in found["steps"]))
+    assert found["node_minutes"] == pytest.approx(found["seconds"] * 2 / 60, abs=0.05)
+    assert {"check": "user_model", "reason": "needs a model of yours: --model"} in found["not_run"]
+
+
+def test_a_short_budget_leaves_checks_out_of_the_plan_and_says_so(plan):
+    found = plan("--budget", "2")
+
+    assert "--budget" in {each["check"]: each["reason"] for each in found["not_run"]}["torchrun"]
+    assert found["seconds"] <= 2
+
+
+def test_the_nodes_are_those_of_the_slurm_job_and_their_leaves_those_of_slurm(plan, tmp_path):
+    (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node3\n")
+    slurm = {**SLURM, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+
+    assert [node["leaf"] for node in plan("--isolate", **slurm)["nodes"]] == ["leaf1", "leaf1", "leaf2"]
+    assert [node["hostname"] for node in plan("--nnodes", "2", **slurm)["nodes"]] == ["node1", "node2"]
+
+
+def test_nodes_that_nobody_names_are_counted(plan):
+    assert [node["hostname"] for node in plan("--nnodes", "2")["nodes"]] == [None, None]
+
+
+def test_in_a_step_of_srun_the_first_node_alone_prints(asked):
+    first, other = (asked("run", "--plan", env={**STEP, "SLURM_NODEID": at, "SLURM_PROCID": at}) for at in "01")
+
+    assert "3 nodes by srun: node1, node2, node3." in first.stdout
+    assert (other.returncode, other.stdout, other.stderr) == (0, "", "")
+
+
+def test_nothing_is_started_and_torch_is_not_imported(tmp_path):
+    for name in ("ssh", "srun", "nvidia-smi"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "torch.py").write_text(f"open('{tmp_path}/started', 'w')\n")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
+    for options, more in ((["--hosts", "nowhere1,nowhere2"], {}), ([], SLURM)):
+        done = doctor("run", "--plan", *options, env={**env, **more})
+        assert "nothing was started" in done.stdout, done
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--html", "x.html"], "--html has nothing to show of a plan"),
+        (["--settings", "env:x"], "--settings env has nothing to show of a plan"),
+        (["--output-format", "jsonl"], "--output-format jsonl has nothing to show of a plan"),
+        (["--redact"], "--redact has nothing to show of a plan"),
+        (["--only", "p2"], "there is no check 'p2'"),
+        (["--nproc-per-node", "many"], "--nproc-per-node takes auto"),
+        (["--hosts", "a,a"], "a stands twice among the hosts"),
+        (["--nnodes", "0"], "--nnodes takes a number from 1"),
+        (["--model", "nowhere:make"], "there is no module 'nowhere'"),
+        (["--json", "/nowhere/plan.json"], "cannot write /nowhere/plan.json"),
+    ],
+)
+def test_what_a_run_refuses_its_plan_refuses(asked, args, sentence):
+    done = asked("run", "--plan", *args)
+
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert sentence in done.stderr
+
+
+def test_more_nodes_than_the_slurm_job_has_are_refused(asked):
+    done = asked("run", "--plan", "--nnodes", "4", env=SLURM)
+
+    assert done.returncode == 2
+    assert "SLURM job 7 has 3" in done.stderr
+
+
+def test_a_topology_that_names_no_host_of_the_run_is_refused(asked, tmp_path: Path):
+    path = tmp_path / "racks"
+    path.write_text("rack1: other[1-4]\n")
+    done = asked("run", "--plan", "--isolate", "--topology", str(path), "--hosts", "node1,node2")
+
+    assert done.returncode == 2
+    assert "racks names none of these hosts: node1 and node2" in done.stderr

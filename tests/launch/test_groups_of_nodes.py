@@ -1,0 +1,47 @@
+"""Tests of groups of nodes, several at once: real agents, one of which orders them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launch import isolating
+from tests.launch.agents import Agent, end
+from tests.once import free_port
+
+pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
+
+ROUNDS = [
+    [[0], [1], [2], [3]],
+    [[0, 1, 2, 3]],
+    [[1, 3], [0, 2]],
+    [[1, 2, 3]],  # without the head
+]
+
+
+def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobody_is_judged_by_them(tmp_path: Path):
+    tests, reports, left = _run(tmp_path, ROUNDS, "--nproc-per-node", "1")
+
+    assert [(test["round"], test["nodes"], test["outcome"]) for test in tests] == [
+        (number, nodes, "passed") for number, groups in enumerate(ROUNDS) for nodes in groups
+    ], tests
+    assert min(test["bytes_per_s"] for test in tests) > 1e6
+    assert [report["verdict"] for report in reports] == ["healthy"] * 4
+    assert left == []
+
+
+def _run(folder: Path, rounds: Any, *options: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
+    port, seen = free_port(), folder / "tests.json"
+    told = {"DDP_DOCTOR_GROUPS": json.dumps(rounds), "DDP_DOCTOR_GROUP_TESTS": str(seen)}
+    options = ("--only", "process_group", *options)
+    agents = [
+        Agent(folder, port, 4, 0, *options, module=isolating.__name__, more_env=told),
+        *(Agent(folder, port, 4, node, *options) for node in (1, 2, 3)),
+    ]
+    try:
+        reports = [agent.report() for agent in agents]
+        left = [process for agent in agents for process in agent.family()]
+    finally:
+        end(agents)
+    return json.loads(seen.read_text()), reports, left

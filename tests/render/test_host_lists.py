@@ -1,0 +1,82 @@
+"""--good-nodes and --bad-nodes: whom a run, or many, lists to be used, to be left out, or neither."""
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.app.fleet import fleet_outcome, read_fleet
+from ddp_doctor.cli.outputs import Outputs, Results
+from ddp_doctor.facts.collectives import GroupTest, IsolationFact
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.hostlist import read_host_file
+from ddp_doctor.render import host_lists
+from tests.recorded import judged, load
+
+
+def _lists(recording: Recording) -> tuple[list[str], list[str]]:
+    report = app.judge(recording).report
+    return host_lists.bad(report, recording).split(), host_lists.good(report, recording).split()
+
+
+@pytest.mark.parametrize(
+    ("situation", "bad", "good"),
+    [
+        ("connectivity/healthy", [], ["node0", "node1", "node2", "node3"]),
+        ("p2p/node-sends-slowly", ["node1"], ["node0", "node2", "node3"]),
+        ("hang/rank-is-stopped", ["node0"], []),  # its only node
+        # Ranks never ran, so that nobody was tested to the end.
+        ("connectivity/black-hole", ["node2"], []),
+        # One of two ends, and who did not come: nobody knows.
+        ("connectivity/path-loses-packets", [], []),
+        ("roll_call/absent-node-says-why", [], []),
+        # A setting of the job's, or all that is known is that it hangs.
+        ("interfaces/nccl-lo-on-one-of-four", [], []),
+        ("hang/nccl2-nobody-leaves-init-of-two-nodes", [], []),
+        # What a node that never met the head knows of it.
+        ("roll_call/endpoint-port-mute", ["node0"], []),
+    ],
+)
+def test_a_host_is_bad_where_an_error_names_it_and_good_where_it_passed_to_the_end(situation, bad, good):
+    assert _lists(load(situation)) == (bad, good)
+
+
+def test_hosts_that_passed_in_a_group_by_themselves_are_good_though_no_ranks_ran_on_all():
+    recording = load("connectivity/black-hole")
+    fact = IsolationFact(tests=(GroupTest(round=0, nodes=(0, 1), outcome="passed"),))
+    reading = Reading(check="isolation", status=Status.COLLECTED, fact=fact.recorded())
+
+    _, good = _lists(recording.model_copy(update={"readings": (*recording.readings, reading)}))
+
+    assert good == ["node0", "node1"]
+
+
+def test_a_node_is_called_as_slurm_calls_it_where_its_own_name_is_another():
+    recording = load("p2p/node-sends-slowly")
+    assert recording.world is not None
+    world = recording.world.model_copy(update={"expected_hosts": ("n0", "n1", "n2", "n3")})
+
+    assert _lists(recording.model_copy(update={"world": world})) == (["n1"], ["n0", "n2", "n3"])
+
+
+def test_of_a_fleet_the_newest_run_of_each_host_decides(tmp_path):
+    sick, healthy = "gpus/one-lost", "host/two-ranks-on-two-cpus"
+    for day, (host, situation) in enumerate((("old", sick), ("old", healthy), ("bad", sick), ("well", healthy)), 1):
+        text = load(situation).model_dump_json().replace('"node0"', f'"{host}"')
+        of_day = {"run_id": f"{day}", "started_at": f"2020-01-0{day}T10:00:00Z"}
+        report = app.judge(Recording.model_validate_json(text).model_copy(update=of_day)).report
+        (tmp_path / f"{day}.json").write_text(report.as_json())
+    outcome = fleet_outcome(read_fleet([str(tmp_path)], lambda _: None), 0.0)
+
+    outputs = Outputs({"good_nodes": str(tmp_path / "good"), "bad_nodes": str(tmp_path / "bad")})
+    assert outputs.write(Results(outcome.report, outcome.recording)) == []
+
+    assert (tmp_path / "bad").read_text() == "bad\n"
+    assert read_host_file((tmp_path / "good").read_text()) == ("old", "well")
+
+
+def test_a_list_of_nobody_is_an_empty_file(tmp_path):
+    outcome = judged("connectivity/healthy")
+    Outputs({"bad_nodes": str(tmp_path / "bad")}).write(Results(outcome.report, outcome.recording))
+
+    assert (tmp_path / "bad").read_bytes() == b""
