@@ -1,7 +1,7 @@
 """From where on tests of groups of nodes blame somebody."""
 
 #: A node, pair or leaf is slow from this share below the median on, and from as many standard deviations as 1.4826 x
-#: the median absolute deviation of the logarithms of the rates estimates (knowledge/baselines.py, SIGMA). Three of them,
+#: the median absolute deviation of the logarithms of the rates estimates (knowledge/baselines.py, SIGMA). Three,
 #: for a node is named only where several partners agree; a quarter, for paths of healthy clusters differ by up to 15 %
 #: there, and the tests of a round share a network (judgement).
 SLOW_SHARE = 0.25
