@@ -9,8 +9,9 @@ In DDP every rank waits for the slowest, in every step. What it loses has a caus
 quota, a neighbour, a low clock, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
 """
 
+from statistics import median
+
 from ddp_doctor.checks.collectives.stragglers import rules
-from ddp_doctor.checks.collectives.stragglers.comparison import WAITS, slow_ranks
 from ddp_doctor.facts.collectives import StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.model.check import STRAGGLERS, Check
@@ -33,8 +34,10 @@ def untested(recording: Recording) -> str:
     ranks = recording.facts(StragglersFact)
     if len(ranks) < stragglers.FEWEST_TO_JUDGE:
         return f"of {len(ranks)} ranks nobody can tell which is odd; it takes {stragglers.FEWEST_TO_JUDGE}"
-    is_busy = any(slow.work == WAITS and not slow.is_sure for slow in slow_ranks(recording))
-    return "the machines were so busy that the samples do not agree" if is_busy else ""
+    waited = median(sample.waited_share or 0.0 for rank in ranks for sample in rank.fact.samples)
+    if waited >= stragglers.BUSY_SHARE:
+        return f"the hosts were busy: ranks waited {waited:.0%} of the time for a CPU, so that chance hides a slow one"
+    return ""
 
 
 CHECK = Check(
