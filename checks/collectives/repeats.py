@@ -100,15 +100,16 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     tests = repeats_of(recording)
     found = slowed(tests, SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU)
     if found is not None:
-        lost, first, last = percent(1 - found.last / found.first), rate(found.first), rate(found.last)
+        first, last = found
         yield likely(
             NOBODY,
-            f"Repeats became {lost} % slower in {clock(tests[-1].at_s)}: {first} at first, {last} at last",
+            f"Repeats became {percent(1 - last / first)} % slower in {clock(tests[-1].at_s)}:"
+            f" {rate(first)} at first, {rate(last)} at last",
             Evidence(
                 text="median of the last third of the repeats",
-                value=found.last,
+                value=last,
                 unit="B/s",
-                expected=found.first,
+                expected=first,
                 expected_from="the first third",
             ),
             _LOOK,

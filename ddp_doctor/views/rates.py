@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
-from typing import NamedTuple
 
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.knowledge.baselines import DEVIATIONS, SIGMA
@@ -40,24 +39,19 @@ def repeats_of(recording: Recording) -> list[GroupTest]:
     return telling(fact.tests) if fact else []
 
 
-class Slowed(NamedTuple):
-    """Medians of the first and the last third of the tests that passed, in bytes a second."""
+def slowed(tests: Sequence[GroupTest], least: float) -> tuple[float, float] | None:
+    """Median rates of the first and the last third (bytes a second), where that lost ``least`` (0 to 1) and more.
 
-    first: float
-    last: float
-
-
-def slowed(tests: Sequence[GroupTest], least: float) -> Slowed | None:
-    """Whether the last third became slower by ``least`` (0 to 1) and more, and by more than chance makes of medians."""
+    What chance makes of two medians does not count.
+    """
     rates = _rates(tests)
     third = len(rates) // 3
     if third < FEWEST_REPEATS:
         return None
     first, last = rates[:third], rates[-third:]
-    found = Slowed(median(first), median(last))
+    before, after = median(first), median(last)
     deviation = SIGMA * _OF_MEDIAN * sqrt((_mad(first) ** 2 + _mad(last) ** 2) / third)
-    lost = found.first - found.last
-    return found if lost > max(DEVIATIONS * deviation, least * found.first) else None
+    return (before, after) if before - after > max(DEVIATIONS * deviation, least * before) else None
 
 
 def far_slower(tests: Sequence[GroupTest]) -> list[GroupTest]:

@@ -61,7 +61,7 @@ def test_repeats_that_lose_a_quarter_of_their_rate_become_slower(falls: str):
     found = slowed(repeats([rate * share for rate, share in zip(rates, shares, strict=True)]), 0.15)
 
     assert found is not None
-    assert found.last < 0.85 * found.first
+    assert found[1] < 0.85 * found[0]
 
 
 def test_of_fewer_than_fifteen_repeats_nothing_is_judged_and_repeats_that_become_faster_are_fine():
