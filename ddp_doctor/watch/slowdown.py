@@ -47,7 +47,9 @@ class Slowdown:
             for pace in self._paces.values():
                 pace.pause()
         self._looked_s = now
-        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else self._doors.look(now, pids)
+        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else None
+        if seen is None and self._speaks:  # the doors tell of all nodes
+            seen = self._doors.look(now, pids)
         outputs = {output.path: output for output in (*self._evidence.outputs(), *self._outputs)}
         for source, look in (*filter(None, [seen]), *self._said.look(now, outputs.values())):
             self._paces[source].add(look)
@@ -88,7 +90,7 @@ class Slowdown:
         counted, by = source.value
         said = f"is slower {when}: {_rates(fall, counted)}, {by}"
         if last := self._paces[source].last_rank():
-            of = " of those on this node" if self._gloo.world_size > len(self._pids) else ""
+            of = " of those on this node" if source is Source.GLOO and self._gloo.world_size > len(self._pids) else ""
             return f"{said}; rank {last.rank} came last{of} in {last.times} of {last.looks} looks at ranks that waited"
         return said if self._speaks else ""
 
