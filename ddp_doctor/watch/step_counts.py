@@ -165,7 +165,8 @@ class Said:
         """Read on, and count; of a flood the end alone."""
         for output in outputs:
             with suppress(OSError), open(output.path, "rb") as file:
-                start = max(self._read.get(output.path, output.start), file.seek(0, os.SEEK_END) - _MOST_BYTES)
+                size = file.seek(0, os.SEEK_END)
+                start = max(min(self._read.get(output.path, output.start), size), size - _MOST_BYTES)
                 file.seek(start)
                 data = file.read(_MOST_BYTES)
                 whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
