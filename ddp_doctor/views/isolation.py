@@ -233,11 +233,12 @@ def isolated(recording: Recording) -> Settled:
 
 @once_a_recording
 def leaves_of(recording: Recording) -> dict[int, str]:
-    """The leaf of each node whose host the topology names."""
-    world = recording.world
-    of_host = {host: leaf.name for leaf in recording.options.leaves for host in leaf.hosts}
-    known = ((node, of_host.get(world.hostname(node))) for node in range(world.nnodes)) if world else ()
-    return {node: name for node, name in known if name is not None}
+    """The leaf of each node that the topology names as who started it does, or as it calls itself."""
+    if recording.world is None:
+        return {}
+    own = [recording.world.hostname(node) for node in range(recording.nnodes)]
+    of_node = recording.options.leaves_of([*own, *recording.world.expected_hosts[: recording.nnodes]])
+    return {index % recording.nnodes: leaf for index, leaf in enumerate(of_node) if leaf}
 
 
 @dataclass(frozen=True)

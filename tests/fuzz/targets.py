@@ -462,7 +462,11 @@ TARGETS: tuple[Target, ...] = (
         (ValueError,),
     ),
     Target(cgroup.limits, lambda text: cgroup.limits(reader(text)), (_CGROUP_2, _CGROUP_1)),
-    Target(cgroup.throttled, lambda text: cgroup.throttled(reader(text)), (_CGROUP_2, f"{_CGROUP_1}nr_throttled 12\f")),
+    Target(
+        cgroup.throttled_s,
+        lambda text: cgroup.throttled_s(reader(text)),
+        (_CGROUP_2, f"{_CGROUP_1}throttled_time 12\f"),
+    ),
     Target(
         host_limits.memory_bytes,
         lambda text: host_limits.memory_bytes(text, "MemAvailable"),
