@@ -117,7 +117,7 @@ def _show_plan(
     plan = run_plan(options, hosts, launcher, nproc, is_here=alone_here)
     is_piped = world is not None and world.launcher == "mpi"  # Open MPI gives its ranks pseudo-terminals
     plan_table.show(plan, screen.console(outputs.words_to, is_piped=is_piped))
-    if path := outputs.paths.get("json"):
+    if path := outputs.at_node(socket.gethostname(), 0).paths.get("json"):
         with as_usage_error(CannotWrite):
             write(path, plan.model_dump_json(indent=1) + "\n")
     return ExitCode.HEALTHY.value
