@@ -62,6 +62,7 @@ def _all_checks() -> tuple[Check, ...]:
         p2p,
         process_group,
         same_products,
+        stragglers,
     )
     from ddp_doctor.checks.ddp import (
         buffers,
@@ -84,6 +85,7 @@ def _all_checks() -> tuple[Check, ...]:
         process_group.CHECK,
         gpu_speed.CHECK,
         same_products.CHECK,
+        stragglers.CHECK,
         allreduce.CHECK,
         initial_state.CHECK,
         gradient_sync.CHECK,

@@ -26,9 +26,10 @@ from typing import Any
 from typing_extensions import Self
 
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.context import ModelMesh
+from ddp_doctor.model.context import Context, ModelMesh
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.gpu_watch import NvmlWatch
+from ddp_doctor.sources.machine import LiveContext
 
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
@@ -96,6 +97,9 @@ class HarnessContext:
 
     def keep(self, raw: str) -> None:
         self.raw = raw
+
+    def machine(self, within_s: float) -> Context:
+        return LiveContext(self.env or os.environ, min(self.deadline, self.clock() + within_s))
 
     def watch_gpu(self, uuid: str | None) -> NvmlWatch:
         return NvmlWatch(uuid)

@@ -27,6 +27,7 @@ from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
+from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
 from ddp_doctor.probing.rank_identity import finish, gpu_identity, training_dtype
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import gpus_by_rank
@@ -38,15 +39,6 @@ if TYPE_CHECKING:
 
 Multiplied = FactAt[SameProductsFact]
 
-#: Pairs of matrices.
-_PAIRS = 32
-#: Rows: 4 us a product on one core at 145 GFLOP/s, and tiles for all multiprocessors of a GPU.
-_ROWS, _ROWS_ON_GPU = 64, 512
-#: Bits of each number, beside its sign: bf16 holds them, so TF32 does, and the sum of 512 products needs 23, so that
-#: fp32 adds them without rounding. Only the result is rounded, to the nearest in its type.
-_BITS = 7
-#: All of them, what they are made of, and cuBLAS's workspace.
-_MEMORY_BYTES = 256 * 2**20
 #: So many at least, and for so long at least, unless the time is over (judgement). Meta's tests beside jobs are as
 #: short, and find what they find by being repeated for months (Ripple, in Dixit et al., 2022).
 PRODUCTS, _LEAST_S, _MOST_S = 30_000, 1.0, 6.0
@@ -60,7 +52,7 @@ _ROUNDING = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_preci
 
 def probe(ctx: RankContext) -> SameProductsFact:
     """Multiply on all ranks at once."""
-    if ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < _MEMORY_BYTES:
+    if ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES:
         raise Skip("too little memory is free on the GPU")
     with ctx.step("products", "of the same matrices"):
         sums, seconds = multiplied(ctx)
@@ -79,15 +71,6 @@ def probe(ctx: RankContext) -> SameProductsFact:
     )
 
 
-def matrices(device: str, rows: int) -> "torch.Tensor":
-    """Two of each pair, the same everywhere: made on the CPU, since a GPU's random numbers depend on its size."""
-    import torch
-
-    shape, generator = (2, _PAIRS, rows, rows), torch.Generator().manual_seed(1)
-    integers = torch.randint(-(2**_BITS), 2**_BITS, shape, generator=generator, dtype=torch.int32)
-    return (integers / 2.0**_BITS).to(training_dtype(device)).to(device)
-
-
 def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
     """The sum of the bits of each product, a row for each round over all pairs; and the seconds it took.
 
@@ -95,7 +78,7 @@ def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
     """
     import torch
 
-    left, right = matrices(ctx.device, _ROWS_ON_GPU if ctx.device.startswith("cuda") else _ROWS)
+    left, right = matrices(ctx.device, rows(ctx.device))
     out, sums, settings = torch.empty_like(left), list[torch.Tensor](), torch.backends.cuda.matmul
     most_s = min(_MOST_S, ctx.remaining() / 2)
     started, spent = ctx.clock(), 0.0
@@ -103,7 +86,7 @@ def multiplied(ctx: RankContext) -> tuple["torch.Tensor", float]:
         for name in _ROUNDING:
             at_the_end.callback(setattr, settings, name, getattr(settings, name))
             setattr(settings, name, False)
-        while spent < most_s and (spent < _LEAST_S or len(sums) * _PAIRS < PRODUCTS):
+        while spent < most_s and (spent < _LEAST_S or len(sums) * PAIRS < PRODUCTS):
             for _ in range(_ROUNDS):
                 torch.bmm(left, right, out=out)
                 sums.append(out.view(torch.int64).sum((1, 2)))

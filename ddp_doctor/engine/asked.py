@@ -8,6 +8,7 @@
     --require-gpus 8      a count of the GPUs on every node
     --backend nccl        a rank over NCCL
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
+    --data PATH           reads of it on every rank that has it
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
     --isolate             tests of groups of nodes, until it is settled who is to blame
     --baseline FILE       a measurement that the file knows
@@ -36,6 +37,7 @@ from ddp_doctor.model.check import (
     JOB_COLLECTIVES,
     MESH,
     STEP_TIME,
+    STRAGGLERS,
     USER_MODEL,
 )
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
@@ -92,6 +94,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *_collectives(recording),
         *_mesh(recording, by_id),
         *_isolate(recording, by_id),
+        *_data(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
     )
@@ -223,6 +226,19 @@ def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator
     elif all(test.outcome == "unknown" for test in fact.tests):
         reasons = [test.reason for test in fact.tests if test.reason]
         yield NotAsAsked("--isolate", ISOLATION, next(iter(reasons), "no group of nodes was tested"))
+
+
+def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    """Where it was read on some ranks, the others have a finding."""
+    if not recording.options.data:
+        return
+    from ddp_doctor.facts.collectives import StragglersFact
+
+    ranks = recording.facts(StragglersFact)
+    if not any(sample.read_bytes_per_s for rank in ranks for sample in rank.fact.samples):
+        problems = [rank.fact.data_problem for rank in ranks if rank.fact.data_problem]
+        why = problems[0] if problems else _why(by_id.get(STRAGGLERS))
+        yield NotAsAsked(f"--data {recording.options.data}", STRAGGLERS, why)
 
 
 def _gpus(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

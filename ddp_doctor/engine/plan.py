@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, Check
-from ddp_doctor.model.choices import Backend, UsageError, Where
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, STRAGGLERS, Check
+from ddp_doctor.model.choices import Backend, Level, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
 #: Names that are offered in the place of one that is not known.
@@ -116,17 +116,20 @@ def _require_named(options: Options) -> None:
         (options.mesh, "--mesh", MESH),
         (options.replay, "--replay", JOB_COLLECTIVES),
         (options.isolate, "--isolate", ISOLATION),
+        (options.data, "--data", STRAGGLERS),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
             raise UsageError(f"what {option} asks for would not be run: {way}")
-        has_what_it_needs = given or check == COLLECTIVES or (check == MESH and options.model)
+        has_what_it_needs = given or check in (COLLECTIVES, STRAGGLERS) or (check == MESH and options.model)
         if check in options.only and not has_what_it_needs:
             raise UsageError(f"{check} runs what {option} asks for: give it, or take {check} out of --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     needed, reason = check.from_level(options.model), None
+    if check.id == STRAGGLERS and (options.data or options.isolate):
+        needed = Level.QUICK
     if check.id in options.skip:
         reason = SKIPPED_BY_NAME
     elif options.only and check.id not in options.only:

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from ddp_doctor.facts.node.host import BusyProcess
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Axis
@@ -308,3 +309,41 @@ class RepeatsFact(Fact):
 
     tests: tuple[GroupTest, ...] = ()  # each of a round of its own, in the order in which they ran
     stopped: str = ""  # why there are fewer than were asked for; empty where there are not
+
+
+class Sample(Frozen):
+    """One rank's speed for a moment in which no more ranks of its machine worked than it has cores."""
+
+    at_s: float  # seconds since the check began on this rank
+    products_per_s: float  # products of small matrices in a second: of processor time, or on a GPU of time
+    taken_share: float  # of a spinning loop's time in which it did not run
+    longest_gap_s: float  # of that loop
+    late_s: float  # how late a short sleep ended: the median of some
+    waited_share: float | None = None  # of the loop's time in which it was ready and waited for a CPU; None: not known
+    throttled_share: float | None = None  # … in which a CPU quota stopped its control group
+    major_faults: int = 0  # pages that had to be read from a disk meanwhile, swap included
+    mhz: float | None = None  # the clock of the CPU that it ran on
+    read_bytes_per_s: dict[str, float] = Field(
+        default_factory=dict
+    )  # of --data: "large files", "small pieces", "four workers"
+    exchanged_gb_per_s: dict[int, float] = Field(default_factory=dict)  # each way, by original rank of the neighbour
+
+
+class StragglersFact(Fact):
+    """One rank's samples, and what may explain that it is slow."""
+
+    KIND: ClassVar[str] = "stragglers/1"
+
+    device: str  # "cpu" or "cuda:N"
+    model: str  # of the GPU or CPU: only equal ones are compared
+    machine: str = ""  # id of the booted kernel: ranks of several hosts may share a machine
+    cpus: tuple[int, ...] = ()  # that it may run on
+    samples: tuple[Sample, ...] = ()
+    quota_cpus: float | None = None  # limit of its control group: processors
+    steal_share: float = 0.0  # of the check's time in which a hypervisor ran others on its CPUs, as far as is known
+    pressure_share: float = 0.0  # … in which some task of its machine waited for a CPU (PSI)
+    is_memory_far: bool = False  # it may run on CPUs of NUMA nodes whose memory it may not use
+    busiest: tuple[BusyProcess, ...] = ()  # of others on its host, looked for where it waited for a CPU
+    data_problem: str = ""  # why --data could not be read
+    data_file_system: str = ""  # its type: "nfs4"
+    data_cache: str = ""  # how the page cache was avoided: "O_DIRECT", "dropped" or ""

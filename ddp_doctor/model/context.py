@@ -267,3 +267,6 @@ class RankContext(Protocol):
 
     def watch_gpu(self, uuid: str | None) -> GpuWatch:
         """Begin to sample the GPU with this UUID."""
+
+    def machine(self, within_s: float) -> Context:
+        """This rank's machine, as a probe of a node sees it: what it runs there is killed after ``within_s``."""

@@ -47,12 +47,7 @@ class _Mount:
 
 def limits(read: Reader) -> Limits:
     """The tightest limits over all levels; ``read`` gives the text of a file by its path."""
-    groups: dict[str, str] = {}  # paths by controller; version 2 has the empty one
-    for line in (read("/proc/self/cgroup") or "").splitlines():
-        controllers, colon, path = line.partition(":")[2].partition(":")
-        if colon and path.startswith("/"):
-            groups.update(dict.fromkeys(controllers.split(","), path))
-    mounts = list(_mounts(read("/proc/self/mountinfo") or ""))
+    groups, mounts = _places(read)
     version, folders = _folders(groups, mounts, "cpu")
     quotas = [_cpu_quota(read, folder, version) for folder in folders]
     version, folders = _folders(groups, mounts, "memory")
@@ -62,6 +57,26 @@ def limits(read: Reader) -> Limits:
         memory_limit_bytes=min((limit for limit, _ in memory), default=None),
         memory_free_bytes=min((free for _, free in memory if free is not None), default=None),
     )
+
+
+def throttled_s(read: Reader) -> float | None:
+    """For how long a quota stopped the group so far, on any level; None where no level counts it.
+
+    In cpu.stat: "throttled_usec 1200" of version 2, "throttled_time 1200000" (ns) of version 1.
+    """
+    texts = [read(f"{folder}/cpu.stat") or "" for folder in _folders(*_places(read), "cpu")[1]]
+    found = (re.search(r"^throttled_(usec|time) (\d{1,18})$", text, re.MULTILINE | re.ASCII) for text in texts)
+    return max((int(match[2]) / (1e6 if match[1] == "usec" else 1e9) for match in found if match), default=None)
+
+
+def _places(read: Reader) -> tuple[dict[str, str], list[_Mount]]:
+    """The process's paths by controller, where version 2 has the empty one; and where groups are mounted."""
+    groups: dict[str, str] = {}
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        controllers, colon, path = line.partition(":")[2].partition(":")
+        if colon and path.startswith("/"):
+            groups.update(dict.fromkeys(controllers.split(","), path))
+    return groups, list(_mounts(read("/proc/self/mountinfo") or ""))
 
 
 def _mounts(text: str) -> Iterator[_Mount]:

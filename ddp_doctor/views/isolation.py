@@ -217,9 +217,12 @@ def isolated(recording: Recording) -> Settled:
 
 @once_a_recording
 def leaves_of(recording: Recording) -> dict[int, str]:
-    """The leaf of each node whose host the topology names."""
-    hosts = [recording.world.hostname(node) for node in range(recording.nnodes)] if recording.world else []
-    return {node: leaf for node, leaf in enumerate(recording.options.leaves_of(hosts)) if leaf}
+    """The leaf of each node that the topology names as who started it does, or as it calls itself."""
+    if recording.world is None:
+        return {}
+    own = [recording.world.hostname(node) for node in range(recording.nnodes)]
+    of_node = recording.options.leaves_of([*own, *recording.world.expected_hosts[: recording.nnodes]])
+    return {index % recording.nnodes: leaf for index, leaf in enumerate(of_node) if leaf}
 
 
 def in_common(recording: Recording, nodes: Sequence[int]) -> list[str]:

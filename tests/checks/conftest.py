@@ -15,6 +15,7 @@ SCENARIOS = (
     "tests.checks.test_gradient_sync",
     "tests.checks.test_initial_state",
     "tests.checks.test_same_products",
+    "tests.checks.test_stragglers",
     "tests.checks.test_step_time",
     "tests.checks.test_step_time_of_your_model",
     "tests.checks.test_user_model",

@@ -13,6 +13,7 @@ from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.fact import Reading, read
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.probing.products import matrices
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.rank_harness import HarnessContext, Ranks
 
@@ -94,7 +95,7 @@ def test_healthy_ranks_have_the_same_bits_and_are_silent(ranks: Ranks):
 def test_the_matrices_fit_every_type_and_no_order_of_additions_changes_their_products(rows, kind):
     import torch
 
-    whole = same_products.matrices("cpu", rows)[:, :2]
+    whole = matrices("cpu", rows)[:, :2]
     left, right = whole
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(2))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddp_doctor.model.context import GpuWatch, ModelMesh
+from ddp_doctor.model.context import Context, GpuWatch, ModelMesh
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
@@ -88,6 +88,13 @@ class LiveRankContext:
         from ddp_doctor.sources.gpu_watch import NvmlWatch  # a rank without a GPU starts faster
 
         return NvmlWatch(uuid)
+
+    def machine(self, within_s: float) -> Context:
+        """This rank's machine (see the Protocol)."""
+        from ddp_doctor.sources.machine import LiveContext  # a rank whose checks do not ask starts faster
+
+        until = min(self.deadline, time.monotonic() + within_s)
+        return LiveContext(self.env, until, node=self.node, level=self.level)
 
     @contextmanager
     def within(self, axis: str, members: Sequence[int]) -> Iterator[None]:

@@ -1,0 +1,55 @@
+"""Stragglers: which rank is slow, by how much, since when, how sure, and why?
+
+Raw input: none; measured on every rank, seven times or so, ranks of one machine in turns:
+
+    rank 2   117000 products/s; 50 % of a loop's time is taken, 51 ms at most, 49 % by a quota; large files 1200,
+             small pieces 30, four workers 110 MB/s; 1.1 and 1.2 GB/s with ranks 1 and 3
+
+In DDP every rank waits for the slowest, in every step. What it loses has a cause on its host most of the time: a CPU
+quota, a neighbour, a low clock, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
+"""
+
+from statistics import median
+
+from ddp_doctor.checks.collectives.stragglers import rules
+from ddp_doctor.facts.collectives import StragglersFact
+from ddp_doctor.knowledge import stragglers
+from ddp_doctor.model.check import STRAGGLERS, Check
+from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rules_in
+from ddp_doctor.probing.stragglers import Measurement
+
+__all__ = ["CHECK", "probe"]
+
+
+def probe(ctx: RankContext) -> StragglersFact:
+    """Take this rank's samples. Raises Skip where time or memory is short, Misused where nobody can read --data."""
+    return Measurement(ctx).measure()
+
+
+def untested(recording: Recording) -> str:
+    """Why nobody could be named, "" where somebody could."""
+    ranks = recording.facts(StragglersFact)
+    if len(ranks) < stragglers.FEWEST_TO_JUDGE:
+        return f"of {len(ranks)} ranks nobody can tell which is odd; it takes {stragglers.FEWEST_TO_JUDGE}"
+    waited = median(sample.waited_share or 0.0 for rank in ranks for sample in rank.fact.samples)
+    if waited >= stragglers.BUSY_SHARE:
+        return f"the hosts were busy: ranks waited {waited:.0%} of the time for a CPU, so that chance hides a slow one"
+    return ""
+
+
+CHECK = Check(
+    id=STRAGGLERS,
+    title="No rank is slower than its peers",
+    where=Where.RANK,
+    probe=probe,
+    facts=(StragglersFact,),
+    rules=rules_in(rules),
+    level=Level.THOROUGH,
+    min_ranks=2,
+    cost_s=8.0,
+    deadline_s=60.0,
+    untested=untested,
+)

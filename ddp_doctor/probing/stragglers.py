@@ -1,0 +1,253 @@
+"""Samples of a rank's speed, taken in turns: no more ranks of one machine work at once than it has cores for them.
+
+What takes a core from a thread shows as gaps between two reads of the clock in a loop that does nothing else: so do
+osnoise of the kernel and hwlatdetect look for it. Who took it, as far as the kernel counts it::
+
+    /proc/thread-self/schedstat   4242424 63004 17           ns run, ns ready and waiting, turns on a CPU (sched-stats)
+    cpu.stat of the control group throttled_usec 51000       in which its quota stopped it
+    /proc/stat                    cpu1 3357 0 4313 1362393 0 0 0 52 0 0    the eighth: ticks that a hypervisor took
+    /proc/pressure/cpu            some avg10=0.87 avg60=1.33 avg300=7.48 total=7540908817   us (accounting/psi)
+"""
+
+import json
+import os
+import re
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
+from statistics import median
+from typing import Any
+
+from ddp_doctor.facts.collectives import Sample, StragglersFact
+from ddp_doctor.knowledge import stragglers
+from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES
+from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Misused, Skip
+from ddp_doctor.parse import cgroup
+from ddp_doctor.probing.all_reduces import agreed, meet
+from ddp_doctor.probing.exchanges import exchange_rate
+from ddp_doctor.probing.host_limits import busiest, reader
+from ddp_doctor.probing.kernel_files import first_line, names_in, text_of
+from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
+from ddp_doctor.probing.rank_identity import finish, gpu_identity
+
+#: "cpu1 3357 0 4313 1362393 0 0 0 52 0 0" of /proc/stat: the eighth number are ticks that a hypervisor took.
+_STEAL = re.compile(r"^cpu(\d{1,6})(?: \d{1,18}){7} (\d{1,18})\b", re.MULTILINE | re.ASCII)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+#: Of an exchange between GPUs: enough that it is no latency, little beside what a rank may hold.
+_ON_GPU_BYTES = 16 << 20
+
+
+def waves(places: Sequence[Mapping[str, Any]], number: int) -> list[dict[int, int]]:
+    """The turns of one sample, each with the CPU on which a rank begins: on a machine no two ranks have the same.
+
+    Those that may run on few CPUs choose first; the order is another in each sample, the same on all ranks.
+    """
+    order = list(range(len(places)))
+    Random(number).shuffle(order)  # noqa: S311 - nothing is kept secret by it
+    found: list[dict[int, int]] = []
+    taken: list[set[tuple[str, int]]] = []
+    for rank in sorted(order, key=lambda rank: len(places[rank]["cpus"])):
+        cpus = [(places[rank]["machine"], cpu) for cpu in places[rank]["cpus"]]
+        Random(number * len(places) + rank).shuffle(cpus)  # noqa: S311
+        turn = next((turn for turn, used in enumerate(taken) if not used.issuperset(cpus)), len(found))
+        if turn == len(found):
+            found.append({})
+            taken.append(set())
+        cpu = next(cpu for cpu in cpus if cpu not in taken[turn])
+        taken[turn].add(cpu)
+        found[turn][rank] = cpu[1]
+    return found
+
+
+def ring(ranks: int) -> list[list[tuple[int, int]]]:
+    """All pairs of neighbours in turns of disjoint ones: the even ones, the odd ones, and the last of an odd ring."""
+    pairs = [(rank, (rank + 1) % ranks) for rank in range(ranks if ranks > 2 else ranks - 1)]
+    whole = pairs[: ranks - 1] if ranks % 2 else pairs
+    return [turn for turn in (whole[0::2], whole[1::2], pairs[len(whole) :]) if turn]
+
+
+class Measurement:
+    """What one rank measures, and what it waits for."""
+
+    def __init__(self, ctx: RankContext) -> None:
+        self.ctx = ctx
+        self.machine = ctx.machine(ctx.remaining())
+        self.read = reader(self.machine)
+        self.began = ctx.clock()
+        self.data: dict[str, Any] = {"problem": ""}  # the last answer of sources/child_data.py
+        self.cpus = tuple(sorted(os.sched_getaffinity(0)))
+
+    def measure(self) -> StragglersFact:
+        """All samples there is time for. Raises Skip where it is short, Misused where no rank can read --data."""
+        ctx = self.ctx
+        if agreed(ctx, float(ctx.device.startswith("cuda") and ctx.gpu_memory_bytes < MEMORY_BYTES)):
+            raise Skip("too little memory is free on a GPU")
+        with ctx.step("look at the data"):
+            self._read_data(0.0, 0)
+        boot = first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"
+        with ctx.step("exchange", "places"):
+            text = json.dumps({"machine": boot, "cpus": self.cpus, "problem": self.data["problem"]})
+            places = [json.loads(text) for text in ctx.exchange("places", text)]
+        if all(place["problem"] for place in places):
+            raise Misused(f"--data: {self.data['problem']}")
+        before = self._taken()
+        samples = tuple(self._samples(places))
+        steal_s, pressure_s = (now - old for now, old in zip(self._taken(), before, strict=True))
+        with ctx.step("look at other processes"):
+            waits = median(sample.waited_share or 0.0 for sample in samples) > 1 - 1 / stragglers.SLOWER
+            others = busiest(self.machine) if waits else ()
+        meet(ctx)
+        cpu = re.search(r"^model name\s*: (.*)$", text_of(self.machine, "/proc/cpuinfo") or "", re.MULTILINE)
+        return StragglersFact(
+            device=ctx.device,
+            model=gpu_identity(ctx.device)[1] or (cpu[1] if cpu else "CPU"),
+            machine=boot,
+            cpus=self.cpus,
+            samples=samples,
+            quota_cpus=cgroup.limits(self.read).cpu_quota_cpus,
+            steal_share=steal_s / self._spent_s(),
+            pressure_share=pressure_s / self._spent_s(),
+            is_memory_far=self._is_memory_far(),
+            busiest=others,
+            data_problem=self.data["problem"],
+            data_file_system=self.data.get("file_system", ""),
+            data_cache=self.data.get("cache", ""),
+        )
+
+    def _samples(self, places: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+        ctx, needed_s = self.ctx, 0.0
+        most_s = stragglers.SHARE_OF_CHECK * ctx.remaining()
+        left, right = matrices(ctx.device, rows(ctx.device))
+        for number in range(stragglers.SAMPLES):
+            turns = waves(places, number)
+            needed_s = needed_s or len(turns) * (stragglers.READS_S * bool(ctx.options.data) + stragglers.SAMPLE_S)
+            missing = max(stragglers.FEWEST_SAMPLES - number, 1)
+            if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
+                if number >= stragglers.FEWEST_SAMPLES:
+                    return
+                raise Skip(f"{missing} samples in {len(turns)} turns do not fit the time: too many ranks share a core")
+            began, found = self._spent_s(), list[Sample]()
+            for turn, at in enumerate(turns):
+                # The others enter the step too: numbers identify the steps of ranks.
+                with ctx.step("sample", f"{number + 1}, turn {turn + 1} of {len(turns)}"):
+                    if ctx.group_rank in at:
+                        found.append(self._sample(left, right, at[ctx.group_rank], number))
+                meet(ctx)
+            needed_s = self._spent_s() - began
+            yield found[0].model_copy(update={"exchanged_gb_per_s": self._exchanged()})
+
+    def _spent_s(self) -> float:
+        return max(self.ctx.clock() - self.began, 1e-9)
+
+    def _sample(self, left: Any, right: Any, cpu: int, number: int) -> Sample:
+        at_s = self._spent_s()
+        os.sched_setaffinity(0, {cpu})  # where it begins; from there it may be moved, as in a job
+        os.sched_setaffinity(0, self.cpus)
+        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+        products_per_s = self._products(left, right)
+        stopped_s, waited_s = cgroup.throttled_s(self.read), self._waited_s()
+        spun_s, taken_s, longest_gap_s = spin(stragglers.SPIN_S)
+        now_stopped_s, now_waited_s = cgroup.throttled_s(self.read), self._waited_s()
+        running_on = (text_of(self.machine, "/proc/thread-self/stat") or "").rpartition(")")[2].split()[36:37]
+        khz = first_line(self.machine, f"/sys/devices/system/cpu/cpu{''.join(running_on)}/cpufreq/scaling_cur_freq")
+        return Sample(
+            at_s=at_s,
+            products_per_s=products_per_s,
+            taken_share=taken_s / spun_s,
+            longest_gap_s=longest_gap_s,
+            late_s=median(_late_s() for _ in range(stragglers.SLEEPS)),
+            waited_share=None if waited_s is None else ((now_waited_s or 0) - waited_s) / spun_s,
+            throttled_share=None if stopped_s is None else ((now_stopped_s or 0) - stopped_s) / spun_s,
+            major_faults=resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - faults,
+            mhz=int(khz) / 1e3 if khz and khz.isdecimal() else None,
+            read_bytes_per_s=self._read_data(stragglers.READ_S, number),
+        )
+
+    def _products(self, left: Any, right: Any) -> float:
+        """Products in a second of this thread's processor time, and on a GPU of time: what runs there it waits for."""
+        import torch
+
+        ctx, done = self.ctx, 0
+        clock = ctx.clock if ctx.device.startswith("cuda") else time.thread_time
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # other cores are other ranks'
+        torch.bmm(left, right)
+        finish(ctx.device)
+        began, until = clock(), ctx.clock() + stragglers.PRODUCTS_S
+        while not done or ctx.clock() < until:
+            torch.bmm(left, right)
+            finish(ctx.device)
+            done += PAIRS
+        torch.set_num_threads(threads)
+        return done / max(clock() - began, 1e-9)
+
+    def _waited_s(self) -> float | None:
+        """How long this thread was ready and waited so far; None where the kernel does not count it."""
+        fields = (text_of(self.machine, "/proc/thread-self/schedstat") or "").split()
+        return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else None
+
+    def _taken(self) -> tuple[float, float]:
+        """Seconds so far in which a hypervisor took one of its CPUs, and in which some task of its machine waited."""
+        stat, pressure = (text_of(self.machine, f"/proc/{name}") or "" for name in ("stat", "pressure/cpu"))
+        stolen = [int(ticks) for cpu, ticks in _STEAL.findall(stat) if int(cpu) in self.cpus]
+        waited = re.search(r"^some .*total=(\d{1,18})$", pressure, re.MULTILINE | re.ASCII)
+        return sum(stolen) / _TICKS_PER_S / max(len(stolen), 1), int(waited[1]) / 1e6 if waited else 0.0
+
+    def _is_memory_far(self) -> bool:
+        """Whether none of its CPUs is of a NUMA node whose memory it may use, as far as the kernel says."""
+        status = text_of(self.machine, "/proc/self/status") or ""
+        allowed = re.search(r"^Mems_allowed_list:\s*([\d,-]+)$", status, re.MULTILINE | re.ASCII)
+        names = {name for cpu in self.cpus for name in names_in(self.machine, f"/sys/devices/system/cpu/cpu{cpu}")}
+        nodes = {int(name[4:]) for name in names if re.fullmatch(r"node\d{1,6}", name)}
+        ends = [part.split("-") for part in (allowed[1] if allowed else "").split(",") if part]
+        may_use = [node for node in nodes for end in ends if int(end[0]) <= node <= int(end[-1])]
+        return bool(nodes and ends and not may_use)
+
+    def _read_data(self, seconds: float, number: int) -> dict[str, float]:
+        """Read some of --data in a process of its own, which is killed where reads hang; not again after a problem."""
+        path = self.ctx.options.data
+        if not path or self.data["problem"]:
+            return {}
+        asked = {"path": path, "seed": number * self.ctx.world_size + self.ctx.rank, "seconds": seconds}
+        asked |= {"bytes": stragglers.READ_BYTES, "files": stragglers.READ_FILES, "workers": stragglers.WORKERS}
+        result = self.ctx.machine(stragglers.READS_HANG_S).child("data", json.dumps(asked))
+        if result.status == "timed_out":
+            self.data["problem"] = f"reading {path} did not end within {stragglers.READS_HANG_S:g} s"
+        elif not result.ok:
+            self.data["problem"] = f"{path}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}"
+        else:
+            self.data |= json.loads(result.stdout)
+        rates: dict[str, float] = self.data.get("read_bytes_per_s", {})
+        return {} if self.data["problem"] else rates
+
+    def _exchanged(self) -> dict[int, float]:
+        """The exchange with each neighbour, in GB/s each way."""
+        ctx, found = self.ctx, dict[int, float]()
+        size = _ON_GPU_BYTES if ctx.device.startswith("cuda") else JUDGED_MESSAGE_BYTES
+        for turn in ring(ctx.world_size):
+            peers = [ctx.ranks[sum(pair) - ctx.group_rank] for pair in turn if ctx.group_rank in pair]
+            if not peers or (min(ctx.rank, *peers), max(ctx.rank, *peers)) in ctx.skip_pairs:
+                with ctx.step("send_recv", "rests", peers=(ctx.rank,)):
+                    continue
+            found[peers[0]] = exchange_rate(ctx, ctx.ranks.index(peers[0]), peers[0], size)
+        return found
+
+
+def spin(seconds: float) -> tuple[float, float, float]:
+    """For how long a loop of clock reads ran, how much of that was taken from it, and the longest gap; in seconds."""
+    clock, taken, longest = time.perf_counter, 0.0, 0.0
+    began = last = clock()
+    while last - began < seconds:
+        now = clock()
+        if now - last > stragglers.GAP_S:
+            taken, longest = taken + now - last, max(longest, now - last)
+        last = now
+    return last - began, taken, longest
+
+
+def _late_s() -> float:
+    began = time.perf_counter()
+    time.sleep(stragglers.SLEEP_S)
+    return time.perf_counter() - began - stragglers.SLEEP_S

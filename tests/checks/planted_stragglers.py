@@ -1,0 +1,122 @@
+"""Ranks that are slowed for a check: by a CPU quota, a neighbour, a process in bursts, or slow reads. Needs root."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ddp_doctor.checks.collectives.stragglers import CHECK, probe
+from ddp_doctor.model.fact import Reading, read
+from tests.rank_harness import HarnessContext
+
+CPU_GROUPS = Path("/sys/fs/cgroup/cpu") if Path("/sys/fs/cgroup/cpu").is_dir() else Path("/sys/fs/cgroup")
+#: Delays read, pread and preadv of regular files by 5 ms each.
+SLOW_READS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+static void delay(int fd) {
+    struct stat it;
+    if (!fstat(fd, &it) && S_ISREG(it.st_mode) && it.st_size > 20000) usleep(5000);
+}
+ssize_t read(int fd, void *to, size_t size) {
+    ssize_t (*next)(int, void *, size_t) = dlsym(RTLD_NEXT, "read");
+    delay(fd);
+    return next(fd, to, size);
+}
+ssize_t pread64(int fd, void *to, size_t size, off64_t at) {
+    ssize_t (*next)(int, void *, size_t, off64_t) = dlsym(RTLD_NEXT, "pread64");
+    delay(fd);
+    return next(fd, to, size, at);
+}
+ssize_t preadv64v2(int fd, const struct iovec *to, int count, off64_t at, int flags) {
+    ssize_t (*next)(int, const struct iovec *, int, off64_t, int) = dlsym(RTLD_NEXT, "preadv64v2");
+    delay(fd);
+    return next(fd, to, count, at, flags);
+}
+"""
+SPIN = "while True: pass"
+BURSTS = """
+import os, signal, sys, time
+while True:
+    time.sleep(0.007)
+    os.kill(int(sys.argv[1]), signal.SIGSTOP)
+    time.sleep(0.005)
+    os.kill(int(sys.argv[1]), signal.SIGCONT)
+"""
+
+
+def measured(ctx: HarnessContext, odd: int | None, plant: Callable[[], Any], data: str = "") -> Reading:
+    """The reading of one rank; on rank ``odd`` beside what is planted."""
+    ctx.deadline += 600
+    ctx.options = ctx.options.model_copy(update={"data": data})
+    with plant() if ctx.rank == odd else contextlib.nullcontext():
+        if data and ctx.rank == odd and plant is slow_reads:
+            ctx.env = dict(os.environ)
+        return read(CHECK.id, probe, ctx, rank=ctx.rank)
+
+
+@contextmanager
+def quota(share: float = 0.1) -> Iterator[None]:
+    """This process may use so much of a CPU."""
+    group = CPU_GROUPS / f"ddp-doctor-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        if (group / "cpu.max").exists():
+            (group / "cpu.max").write_text(f"{int(share * 100_000)} 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text(str(int(share * 100_000)))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (CPU_GROUPS / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """This process may use one CPU, on which another one spins."""
+    cpus = os.sched_getaffinity(0)
+    cpu = {max(cpus)}
+    with _beside((sys.executable, "-c", SPIN)) as spinner:
+        os.sched_setaffinity(spinner.pid, cpu)
+        os.sched_setaffinity(0, cpu)
+        yield
+        os.sched_setaffinity(0, cpus)
+
+
+@contextmanager
+def stopped_in_bursts() -> Iterator[None]:
+    """This process is stopped for 5 of each 12 ms."""
+    with _beside((sys.executable, "-c", BURSTS, str(os.getpid()))):
+        yield
+
+
+@contextmanager
+def slow_reads() -> Iterator[None]:
+    """Each read of a file takes 5 ms more in what this process starts."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "slow.c", Path(folder) / "slow.so"
+        source.write_text(SLOW_READS)
+        subprocess.run(("cc", "-shared", "-fPIC", "-o", library, source, "-ldl"), check=True)
+        os.environ["LD_PRELOAD"] = str(library)
+        yield
+        del os.environ["LD_PRELOAD"]
+
+
+@contextmanager
+def _beside(argv: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+    process = subprocess.Popen(argv)
+    try:
+        yield process
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()

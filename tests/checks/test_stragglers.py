@@ -1,0 +1,309 @@
+"""stragglers: ranks slowed by a quota, a stop, slow products or reads, whom the samples name, and what is unsure."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.checks.collectives.stragglers import CHECK
+from ddp_doctor.facts.collectives import Sample, StragglersFact
+from ddp_doctor.facts.node.host import BusyProcess
+from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Finding
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.probing.stragglers import ring, spin, waves
+from tests.checks import planted_stragglers
+from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.rank_harness import HarnessContext, Ranks
+
+# --- real ranks ------------------------------------------------------------------------------------------
+
+
+def of_ranks(ranks: Ranks, *planted: Any) -> Recording:
+    readings: list[Reading] = ranks.facts(planted_stragglers.measured, *planted)
+    return record(CHECK, [], []).model_copy(update={"readings": tuple(readings)})
+
+
+def warned(recording: Recording) -> list[Finding]:
+    """What is more than information: a busy machine adds that to nearly every run."""
+    return [finding for finding in judge_by(CHECK, recording) if finding.severity is not Severity.INFO]
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(ranks: Ranks):
+    [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
+
+    assert (finding.code, blamed(finding)) == ("DD661", [2])
+    assert finding.title.endswith("it is stopped, and neither a quota nor another process does it")
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
+    for number in range(50):
+        (tmp_path / f"{number}").write_bytes(os.urandom(30_000))
+    (tmp_path / "large").write_bytes(os.urandom(1 << 24))
+
+    recording = of_ranks(ranks, 1, planted_stragglers.slow_reads, str(tmp_path))
+
+    [finding] = warned(recording)
+    assert (finding.code, blamed(finding)) == ("DD662", [1])
+    assert all(sample.read_bytes_per_s for rank in recording.facts(StragglersFact) for sample in rank.fact.samples)
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+def test_nobody_is_named_where_nothing_is_planted_however_busy_the_machine(ranks: Ranks):
+    assert warned(of_ranks(ranks, None, planted_stragglers.quota)) == []
+
+
+def without(ctx: HarnessContext, path: str) -> Reading:
+    """Rank 2 has no such path."""
+    return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path + "/no" * (ctx.rank == 2))
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+def test_a_path_that_one_rank_does_not_have_is_a_finding_about_that_rank(ranks: Ranks, tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"data")
+
+    readings = ranks.facts(without, str(tmp_path))
+
+    [finding] = warned(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)}))
+    assert (finding.code, blamed(finding), finding.severity) == ("DD663", [2], Severity.ERROR)
+    assert finding.title.endswith("No such file or directory")
+
+
+def hung(ctx: HarnessContext, path: str) -> Reading:
+    """On rank 0 every look at the data hangs."""
+    from ddp_doctor.knowledge import stragglers
+    from ddp_doctor.sources.machine import LiveContext
+
+    child = LiveContext.child
+
+    def sleeps(self: Any, name: str, *args: str) -> Any:
+        return self.run(("sleep", "99")) if ctx.rank == 0 else child(self, name, *args)
+
+    with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "READS_HANG_S", 2.0):
+        return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path)
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+def test_reads_that_hang_end_in_time_and_are_named_as_such(ranks: Ranks, tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"data")
+
+    readings = ranks.facts(hung, str(tmp_path))
+
+    [finding] = warned(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)}))
+    assert (finding.code, blamed(finding)) == ("DD663", [0])
+    assert finding.title.endswith("did not end within 2 s")
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ["missing", "fifo", "empty", "of the kernel"])
+def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path, kind: str):
+    path, said = tmp_path / "it", {"missing": "No such file", "fifo": "FIFO", "empty": "no file with bytes"}.get(kind)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "empty":
+        path.mkdir()
+
+    readings = ranks.facts(
+        planted_stragglers.measured, None, planted_stragglers.quota, "/proc/meminfo" if not said else str(path)
+    )
+
+    assert [reading.misused for reading in readings] == [True] * 4
+    assert re.match(r"--data: .*" + (said or "of the kernel"), readings[0].reason)
+
+
+# --- turns -----------------------------------------------------------------------------------------------
+
+
+def place(cpus: Sequence[int], machine: str = "one") -> dict[str, Any]:
+    return {"machine": machine, "cpus": cpus}
+
+
+def test_no_two_ranks_of_a_machine_have_the_same_cpu_in_a_turn_and_every_rank_has_one():
+    places = [place((0, 1))] * 3 + [place((1,))] + [place((0, 1), "two")] * 2
+    for number in range(20):
+        turns = waves(places, number)
+        assert sorted(rank for turn in turns for rank in turn) == list(range(6))
+        assert len(turns) == 2
+        for turn in turns:
+            used = [(places[rank]["machine"], cpu) for rank, cpu in turn.items()]
+            assert len(set(used)) == len(used)
+            assert all(cpu in places[rank]["cpus"] for rank, cpu in turn.items())
+    assert len({str(waves(places, number)) for number in range(20)}) > 5
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
+def test_in_the_ring_every_rank_meets_both_neighbours_once_and_nobody_twice_in_a_turn(ranks: int):
+    turns = ring(ranks)
+    pairs = [tuple(sorted(pair)) for turn in turns for pair in turn]
+    assert sorted(pairs) == sorted({tuple(sorted((rank, (rank + 1) % ranks))) for rank in range(ranks)})
+    for turn in turns:
+        assert len({rank for pair in turn for rank in pair}) == 2 * len(turn)
+
+
+def test_a_spinning_loop_counts_what_it_lost():
+    now = iter([0.0, 0.00001, 0.05001, 0.05002, 0.30002])
+    with patch("time.perf_counter", lambda: next(now)):
+        spun, taken, longest = spin(0.2)
+    assert (spun, round(taken, 5), round(longest, 5)) == (0.30002, 0.3, 0.25)
+
+
+# --- the judge -------------------------------------------------------------------------------------------
+
+
+def sampled(**fields: Any) -> Callable[..., StragglersFact]:
+    return lambda **of_rank: fact([sample(**fields) for _ in range(7)], **of_rank)
+
+
+def sample(**fields: Any) -> Sample:
+    usual = {"at_s": 1.0, "products_per_s": 1e5, "taken_share": 0.02, "longest_gap_s": 0.001, "late_s": 0.0001}
+    return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
+
+
+def fact(samples: Sequence[Sample], **fields: Any) -> StragglersFact:
+    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {len(fields)}", "cpus": (0, 1)}
+    return StragglersFact.model_validate({**usual, "samples": tuple(samples), **fields})
+
+
+def judge(*ranks: StragglersFact) -> list[Finding]:
+    return judge_by(CHECK, record(CHECK, ranks))
+
+
+USUAL = sampled()()
+THROTTLED = sampled(taken_share=0.5, waited_share=0.5, throttled_share=0.48)(quota_cpus=0.5)
+CROWDED = sampled(taken_share=0.5, waited_share=0.49)(busiest=(BusyProcess(name="stress-ng", pid=47, cpus=0.98),))
+STOLEN = sampled(taken_share=0.4, waited_share=0.0)(steal_share=0.35)
+SLOW_CLOCK = sampled(products_per_s=4e4, mhz=1200)()
+FAST_CLOCK = sampled(mhz=3000)()
+
+
+@pytest.mark.parametrize(
+    ("odd", "code", "severity", "reason"),
+    [
+        pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
+        pytest.param(CROWDED, "DD661", "warning", "stress-ng (pid 47, 98% of a CPU)", id="neighbour"),
+        pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
+        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the others' at 3.0", id="clock"),
+        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
+        pytest.param(sampled(products_per_s=6e4, major_faults=9)(), "DD660", "warning", "from a disk", id="swap"),
+        pytest.param(sampled(products_per_s=6e4)(is_memory_far=True), "DD660", "warning", "NUMA node", id="far memory"),
+    ],
+)
+def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):
+    finding = only(judge(FAST_CLOCK, odd, FAST_CLOCK), code)
+
+    assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
+
+
+def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
+    assert blamed(only(judge(USUAL, THROTTLED), "DD661")) == [1]
+    assert only(judge(USUAL, THROTTLED), "DD661").confidence is Confidence.PROVED
+    for odd in (CROWDED, STOLEN, SLOW_CLOCK):
+        unsure = only(judge(USUAL, odd), "DD665")
+        assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
+
+
+def test_all_ranks_under_one_quota_are_no_stragglers():
+    assert judge(THROTTLED, THROTTLED, THROTTLED) == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param([sample(products_per_s=4e4)] * 4 + [sample()] * 3, id="in four of seven samples"),
+        pytest.param([sample(products_per_s=1e3)] + [sample()] * 6, id="in one sample"),
+        pytest.param([sample(products_per_s=4e4)] * 4, id="too few samples"),
+        pytest.param([sample(products_per_s=9e4)] * 7, id="a tenth slower"),
+    ],
+)
+def test_what_does_not_last_or_is_little_names_nobody(odd: list[Sample]):
+    assert {finding.code for finding in judge(USUAL, fact(odd), USUAL)} <= {"DD665"}
+
+
+def test_in_a_spread_that_is_as_large_nobody_is_named():
+    restless = [fact([sample(waited_share=share, taken_share=share) for share in shares]) for shares in RESTLESS]
+    slow = sampled(waited_share=0.8, taken_share=0.8)()
+
+    assert only(judge(*restless, slow), "DD665").culprits == ()
+
+
+RESTLESS = (
+    (0.1, 0.6, 0.7, 0.2, 0.8, 0.1, 0.6),
+    (0.7, 0.1, 0.6, 0.6, 0.1, 0.7, 0.2),
+    (0.6, 0.2, 0.1, 0.7, 0.6, 0.3, 0.8),
+)
+
+
+def test_as_many_slow_ranks_as_others_are_no_stragglers():
+    assert only(judge(USUAL, SLOW_CLOCK, USUAL, SLOW_CLOCK), "DD665").culprits == ()
+
+
+def test_a_slower_model_of_cpu_is_no_straggler():
+    other = sampled(products_per_s=4e4)(model="Intel Xeon")
+
+    assert only(judge(USUAL, USUAL, other), "DD666").culprits == ()
+
+
+def exchanges(rank: int, slow: int | None, ranks: int = 4) -> StragglersFact:
+    """Neighbours of the ring, with everything slow that rank ``slow`` takes part in."""
+    peers = ((rank - 1) % ranks, (rank + 1) % ranks)
+    rates = {peer: 0.2 if slow in (rank, peer) else 1.0 for peer in peers}
+    return fact([sample(exchanged_gb_per_s=rates)] * 7, machine=f"{rank}")
+
+
+def test_who_exchanges_slowly_with_both_neighbours_is_named_and_none_of_them():
+    finding = only(judge(*(exchanges(rank, slow=2) for rank in range(4))), "DD664")
+
+    assert (blamed(finding), finding.severity) == ([2], Severity.ERROR)
+    assert judge(*(exchanges(rank, slow=None) for rank in range(4))) == []
+
+
+def test_an_exchange_is_slow_for_a_reason_that_is_named_already():
+    ranks = [exchanges(rank, slow=2) for rank in range(4)]
+    held = [
+        one.model_copy(update={"taken_share": 0.5, "waited_share": 0.5, "throttled_share": 0.48})
+        for one in ranks[2].samples
+    ]
+    ranks[2] = ranks[2].model_copy(update={"samples": tuple(held)})
+
+    assert [finding.code for finding in judge(*ranks)] == ["DD661"]
+
+
+def reads(rate: float, file_system: str = "nfs4") -> StragglersFact:
+    rates = {"large files": 10 * rate, "small pieces": rate, "four workers": 3 * rate}
+    return fact([sample(read_bytes_per_s=rates)] * 7, data_file_system=file_system)
+
+
+def test_slow_reads_are_told_with_the_file_system_that_is_another():
+    finding = only(judge(reads(1e8), reads(1e8), reads(1e6, "fuse.sshfs")), "DD662")
+
+    assert blamed(finding) == [2]
+    assert finding.title.endswith("the data is on fuse.sshfs there, elsewhere on nfs4")
+    assert "small pieces 1 MB/s" in finding.evidence[0].text
+
+
+def asked(whole: Recording, **options: Any) -> Recording:
+    return whole.model_copy(update={"options": whole.options.model_copy(update=options)})
+
+
+def test_data_that_was_not_read_and_two_ranks_alone_are_unsure():
+    report = app.judge(asked(record(CHECK, [USUAL] * 3), data="/data")).report
+    assert report.verdict is Verdict.UNSURE
+    assert "--data /data" in report.summary
+
+    report = app.judge(asked(record(CHECK, [USUAL] * 2), only=("stragglers",))).report
+    [result] = [check for check in report.checks if check.id == CHECK.id]
+    assert (result.status, report.verdict) == (CheckStatus.SKIPPED, Verdict.UNSURE)
+    assert app.judge(asked(record(CHECK, [USUAL] * 3), only=("stragglers",))).report.verdict is Verdict.HEALTHY
