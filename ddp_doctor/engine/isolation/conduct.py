@@ -36,7 +36,7 @@ class Isolation:
 
     def run(self) -> None:
         """Round after round. Raises what ends the run; a node that falls silent does not."""
-        stopped = "the run ended before all was settled"
+        stopped = "it was broken off"
         try:
             while (groups := self._next()) and not (why := self._why_stop()):
                 self._test(groups)
