@@ -235,7 +235,7 @@ def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
     from ddp_doctor.facts.collectives import StragglersFact
 
     ranks = recording.facts(StragglersFact)
-    if not any(sample.data for rank in ranks for sample in rank.fact.samples):
+    if not any(sample.read_bytes_per_s for rank in ranks for sample in rank.fact.samples):
         problems = [rank.fact.data_problem for rank in ranks if rank.fact.data_problem]
         why = problems[0] if problems else _why(by_id.get(STRAGGLERS))
         yield NotAsAsked(f"--data {recording.options.data}", STRAGGLERS, why)

@@ -11,7 +11,7 @@ from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, GPUS, Check
+from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -194,7 +194,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
     bad = [reading for reading in recording.readings if reading.status in _BAD]
     if not bad or diagnosis.failures or not all(reading.misused for reading in bad):
         return None
-    if bad[0].check == BASELINE:
+    if bad[0].check in (BASELINE, STRAGGLERS):
         return bad[0].reason
     return f"{recording.options.typed_model} cannot be used: {bad[0].reason}"
 

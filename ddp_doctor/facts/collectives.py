@@ -311,14 +311,6 @@ class RepeatsFact(Fact):
     stopped: str = ""  # why there are fewer than were asked for; empty where there are not
 
 
-class DataRates(Frozen):
-    """What one sample read of the job's data, in bytes a second; None where there was nothing to read so."""
-
-    sequential_bytes_per_s: float | None = None  # of a large file from a place of chance on
-    small_bytes_per_s: float | None = None  # of small files in an order of chance
-    workers_bytes_per_s: float | None = None  # of small files, by four processes at once
-
-
 class Sample(Frozen):
     """One rank's speed for a moment in which no more ranks of its machine worked than it has cores."""
 
@@ -328,10 +320,12 @@ class Sample(Frozen):
     longest_gap_s: float  # of that loop
     late_s: float  # how late a short sleep ended: the median of some
     waited_share: float | None = None  # of the loop's time in which it was ready and waited for a CPU; None: not known
-    throttled: int | None = None  # periods in which a CPU quota stopped its control group meanwhile
+    throttled_share: float | None = None  # … in which a CPU quota stopped its control group
     major_faults: int = 0  # pages that had to be read from a disk meanwhile, swap included
     mhz: float | None = None  # the clock of the CPU that it ran on
-    data: DataRates | None = None
+    read_bytes_per_s: dict[str, float] = Field(
+        default_factory=dict
+    )  # of --data: "large files", "small pieces", "four workers"
     exchanged_gb_per_s: dict[int, float] = Field(default_factory=dict)  # each way, by original rank of the neighbour
 
 
@@ -346,9 +340,9 @@ class StragglersFact(Fact):
     cpus: tuple[int, ...] = ()  # that it may run on
     samples: tuple[Sample, ...] = ()
     quota_cpus: float | None = None  # limit of its control group: processors
-    steal_share: float | None = None  # of the check's time in which a hypervisor ran others on its CPUs
-    pressure_share: float | None = None  # … in which some task of its machine waited for a CPU (PSI)
-    is_memory_far: bool | None = None  # it may run on CPUs of NUMA nodes whose memory it may not use
+    steal_share: float = 0.0  # of the check's time in which a hypervisor ran others on its CPUs, as far as is known
+    pressure_share: float = 0.0  # … in which some task of its machine waited for a CPU (PSI)
+    is_memory_far: bool = False  # it may run on CPUs of NUMA nodes whose memory it may not use
     busiest: tuple[BusyProcess, ...] = ()  # of others on its host, looked for where it waited for a CPU
     data_problem: str = ""  # why --data could not be read
     data_file_system: str = ""  # its type: "nfs4"

@@ -15,14 +15,14 @@ PRODUCTS_S, SPIN_S = 0.1, 0.2
 GAP_S = 1e-4
 #: Short sleeps, of which the lateness is told.
 SLEEPS, SLEEP_S = 10, 0.001
-#: Seconds that one sample takes besides, waits for the other ranks included (judgement, until one was taken).
-REST_S = 0.1
+#: Seconds that the first sample is taken to last, and its reads, waits for other ranks included (judgement).
+SAMPLE_S, READS_S = 0.4, 0.6
 #: Of the check's time that is left, how much the samples may take.
 SHARE_OF_CHECK = 0.7
 
 #: A straggler takes so many times as long as the usual rank, …: dlrover calls a node a straggler at 2.0; a job that is
 #: a quarter slower is worth a look. Reads of healthy hosts differ by more (judgement).
-SLOWER, DATA_SLOWER = 1.25, 2.0
+SLOWER, READS_SLOWER = 1.25, 2.0
 #: … beyond so many spreads (1.4826 MAD, which is the standard deviation where chance is normal; Leys et al., 2013, who
 #: take 2.5 to 3 of them for an outlier), …
 SPREADS, OF_MAD = 4.0, 1.4826
@@ -33,11 +33,14 @@ IN_SAMPLES = 0.8
 EXCHANGE_SLOWER, EXCHANGE_SLOWER_ON_NCCL = 2.0, 4.0
 #: A reason explains a loss where it accounts for this share of it (judgement).
 REASON_SHARE = 0.5
+#: Ranks that wait so much of their time for a CPU are twice as slow now and then by chance (four ranks on two cores
+#: beside 10 to 20 busy processes, 20 runs: medians of ranks up to three times apart).
+BUSY_SHARE = 0.5
 #: A CPU's clock below this share of its peers' explains slow products (judgement).
 CLOCK_SHARE = 0.85
 
-#: What one sample reads of the job's data: at most so many bytes of a large file, so many small ones, for so long each,
-#: and with so many workers; torch's DataLoader has none by default, and its users begin with four (judgement).
-DATA_BYTES, DATA_FILES, DATA_S, DATA_WORKERS = 64 << 20, 64, 0.15, 4
+#: What one sample reads of the job's data: at most so many bytes of a large file, and so many small pieces, for so long
+#: each; and with so many workers, as users of torch's DataLoader begin with (judgement).
+READ_BYTES, READ_FILES, READ_S, WORKERS = 64 << 20, 64, 0.15, 4
 #: When a look at the data counts as hanging: a mount over NFS waits 60 s before it says so (nfs(5), timeo=600).
-DATA_HANGS_S = 8.0
+READS_HANG_S = 8.0

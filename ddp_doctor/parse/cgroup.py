@@ -59,12 +59,14 @@ def limits(read: Reader) -> Limits:
     )
 
 
-def throttled(read: Reader) -> int | None:
-    """The periods in which a quota of any level stopped the group so far; None where no level counts them."""
+def throttled_s(read: Reader) -> float | None:
+    """For how long a quota stopped the group so far, on any level; None where no level counts it.
+
+    In cpu.stat: "throttled_usec 1200" of version 2, "throttled_time 1200000" (ns) of version 1.
+    """
     texts = [read(f"{folder}/cpu.stat") or "" for folder in _folders(*_places(read), "cpu")[1]]
-    found = (re.search(r"^nr_throttled (\d{1,18})$", text, re.MULTILINE | re.ASCII) for text in texts)
-    counts = [int(match[1]) for match in found if match]
-    return sum(counts) if counts else None
+    found = (re.search(r"^throttled_(usec|time) (\d{1,18})$", text, re.MULTILINE | re.ASCII) for text in texts)
+    return max((int(match[2]) / (1e6 if match[1] == "usec" else 1e9) for match in found if match), default=None)
 
 
 def _places(read: Reader) -> tuple[dict[str, str], list[_Mount]]:

@@ -4,7 +4,7 @@ What takes a core from a thread shows as gaps between two reads of the clock in 
 osnoise of the kernel and hwlatdetect look for it. Who took it, as far as the kernel counts it::
 
     /proc/thread-self/schedstat   4242424 63004 17           ns run, ns ready and waiting, turns on a CPU (sched-stats)
-    cpu.stat of the control group nr_throttled 12            periods in which its quota stopped it
+    cpu.stat of the control group throttled_usec 51000       in which its quota stopped it
     /proc/stat                    cpu1 3357 0 4313 1362393 0 0 0 52 0 0    the eighth: ticks that a hypervisor took
     /proc/pressure/cpu            some avg10=0.87 avg60=1.33 avg300=7.48 total=7540908817   us (accounting/psi)
 """
@@ -19,7 +19,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from ddp_doctor.facts.collectives import DataRates, Sample, StragglersFact
+from ddp_doctor.facts.collectives import Sample, StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES
 from ddp_doctor.model.context import RankContext
@@ -76,7 +76,7 @@ class Measurement:
         self.machine = ctx.machine(ctx.remaining())
         self.read = reader(self.machine)
         self.began = ctx.clock()
-        self.data: dict[str, Any] = {"problem": ""}
+        self.data: dict[str, Any] = {"problem": ""}  # the last answer of sources/child_data.py
         self.cpus = tuple(sorted(os.sched_getaffinity(0)))
 
     def measure(self) -> StragglersFact:
@@ -86,30 +86,29 @@ class Measurement:
             raise Skip("too little memory is free on a GPU")
         with ctx.step("look at the data"):
             self._read_data(0.0, 0)
-        place = {"machine": first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"}
+        boot = first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"
         with ctx.step("exchange", "places"):
-            text = json.dumps({**place, "cpus": self.cpus, "problem": self.data["problem"]})
+            text = json.dumps({"machine": boot, "cpus": self.cpus, "problem": self.data["problem"]})
             places = [json.loads(text) for text in ctx.exchange("places", text)]
         if all(place["problem"] for place in places):
             raise Misused(f"--data: {self.data['problem']}")
-        before = self._taken_from_machine()
+        before = self._taken()
         samples = tuple(self._samples(places))
-        steal_share, pressure_share = self._taken_from_machine(before)
-        waited = median(sample.waited_share or 0.0 for sample in samples)
+        steal_s, pressure_s = (now - old for now, old in zip(self._taken(), before, strict=True))
         with ctx.step("look at other processes"):
-            others = busiest(self.machine) if waited > 1 - 1 / stragglers.SLOWER else ()
+            waits = median(sample.waited_share or 0.0 for sample in samples) > 1 - 1 / stragglers.SLOWER
+            others = busiest(self.machine) if waits else ()
         meet(ctx)
-        _, gpu = gpu_identity(ctx.device)
         cpu = re.search(r"^model name\s*: (.*)$", text_of(self.machine, "/proc/cpuinfo") or "", re.MULTILINE)
         return StragglersFact(
             device=ctx.device,
-            model=gpu or (cpu[1] if cpu else "CPU"),
-            machine=places[ctx.group_rank]["machine"],
+            model=gpu_identity(ctx.device)[1] or (cpu[1] if cpu else "CPU"),
+            machine=boot,
             cpus=self.cpus,
             samples=samples,
             quota_cpus=cgroup.limits(self.read).cpu_quota_cpus,
-            steal_share=steal_share,
-            pressure_share=pressure_share,
+            steal_share=steal_s / self._spent_s(),
+            pressure_share=pressure_s / self._spent_s(),
             is_memory_far=self._is_memory_far(),
             busiest=others,
             data_problem=self.data["problem"],
@@ -123,29 +122,24 @@ class Measurement:
         left, right = matrices(ctx.device, rows(ctx.device))
         for number in range(stragglers.SAMPLES):
             turns = waves(places, number)
-            each_s = stragglers.PRODUCTS_S + stragglers.SPIN_S + stragglers.REST_S
-            each_s += (3 * stragglers.DATA_S + stragglers.REST_S) if ctx.options.data else 0.0
-            needed_s = needed_s or len(turns) * each_s
+            needed_s = needed_s or len(turns) * (stragglers.READS_S * bool(ctx.options.data) + stragglers.SAMPLE_S)
             missing = max(stragglers.FEWEST_SAMPLES - number, 1)
             if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
-                if number < stragglers.FEWEST_SAMPLES:
-                    raise Skip(
-                        f"{stragglers.FEWEST_SAMPLES} samples in {len(turns)} turns do not fit the check's time: "
-                        "too many ranks share a core, or one is very slow"
-                    )
-                return
-            began, found = ctx.clock(), Sample(at_s=0, products_per_s=0, taken_share=0, longest_gap_s=0, late_s=0)
+                if number >= stragglers.FEWEST_SAMPLES:
+                    return
+                raise Skip(f"{missing} samples in {len(turns)} turns do not fit the time: too many ranks share a core")
+            began, found = self._spent_s(), list[Sample]()
             for turn, at in enumerate(turns):
                 # The others enter the step too: numbers identify the steps of ranks.
                 with ctx.step("sample", f"{number + 1}, turn {turn + 1} of {len(turns)}"):
                     if ctx.group_rank in at:
-                        found = self._sample(left, right, at[ctx.group_rank], number)
+                        found.append(self._sample(left, right, at[ctx.group_rank], number))
                 meet(ctx)
-            needed_s = ctx.clock() - began
-            yield found.model_copy(update={"exchanged_gb_per_s": self._exchanged()})
+            needed_s = self._spent_s() - began
+            yield found[0].model_copy(update={"exchanged_gb_per_s": self._exchanged()})
 
     def _spent_s(self) -> float:
-        return self.ctx.clock() - self.began
+        return max(self.ctx.clock() - self.began, 1e-9)
 
     def _sample(self, left: Any, right: Any, cpu: int, number: int) -> Sample:
         at_s = self._spent_s()
@@ -153,9 +147,9 @@ class Measurement:
         os.sched_setaffinity(0, self.cpus)
         faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         products_per_s = self._products(left, right)
-        throttled, waited_ns = cgroup.throttled(self.read), self._waited_ns()
+        stopped_s, waited_s = cgroup.throttled_s(self.read), self._waited_s()
         spun_s, taken_s, longest_gap_s = spin(stragglers.SPIN_S)
-        now_throttled, now_waited_ns = cgroup.throttled(self.read), self._waited_ns()
+        now_stopped_s, now_waited_s = cgroup.throttled_s(self.read), self._waited_s()
         running_on = (text_of(self.machine, "/proc/thread-self/stat") or "").rpartition(")")[2].split()[36:37]
         khz = first_line(self.machine, f"/sys/devices/system/cpu/cpu{''.join(running_on)}/cpufreq/scaling_cur_freq")
         return Sample(
@@ -164,11 +158,11 @@ class Measurement:
             taken_share=taken_s / spun_s,
             longest_gap_s=longest_gap_s,
             late_s=median(_late_s() for _ in range(stragglers.SLEEPS)),
-            waited_share=(now_waited_ns - waited_ns) / 1e9 / spun_s if waited_ns >= 0 else None,
-            throttled=now_throttled - throttled if throttled is not None and now_throttled is not None else None,
+            waited_share=None if waited_s is None else ((now_waited_s or 0) - waited_s) / spun_s,
+            throttled_share=None if stopped_s is None else ((now_stopped_s or 0) - stopped_s) / spun_s,
             major_faults=resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - faults,
             mhz=int(khz) / 1e3 if khz and khz.isdecimal() else None,
-            data=self._read_data(stragglers.DATA_S, number),
+            read_bytes_per_s=self._read_data(stragglers.READ_S, number),
         )
 
     def _products(self, left: Any, right: Any) -> float:
@@ -189,62 +183,55 @@ class Measurement:
         torch.set_num_threads(threads)
         return done / max(clock() - began, 1e-9)
 
-    def _waited_ns(self) -> int:
-        """How long this thread was ready and waited so far; -1 where the kernel does not count it."""
+    def _waited_s(self) -> float | None:
+        """How long this thread was ready and waited so far; None where the kernel does not count it."""
         fields = (text_of(self.machine, "/proc/thread-self/schedstat") or "").split()
-        return int(fields[1]) if len(fields) == 3 and fields[1].isdecimal() else -1
+        return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else None
 
-    def _taken_from_machine(self, before: tuple[float | None, ...] = (0.0, 0.0)) -> tuple[float | None, ...]:
-        """Seconds in which a hypervisor took its CPUs, and a task waited; since ``before`` shares of the time."""
+    def _taken(self) -> tuple[float, float]:
+        """Seconds so far in which a hypervisor took one of its CPUs, and in which some task of its machine waited."""
         stat, pressure = (text_of(self.machine, f"/proc/{name}") or "" for name in ("stat", "pressure/cpu"))
         stolen = [int(ticks) for cpu, ticks in _STEAL.findall(stat) if int(cpu) in self.cpus]
         waited = re.search(r"^some .*total=(\d{1,18})$", pressure, re.MULTILINE | re.ASCII)
-        now = sum(stolen) / _TICKS_PER_S / len(stolen) if stolen else None, int(waited[1]) / 1e6 if waited else None
-        if before == (0.0, 0.0):
-            return now
-        spent_s = max(self._spent_s(), 1e-9)
-        return tuple(
-            None if new is None or old is None else (new - old) / spent_s for new, old in zip(now, before, strict=True)
-        )
+        return sum(stolen) / _TICKS_PER_S / max(len(stolen), 1), int(waited[1]) / 1e6 if waited else 0.0
 
-    def _is_memory_far(self) -> bool | None:
-        """Whether none of its CPUs is of a NUMA node whose memory it may use; None where the kernel does not say."""
+    def _is_memory_far(self) -> bool:
+        """Whether none of its CPUs is of a NUMA node whose memory it may use, as far as the kernel says."""
         status = text_of(self.machine, "/proc/self/status") or ""
         allowed = re.search(r"^Mems_allowed_list:\s*([\d,-]+)$", status, re.MULTILINE | re.ASCII)
         names = {name for cpu in self.cpus for name in names_in(self.machine, f"/sys/devices/system/cpu/cpu{cpu}")}
         nodes = {int(name[4:]) for name in names if re.fullmatch(r"node\d{1,6}", name)}
-        if not allowed or not nodes:
-            return None
-        ends = [part.split("-") for part in allowed[1].split(",")]
-        return not any(int(end[0]) <= node <= int(end[-1]) for end in ends for node in nodes)
+        ends = [part.split("-") for part in (allowed[1] if allowed else "").split(",") if part]
+        may_use = [node for node in nodes for end in ends if int(end[0]) <= node <= int(end[-1])]
+        return bool(nodes and ends and not may_use)
 
-    def _read_data(self, seconds: float, number: int) -> DataRates | None:
+    def _read_data(self, seconds: float, number: int) -> dict[str, float]:
         """Read some of --data in a process of its own, which is killed where reads hang; not again after a problem."""
         path = self.ctx.options.data
         if not path or self.data["problem"]:
-            return None
+            return {}
         asked = {"path": path, "seed": number * self.ctx.world_size + self.ctx.rank, "seconds": seconds}
-        asked |= {"bytes": stragglers.DATA_BYTES, "files": stragglers.DATA_FILES, "workers": stragglers.DATA_WORKERS}
-        result = self.ctx.machine(stragglers.DATA_HANGS_S).child("data", json.dumps(asked))
+        asked |= {"bytes": stragglers.READ_BYTES, "files": stragglers.READ_FILES, "workers": stragglers.WORKERS}
+        result = self.ctx.machine(stragglers.READS_HANG_S).child("data", json.dumps(asked))
         if result.status == "timed_out":
-            self.data["problem"] = f"reading {path} did not end within {stragglers.DATA_HANGS_S:g} s"
+            self.data["problem"] = f"reading {path} did not end within {stragglers.READS_HANG_S:g} s"
         elif not result.ok:
             self.data["problem"] = f"{path}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}"
         else:
             self.data |= json.loads(result.stdout)
-        return DataRates.model_validate(self.data) if seconds and not self.data["problem"] else None
+        rates: dict[str, float] = self.data.get("read_bytes_per_s", {})
+        return {} if self.data["problem"] else rates
 
     def _exchanged(self) -> dict[int, float]:
         """The exchange with each neighbour, in GB/s each way."""
         ctx, found = self.ctx, dict[int, float]()
         size = _ON_GPU_BYTES if ctx.device.startswith("cuda") else JUDGED_MESSAGE_BYTES
         for turn in ring(ctx.world_size):
-            peer = next((sum(pair) - ctx.group_rank for pair in turn if ctx.group_rank in pair), None)
-            original = None if peer is None else ctx.ranks[peer]
-            if peer is None or original is None or tuple(sorted((ctx.rank, original))) in ctx.skip_pairs:
+            peers = [ctx.ranks[sum(pair) - ctx.group_rank] for pair in turn if ctx.group_rank in pair]
+            if not peers or (min(ctx.rank, *peers), max(ctx.rank, *peers)) in ctx.skip_pairs:
                 with ctx.step("send_recv", "rests", peers=(ctx.rank,)):
                     continue
-            found[original] = exchange_rate(ctx, peer, original, size)
+            found[peers[0]] = exchange_rate(ctx, ctx.ranks.index(peers[0]), peers[0], size)
         return found
 
 
@@ -261,7 +248,6 @@ def spin(seconds: float) -> tuple[float, float, float]:
 
 
 def _late_s() -> float:
-    """How late one short sleep ends."""
     began = time.perf_counter()
     time.sleep(stragglers.SLEEP_S)
     return time.perf_counter() - began - stragglers.SLEEP_S

@@ -6,7 +6,7 @@ Plan; nothing was started. 2 nodes over ssh: node1, node2. Ranks: one on each GP
 0.5     0.02  each node, all at once        env_vars, software, nccl, host, gpus
 0.6     0.02  each node, once all have met  roll_call, consistency, connectivity
 3.1     0.10  all ranks                     process_group, allreduce, gradient_sync
-4.2     0.14  in all                        expected; after --budget 60 s, 2.00 node-minutes, nothing new begins
+4.2     0.14  in all                        expected; after 60 s, 2.00 node-minutes, nothing new begins
   on top: waiting for the nodes, importing torch, and trying what is recommended
   not run, needs a model of yours: --model: user_model, compile
 """
@@ -42,8 +42,8 @@ def show(plan: RunPlan, out: "Console") -> None:
     rows = [
         (f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _PLACES[step.where], _what(step)) for step in plan.steps
     ]
-    most = plan.budget_s * len(plan.nodes) / 60
-    total = f"expected; after --budget {plan.budget_s:g} s, {most:.2f} node-minutes, nothing new begins"
+    most = plan.most_seconds * len(plan.nodes) / 60
+    total = f"expected; after {plan.most_seconds:g} s, {most:.2f} node-minutes, nothing new begins"
     rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
     table = Table(("s", "node-\nminutes", "where", "what"), rows, range(2))
     for line in Captioned(f"Plan; nothing was started. {_nodes(plan)}", table, tuple(_notes(plan))).lines(width):

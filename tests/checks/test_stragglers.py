@@ -11,7 +11,7 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.checks.collectives.stragglers import CHECK
-from ddp_doctor.facts.collectives import DataRates, Sample, StragglersFact
+from ddp_doctor.facts.collectives import Sample, StragglersFact
 from ddp_doctor.facts.node.host import BusyProcess
 from ddp_doctor.model.choices import CheckStatus, Confidence, Severity, Verdict
 from ddp_doctor.model.fact import Reading
@@ -55,7 +55,7 @@ def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
 
     [finding] = warned(recording)
     assert (finding.code, blamed(finding)) == ("DD662", [1])
-    assert all(sample.data for rank in recording.facts(StragglersFact) for sample in rank.fact.samples)
+    assert all(sample.read_bytes_per_s for rank in recording.facts(StragglersFact) for sample in rank.fact.samples)
 
 
 @pytest.mark.ranks
@@ -91,7 +91,7 @@ def hung(ctx: HarnessContext, path: str) -> Reading:
     def sleeps(self: Any, name: str, *args: str) -> Any:
         return self.run(("sleep", "99")) if ctx.rank == 0 else child(self, name, *args)
 
-    with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "DATA_HANGS_S", 2.0):
+    with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "READS_HANG_S", 2.0):
         return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path)
 
 
@@ -169,7 +169,7 @@ def sampled(**fields: Any) -> Callable[..., StragglersFact]:
 
 def sample(**fields: Any) -> Sample:
     usual = {"at_s": 1.0, "products_per_s": 1e5, "taken_share": 0.02, "longest_gap_s": 0.001, "late_s": 0.0001}
-    return Sample.model_validate({**usual, "waited_share": 0.01, "throttled": 0, **fields})
+    return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
 
 
 def fact(samples: Sequence[Sample], **fields: Any) -> StragglersFact:
@@ -182,7 +182,7 @@ def judge(*ranks: StragglersFact) -> list[Finding]:
 
 
 USUAL = sampled()()
-THROTTLED = sampled(taken_share=0.5, waited_share=0.5, throttled=2)(quota_cpus=0.5)
+THROTTLED = sampled(taken_share=0.5, waited_share=0.5, throttled_share=0.48)(quota_cpus=0.5)
 CROWDED = sampled(taken_share=0.5, waited_share=0.49)(busiest=(BusyProcess(name="stress-ng", pid=47, cpus=0.98),))
 STOLEN = sampled(taken_share=0.4, waited_share=0.0)(steal_share=0.35)
 SLOW_CLOCK = sampled(products_per_s=4e4, mhz=1200)()
@@ -196,7 +196,7 @@ FAST_CLOCK = sampled(mhz=3000)()
         pytest.param(CROWDED, "DD661", "warning", "stress-ng (pid 47, 98% of a CPU)", id="neighbour"),
         pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
         pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the others' at 3.0", id="clock"),
-        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that it can read", id="no reason"),
+        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
         pytest.param(sampled(products_per_s=6e4, major_faults=9)(), "DD660", "warning", "from a disk", id="swap"),
         pytest.param(sampled(products_per_s=6e4)(is_memory_far=True), "DD660", "warning", "NUMA node", id="far memory"),
     ],
@@ -233,7 +233,7 @@ def test_what_does_not_last_or_is_little_names_nobody(odd: list[Sample]):
 
 
 def test_in_a_spread_that_is_as_large_nobody_is_named():
-    restless = [fact([sample(waited_share=share) for share in shares]) for shares in RESTLESS]
+    restless = [fact([sample(waited_share=share, taken_share=share) for share in shares]) for shares in RESTLESS]
     slow = sampled(waited_share=0.8, taken_share=0.8)()
 
     assert only(judge(*restless, slow), "DD665").culprits == ()
@@ -273,7 +273,8 @@ def test_who_exchanges_slowly_with_both_neighbours_is_named_and_none_of_them():
 def test_an_exchange_is_slow_for_a_reason_that_is_named_already():
     ranks = [exchanges(rank, slow=2) for rank in range(4)]
     held = [
-        one.model_copy(update={"taken_share": 0.5, "waited_share": 0.5, "throttled": 2}) for one in ranks[2].samples
+        one.model_copy(update={"taken_share": 0.5, "waited_share": 0.5, "throttled_share": 0.48})
+        for one in ranks[2].samples
     ]
     ranks[2] = ranks[2].model_copy(update={"samples": tuple(held)})
 
@@ -281,8 +282,8 @@ def test_an_exchange_is_slow_for_a_reason_that_is_named_already():
 
 
 def reads(rate: float, file_system: str = "nfs4") -> StragglersFact:
-    rates = DataRates(sequential_bytes_per_s=10 * rate, small_bytes_per_s=rate, workers_bytes_per_s=3 * rate)
-    return fact([sample(data=rates)] * 7, data_file_system=file_system)
+    rates = {"large files": 10 * rate, "small pieces": rate, "four workers": 3 * rate}
+    return fact([sample(read_bytes_per_s=rates)] * 7, data_file_system=file_system)
 
 
 def test_slow_reads_are_told_with_the_file_system_that_is_another():

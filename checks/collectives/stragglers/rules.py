@@ -1,9 +1,19 @@
 """DD660-DD666: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from statistics import median
 
-from ddp_doctor.checks.collectives.stragglers.comparison import LOSSES, READS, Slow, Work, since_s, slow_ranks
+from ddp_doctor.checks.collectives.stragglers.comparison import (
+    EXCHANGE,
+    LOSSES,
+    PRODUCTS,
+    QUOTA,
+    READS,
+    WAITS,
+    Slow,
+    since_s,
+    slow_ranks,
+)
 from ddp_doctor.facts.collectives import StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.model.base import grouped
@@ -11,65 +21,45 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
+from ddp_doctor.remedies.kinds import by_administrator, by_operator
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, rank_of, ranks_at
 
-_DETAIL = "In DDP every rank waits for the slowest one, in every step."
+#: Why a rank is slow, and what to do; given the rank and what its samples show.
+Why = Callable[[Recording, Slow], tuple[str, Remedy]]
 
-_QUOTA = remedy(
+_QUOTA = by_administrator(
     "Raise the CPU quota: --cpus in Docker, resources.limits.cpu in Kubernetes, CPUQuota= of a systemd unit",
-    "cat /sys/fs/cgroup/cpu.max",
     "docker update --cpus=8 CONTAINER",
     "systemctl set-property UNIT CPUQuota=",
     cost="others get less of it",
     undo="set the former quota again",
-    untried="the doctor changes no limit of the host",
 )
 _OTHERS = by_operator(
     "End or move what else runs on its CPUs, or give the job CPUs of its own: sbatch --exclusive, a cpuset",
     "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head",
     "taskset -cp 8-15 PID",
     cost="other programs get less processor time",
-    undo="taskset with the former CPUs",
 )
-_HYPERVISOR = by_operator(
-    "Move the virtual machine to a host with free processors, or ask for ones of its own",
+_STOPS = by_operator(
+    "Look for what stops it: SIGSTOP or a debugger, a host of virtual machines that is oversold, firmware, interrupts",
+    "grep -e State -e TracerPid /proc/PID/status",
     "vmstat 1 5   # the column st",
-    cost="the node cannot be used meanwhile",
-)
-_UNKNOWN = by_administrator(
-    "Look for what stops the process: a debugger or SIGSTOP, power management, firmware (SMI), interrupts",
-    "grep -i -e State -e TracerPid /proc/PID/status",
-    "sudo rtla osnoise top -d 10s",
-    "sudo hwlatdetect --duration=10",
+    "sudo rtla osnoise top -d 10s; sudo hwlatdetect --duration=10",
     cost="a minute of this node",
 )
 _COMPUTE = by_administrator(
-    "Compare clocks, power profile, SMT and memory placement with a usual host",
+    "Compare clocks, power profile and memory placement with a usual host, for a GPU with --only gpu_speed",
     "cpupower frequency-info; cpupower frequency-set -g performance",
     "numactl --show; lscpu; free -h",
     cost="more power, where the clock is raised",
 )
-_GPU = by_operator(
-    "Look at the GPU's clocks, power and temperature at work beside those of the others",
-    "ddp-doctor run --only gpu_speed",
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-    cost="a minute of these nodes",
-)
 _DATA = by_administrator(
     "Compare mount, cache and server of the data with those on a usual host, or copy the data to a local disk",
-    "findmnt -T PATH",
-    "nfsstat -m; nfsiostat 1 3",
-    "iostat -x 1 3",
+    "findmnt -T PATH; ls -ld PATH",
+    "nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
     cost="time, and room on the local disk",
-)
-_MOUNT = by_administrator(
-    "Mount the data there as on the other hosts, readable for the job's user",
-    "findmnt -T PATH",
-    "ls -ld PATH",
-    cost="an administrator's work",
 )
 _EXCHANGE = by_operator(
     "Test the paths between all ranks and nodes, then the network interfaces of this one",
@@ -79,36 +69,36 @@ _EXCHANGE = by_operator(
 )
 
 
-def _of(recording: Recording, *works: Work) -> list[Slow]:
+def _named(recording: Recording, *works: str) -> list[Slow]:
     """The ranks named for any of these, each for the work that it is slowest in."""
-    found = [slow for work in works for slow in slow_ranks(recording, work) if slow.is_sure]
-    by_rank = grouped((rank_of(slow.rank), slow) for slow in found)
-    return [max(by_rank[rank], key=lambda slow: slow.factor) for rank in sorted(by_rank)]
+    sure = grouped((rank_of(slow.rank), slow) for slow in slow_ranks(recording) if slow.is_sure)
+    ours = [[slow for slow in of_rank if slow.work.startswith(works)] for of_rank in sure.values()]
+    return sorted((max(of, key=lambda slow: slow.factor) for of in ours if of), key=lambda slow: rank_of(slow.rank))
 
 
-def _drafts(
-    recording: Recording, slow: Sequence[Slow], why: Callable[[Slow], tuple[str, Remedy]], seen: Callable[[Slow], str]
-) -> Iterator[Draft]:
-    """One finding for each work and reason; ``why`` gives the reason, ``seen`` what the samples of a rank show."""
-    for (work, (reason, way_out)), group in grouped(((one.work, why(one)), one) for one in slow).items():
+def _drafts(recording: Recording, slow: list[Slow], why: Why, seen: Callable[[Slow], str]) -> Iterator[Draft]:
+    """One finding for each work and reason; ``seen`` is what a rank's samples show."""
+    for (work, (reason, remedy)), group in grouped(((one.work, why(recording, one)), one) for one in slow).items():
         ranks, worst = [rank_of(one.rank) for one in group], max(one.factor for one in group)
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
-        yield (proved if way_out is _QUOTA else likely)(
+        yield (proved if remedy is _QUOTA else likely)(
             rank_culprits(recording, StragglersFact, ranks),
-            f"{capital(ranks_at(recording, ranks))}: {work.value} take {times} as on the usual rank: {reason}",
+            f"{capital(ranks_at(recording, ranks))}: {_word(work)} take {times} as on the usual rank: {reason}",
             [_evidence(recording, one, seen(one)) for one in group[:LINES_OF_EVIDENCE]],
-            way_out,
-            detail=_DETAIL,
+            remedy,
+            detail="In DDP every rank waits for the slowest one, in every step.",
             severity=Severity.ERROR if worst >= stragglers.MUCH_SLOWER else Severity.WARNING,
         )
 
 
+def _word(work: str) -> str:
+    return work.partition(",")[0]
+
+
 def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
-    since = since_s(recording, slow)
-    first = f", first {since:.0f} s after the run began" if since is not None else ""
     return Evidence(
         text=f"{rank_at(recording, rank_of(slow.rank))}: {seen}; slow in {len(slow.slow_samples)} of {slow.samples} "
-        f"samples{first}; all samples of {slow.others + 1} ranks spread by {slow.spread:.0%}",
+        f"samples, first {since_s(recording, slow):.0f} s after the run began; spread of all ranks' {slow.spread:.0%}",
         value=round(slow.factor, 2),
         unit="times the usual time",
     )
@@ -125,9 +115,7 @@ def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: By what differs: the clock of the CPU, pages read back from a disk, memory of another NUMA node.
     See: docs/explanation/measurements.md
     """
-    yield from _drafts(
-        recording, _of(recording, Work.PRODUCTS), lambda slow: _why_computing(recording, slow), _products
-    )
+    yield from _drafts(recording, _named(recording, PRODUCTS), _why_computing, _products)
 
 
 def _products(slow: Slow) -> str:
@@ -136,24 +124,23 @@ def _products(slow: Slow) -> str:
 
 def _why_computing(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     fact = slow.rank.fact
-    if fact.device.startswith("cuda"):
-        return "its GPU is slow", _GPU
-    own, others = (
-        [
-            sample.mhz
-            for rank in recording.facts(StragglersFact)
-            for sample in rank.fact.samples
-            if sample.mhz and (rank is slow.rank) is mine
-        ]
-        for mine in (True, False)
+    clocks = grouped(
+        (rank.rank == slow.rank.rank, sample.mhz / 1e3)
+        for rank in recording.facts(StragglersFact)
+        for sample in rank.fact.samples
+        if sample.mhz
     )
-    if own and others and median(own) < stragglers.CLOCK_SHARE * median(others):
-        return f"its CPU runs at {median(own) / 1e3:.1f} GHz, the others' at {median(others) / 1e3:.1f}", _COMPUTE
-    if sum(bool(sample.major_faults) for sample in fact.samples) >= stragglers.IN_SAMPLES * len(fact.samples):
-        return "its memory is read back from a disk meanwhile", _COMPUTE
-    if fact.is_memory_far:
-        return "its CPUs are of another NUMA node than its memory", _COMPUTE
-    return "nothing that it can read of its host says why", _COMPUTE
+    own, others = (median(clocks[mine]) if clocks.get(mine) else 0.0 for mine in (True, False))
+    reason = "nothing that its host shows says why"
+    if fact.device.startswith("cuda"):
+        reason = "its GPU is slow"
+    elif own and own < stragglers.CLOCK_SHARE * others:
+        reason = f"its CPU runs at {own:.1f} GHz, the others' at {others:.1f}"
+    elif sum(bool(sample.major_faults) for sample in fact.samples) >= stragglers.IN_SAMPLES * len(fact.samples):
+        reason = "its memory is read back from a disk meanwhile"
+    elif fact.is_memory_far:
+        reason = "its CPUs are of another NUMA node than its memory"
+    return reason, _COMPUTE
 
 
 @rule("DD661", "rank-loses-processor-time", Severity.WARNING, StragglersFact)
@@ -168,38 +155,33 @@ def rank_loses_processor_time(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/scheduler/sched-bwc.html
         https://docs.kernel.org/trace/osnoise-tracer.html
     """
-    yield from _drafts(recording, _of(recording, *LOSSES), _who_takes_it, _gaps)
+    yield from _drafts(recording, _named(recording, *LOSSES), _who_takes_it, _gaps)
 
 
 def _gaps(slow: Slow) -> str:
     fact, samples = slow.rank.fact, slow.rank.fact.samples
-    parts = [
-        f"{median(sample.taken_share for sample in samples):.0%} of a loop's time is taken",
-        f"{max(sample.longest_gap_s for sample in samples) * 1e3:.0f} ms at most",
-        f"a sleep ends {median(sample.late_s for sample in samples) * 1e3:.1f} ms late",
-    ]
-    if slow.is_throttled:
-        stopped = sum(sample.throttled or 0 for sample in samples)
-        parts.append(f"its control group was stopped in {stopped} periods (nr_throttled)")
-    elif waited := [sample.waited_share for sample in samples if sample.waited_share is not None]:
-        parts.append(f"{median(waited):.0%} it was ready and waited")
-    parts += [f"{fact.steal_share:.0%} steal"] if fact.steal_share else []
-    parts += [f"CPU pressure {fact.pressure_share:.0%} (PSI)"] if fact.pressure_share else []
-    return ", ".join(parts)
+    taken = median(sample.taken_share for sample in samples)
+    waited = median(sample.waited_share or 0.0 for sample in samples)
+    stopped = median(sample.throttled_share or 0.0 for sample in samples)
+    gap_s, late_s = max(sample.longest_gap_s for sample in samples), median(sample.late_s for sample in samples)
+    return (
+        f"{taken:.0%} of a loop's time is taken, {gap_s * 1e3:.0f} ms at most; {waited:.0%} it was ready and waited, "
+        f"{stopped:.0%} its control group was stopped; a sleep ends {late_s * 1e3:.1f} ms late; "
+        f"{fact.steal_share:.0%} steal, CPU pressure {fact.pressure_share:.0%}"
+    )
 
 
-def _who_takes_it(slow: Slow) -> tuple[str, Remedy]:
+def _who_takes_it(_recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     fact = slow.rank.fact
-    if slow.is_throttled:
-        quota = f"a CPU quota of {fact.quota_cpus:g} processors" if fact.quota_cpus else "a CPU quota"
-        return f"{quota} stops it", _QUOTA
-    if slow.work is Work.WAITS:
+    if slow.work == QUOTA:
+        return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA
+    if slow.work == WAITS:
         names = " and ".join(f"{each.name} (pid {each.pid}, {each.cpus:.0%} of a CPU)" for each in fact.busiest)
         return f"it waits for a CPU that others use{': ' if names else ''}{names}", _OTHERS
     lost = median(sample.taken_share for sample in fact.samples)
-    if (fact.steal_share or 0.0) >= stragglers.REASON_SHARE * lost:
-        return "the hypervisor takes its CPUs for others", _HYPERVISOR
-    return "it is stopped, and neither a quota nor another process does it", _UNKNOWN
+    if fact.steal_share >= stragglers.REASON_SHARE * lost:
+        return "the hypervisor takes its CPUs for others", _STOPS
+    return "it is stopped, and neither a quota nor another process does it", _STOPS
 
 
 @rule("DD662", "rank-reads-data-slowly", Severity.WARNING, StragglersFact)
@@ -213,29 +195,23 @@ def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: Compare the mount, its cache and its server with those of a usual host.
     See: docs/how-to/many-nodes.md
     """
-    slowed = {rank_of(slow.rank): slow.factor for slow in _of(recording, *LOSSES)}
-    slow = [slow for slow in _of(recording, *READS) if slow.factor >= 2 * slowed.get(rank_of(slow.rank), 0.0)]
-    yield from _drafts(recording, slow, lambda slow: _why_reading(recording, slow), _rates)
+    slowed = {rank_of(slow.rank): slow.factor for slow in _named(recording, *LOSSES)}
+    slow = [slow for slow in _named(recording, READS) if slow.factor >= 2 * slowed.get(rank_of(slow.rank), 0.0)]
+    yield from _drafts(recording, slow, _why_reading, _rates)
 
 
 def _rates(slow: Slow) -> str:
     fact = slow.rank.fact
-    read = [sample.data for sample in fact.samples if sample.data]
-    parts = []
-    for words, rates in (
-        ("a large file", [rate for data in read if (rate := data.sequential_bytes_per_s)]),
-        ("small pieces", [rate for data in read if (rate := data.small_bytes_per_s)]),
-        ("four workers", [rate for data in read if (rate := data.workers_bytes_per_s)]),
-    ):
-        parts += [f"{words} {median(rates) / 1e6:.3g} MB/s"] if rates else []
-    return f"{', '.join(parts)} (page cache {fact.data_cache or 'dropped'})"
+    rates = grouped(rate for sample in fact.samples for rate in sample.read_bytes_per_s.items())
+    parts = [f"{name} {median(of_name) / 1e6:.3g} MB/s" for name, of_name in rates.items()]
+    return f"{', '.join(parts)} (page cache avoided by {fact.data_cache})"
 
 
 def _why_reading(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     own = slow.rank.fact.data_file_system
-    others = {rank.fact.data_file_system for rank in recording.facts(StragglersFact)} - {own, ""}
+    others = sorted({rank.fact.data_file_system for rank in recording.facts(StragglersFact)} - {own, ""})
     if own and others:
-        return f"the data is on {own} there, elsewhere on {' and '.join(sorted(others))}", _DATA
+        return f"the data is on {own} there, elsewhere on {name_list(others)}", _DATA
     return f"its file system{f' ({own})' if own else ''} is slow there", _DATA
 
 
@@ -249,15 +225,14 @@ def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
     Remedy: Mount the data there as on the other hosts.
     See: docs/how-to/many-nodes.md
     """
-    problems = grouped(
-        (rank.fact.data_problem, rank_of(rank)) for rank in recording.facts(StragglersFact) if rank.fact.data_problem
-    )
+    facts = recording.facts(StragglersFact)
+    problems = grouped((rank.fact.data_problem, rank_of(rank)) for rank in facts if rank.fact.data_problem)
     for problem, ranks in problems.items():
         yield proved(
             rank_culprits(recording, StragglersFact, ranks),
             f"{capital(ranks_at(recording, ranks))} cannot read the data: {problem}",
             Evidence(text=f"--data {recording.options.data}: {problem}"),
-            _MOUNT,
+            _DATA,
             detail="The job would fail or stand still there.",
         )
 
@@ -273,16 +248,15 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: Test its paths with connectivity and p2p, then its network interfaces.
     See: docs/explanation/measurements.md
     """
-    named = {rank_of(slow.rank) for slow in _of(recording, *READS, *LOSSES, Work.PRODUCTS)}
-    slow = [slow for slow in _of(recording, Work.EXCHANGE) if rank_of(slow.rank) not in named]
-    machines = [rank.fact.machine for rank in recording.facts(StragglersFact)]
-    shared = "; hosts share a machine, so that a network between machines was not tested" if _is_one(machines) else ""
-    reason = f"it loses no processor time and computes as the others{shared}"
-    yield from _drafts(recording, slow, lambda _: (reason, _EXCHANGE), _exchanges)
+    named = {rank_of(slow.rank) for slow in _named(recording, PRODUCTS, *LOSSES, READS)}
+    slow = [slow for slow in _named(recording, EXCHANGE) if rank_of(slow.rank) not in named]
+    yield from _drafts(recording, slow, _why_exchanging, _exchanges)
 
 
-def _is_one(machines: Sequence[str]) -> bool:
-    return len(set(machines)) == 1 and bool(machines[0])
+def _why_exchanging(recording: Recording, _slow: Slow) -> tuple[str, Remedy]:
+    shared = len({rank.fact.machine for rank in recording.facts(StragglersFact)}) == 1
+    untold = "; all share a machine, so that no network between machines was tested" if shared else ""
+    return f"it computes as the others and loses no processor time{untold}", _EXCHANGE
 
 
 def _exchanges(slow: Slow) -> str:
@@ -300,14 +274,13 @@ def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
     Remedy: Run it again on an idle machine, or with three ranks and more.
     See: docs/explanation/measurements.md
     """
-    slow = [one for work in Work for one in slow_ranks(recording, work)]
-    named = {rank_of(one.rank) for one in slow if one.is_sure}
-    if unsure := [one for one in slow if rank_of(one.rank) not in named]:
-        ranks, works = ranks_at(recording, (rank_of(one.rank) for one in unsure)), {one.work.value: 0 for one in unsure}
+    named = {rank_of(slow.rank) for slow in slow_ranks(recording) if slow.is_sure}
+    if unsure := [slow for slow in slow_ranks(recording) if rank_of(slow.rank) not in named]:
+        ranks, works = [rank_of(slow.rank) for slow in unsure], list({_word(slow.work): 0 for slow in unsure})
         yield possible(
             NOBODY,
-            f"{capital(ranks)} took longer for {name_list(list(works))} than usual, but not for sure: nobody is named",
-            [_evidence(recording, one, one.work.value) for one in unsure[:LINES_OF_EVIDENCE]],
+            f"{capital(ranks_at(recording, ranks))} took longer for {name_list(works)} than usual; unsure who is slow",
+            [_evidence(recording, slow, _word(slow.work)) for slow in unsure[:LINES_OF_EVIDENCE]],
         )
 
 
@@ -322,9 +295,5 @@ def ranks_on_different_processors(recording: Recording) -> Iterator[Draft]:
     """
     models = grouped((rank.fact.model, rank_of(rank)) for rank in recording.facts(StragglersFact))
     if len(models) > 1:
-        lines = [f"{model}: {ranks_at(recording, ranks)}" for model, ranks in models.items()]
-        yield proved(
-            NOBODY,
-            f"The ranks compute on {len(models)} models of processors, which were not compared with each other",
-            [Evidence(text=line) for line in lines[:LINES_OF_EVIDENCE]],
-        )
+        lines = [Evidence(text=f"{model}: {ranks_at(recording, ranks)}") for model, ranks in models.items()]
+        yield proved(NOBODY, f"The ranks compute on {len(models)} models of processors, each compared by itself", lines)

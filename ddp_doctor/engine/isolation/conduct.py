@@ -76,7 +76,7 @@ class Isolation:
         sizes = sorted({len(nodes) for nodes in groups})
         of = f"{sizes[0]} to {sizes[-1]} nodes" if len(sizes) > 1 else f"{sizes[0]} node{'s' if sizes[0] > 1 else ''}"
         found = settle(self.tests, self._nodes, self.leaf_of)
-        names = [self.agent.world.hostname(bad.node) for bad in found.nodes]
+        names = [self.agent.world.hostname(node) for node in sorted(found.blamed)]
         names += [" with ".join(map(self.agent.world.hostname, pair)) for pair in found.open_pairs]
         suspected = f", suspected: {name_list(names)}" if names else ""
         many = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
