@@ -1,5 +1,6 @@
 """stragglers: ranks slowed by a quota, a stop, slow products or reads, whom the samples name, and what is unsure."""
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -172,8 +173,11 @@ def sample(**fields: Any) -> Sample:
     return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
 
 
+_machines = itertools.count()
+
+
 def fact(samples: Sequence[Sample], **fields: Any) -> StragglersFact:
-    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {len(fields)}", "cpus": (0, 1)}
+    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {next(_machines)}", "cpus": (0, 1)}
     return StragglersFact.model_validate({**usual, "samples": tuple(samples), **fields})
 
 
@@ -193,7 +197,7 @@ FAST_CLOCK = sampled(mhz=3000)()
     ("odd", "code", "severity", "reason"),
     [
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "stress-ng (pid 47, 98% of a CPU)", id="neighbour"),
+        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
         pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
         pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the others' at 3.0", id="clock"),
         pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
@@ -205,6 +209,20 @@ def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, cod
     finding = only(judge(FAST_CLOCK, odd, FAST_CLOCK), code)
 
     assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
+
+
+def test_the_busiest_others_are_evidence_and_no_culprits():
+    finding = only(judge(USUAL, CROWDED, USUAL), "DD661")
+
+    assert finding.evidence[0].text.partition("; slow in")[0].endswith("stress-ng (pid 47) takes 98% of a CPU")
+
+
+def test_who_waits_for_cpus_that_usual_ranks_use_as_well_is_chance():
+    shared = [rank.model_copy(update={"machine": "one"}) for rank in (USUAL, CROWDED, USUAL, USUAL)]
+    pinned = [*shared[:1], shared[1].model_copy(update={"cpus": (1,)}), *shared[2:]]
+
+    assert only(judge(*shared), "DD665").culprits == ()
+    assert blamed(only(judge(*pinned), "DD661")) == [1]
 
 
 def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
