@@ -45,6 +45,36 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(r
     assert finding.title.endswith("it is stopped, and neither a quota nor another process does it")
 
 
+@pytest.fixture
+def control_groups() -> None:
+    """Control groups of CPUs that can be made; so does tests/lab/test_cgroup_limits.py skip."""
+    group = planted_stragglers.own_group()
+    try:
+        group.mkdir()
+        can = any((group / name).exists() for name in ("cpu.cfs_quota_us", "cpu.max"))
+        group.rmdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    if not can:
+        pytest.skip("the cpu controller is not given to this part of the tree")
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (planted_stragglers.quota, "a CPU quota of 0.5 processors stops it"),
+        (planted_stragglers.neighbour, "it waits for a CPU that others use"),
+    ],
+)
+def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
+    readings = ranks.facts(planted_stragglers.calm, 3, plant)
+
+    [finding] = warned(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)}))
+    assert (finding.code, blamed(finding), reason in finding.title) == ("DD661", [3], True), finding
+
+
 @pytest.mark.ranks
 @pytest.mark.lab
 def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
@@ -122,6 +152,8 @@ def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path, ki
     )
 
     assert [reading.misused for reading in readings] == [True] * 4
+    report = app.judge(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)})).report
+    assert (report.exit_code, report.summary.startswith("Unsure: --data: ")) == (2, True)
     assert re.match(r"--data: .*" + (said or "of the kernel"), readings[0].reason)
 
 
