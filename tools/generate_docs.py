@@ -40,6 +40,7 @@ _PLACES = {
     Where.NODES: "in the agent of each node, once all nodes of a run have met",
     Where.LAUNCHER: "on ranks that the real torchrun starts",
     Where.RANK: "on every rank",
+    Where.GROUPS: "on ranks of groups of nodes, or of all of them, where an option asks for it",
     Where.AFTERWARDS: "once on each node, in the agent, when the ranks have ended",
 }
 _BLOCKS = {

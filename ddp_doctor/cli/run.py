@@ -115,7 +115,8 @@ def _show_plan(
     alone_here = len(hosts) == 1 and (listed is None or is_here(listed[0]))
     options = options.model_copy(update={"baseline": launch.baseline[0] if launch.baseline else ""})
     plan = run_plan(options, hosts, launcher, nproc, is_here=alone_here)
-    plan_table.show(plan, screen.console(outputs.words_to))
+    is_piped = world is not None and world.launcher == "mpi"  # Open MPI gives its ranks pseudo-terminals
+    plan_table.show(plan, screen.console(outputs.words_to, is_piped=is_piped))
     if path := outputs.paths.get("json"):
         with as_usage_error(CannotWrite):
             write(path, plan.model_dump_json(indent=1) + "\n")

@@ -72,8 +72,12 @@ def watch(
             "--keep-output",
         ),
     ] = False,
+    tell_slow: Annotated[
+        bool,
+        option(OUTPUTS, None, "Say that the job has become slower when it happens, not at its end.", "--tell-slow"),
+    ] = False,
 ) -> int:
-    """Run a job with a watcher beside it, which says why it hangs or has failed, and else nothing."""
+    """Run a job with a watcher beside it, which says why it hangs, is slower or has failed, and else nothing."""
     import os
 
     from ddp_doctor.cli.error_handler import print_to_stderr
@@ -83,5 +87,5 @@ def watch(
 
     if not stuck_after <= _LONGEST_STUCK_S:
         raise UsageError(f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day")
-    options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output)
+    options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output, tell_slow)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

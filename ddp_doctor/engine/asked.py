@@ -10,6 +10,7 @@
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --data PATH           reads of it on every rank that has it
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
+    --isolate             tests of groups of nodes, until it is settled who is to blame
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
     fit net:make          an estimate; with --measure steps of what fits
@@ -32,6 +33,7 @@ from ddp_doctor.model.check import (
     FIT,
     FIT_MEASURED,
     GPUS,
+    ISOLATION,
     JOB_COLLECTIVES,
     MESH,
     STEP_TIME,
@@ -91,6 +93,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
         *_mesh(recording, by_id),
+        *_isolate(recording, by_id),
         *_data(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
@@ -208,6 +211,21 @@ def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
     mesh, result = recording.options.mesh, by_id.get(MESH)
     if mesh and (result is None or result.status not in _RAN or result.reason):
         yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
+
+
+def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    if not recording.options.isolate:
+        return
+    from ddp_doctor.facts.collectives import IsolationFact
+
+    fact = recording.first(IsolationFact)
+    if fact is None:
+        yield NotAsAsked("--isolate", ISOLATION, _why(by_id.get(ISOLATION)))
+    elif fact.stopped:
+        yield NotAsAsked("--isolate", ISOLATION, fact.stopped)
+    elif all(test.outcome == "unknown" for test in fact.tests):
+        reasons = [test.reason for test in fact.tests if test.reason]
+        yield NotAsAsked("--isolate", ISOLATION, next(iter(reasons), "no group of nodes was tested"))
 
 
 def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

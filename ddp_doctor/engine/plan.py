@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, JOB_COLLECTIVES, MESH, STRAGGLERS, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, STRAGGLERS, Check
 from ddp_doctor.model.choices import Backend, Level, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -34,6 +34,10 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
     What decides whether ranks use GPUs is looked at wherever ranks start, and where an option asks for GPUs.
     """
     _require_known(options, checks)
+    if options.isolate and nnodes == 1:
+        raise UsageError(
+            "--isolate finds the bad ones of several nodes, and this run has one: give --hosts or --nnodes"
+        )
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, options, nnodes)
@@ -104,21 +108,22 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
 
 
 def _require_named(options: Options) -> None:
-    """Raises UsageError where --only or --skip leaves out the check of what another option names, or --only names one
-    of those without what it needs."""
+    """Raises UsageError where --only or --skip leaves out the check of what another option asks for, or --only names
+    one of those without what it needs."""
     for given, option, check in (
         (options.collectives, "--collective", COLLECTIVES),
         (options.min_busbw, "--min-busbw", COLLECTIVES),
         (options.mesh, "--mesh", MESH),
         (options.replay, "--replay", JOB_COLLECTIVES),
+        (options.isolate, "--isolate", ISOLATION),
         (options.data, "--data", STRAGGLERS),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
             way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
-            raise UsageError(f"what {option} names would not be run: {way}")
+            raise UsageError(f"what {option} asks for would not be run: {way}")
         has_what_it_needs = given or check in (COLLECTIVES, STRAGGLERS) or (check == MESH and options.model)
         if check in options.only and not has_what_it_needs:
-            raise UsageError(f"{check} runs what {option} names: give it, or take {check} out of --only")
+            raise UsageError(f"{check} runs what {option} asks for: give it, or take {check} out of --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
@@ -143,6 +148,8 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
+    elif check.id == ISOLATION and not options.isolate:
+        reason = "needs --isolate"
     return reason
 
 

@@ -23,7 +23,8 @@ PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STE
     "step_time",
     "baseline",
 )
-SOFTWARE, FIT, FIT_MEASURED, STRAGGLERS = "software", "fit", "fit_measured", "stragglers"
+SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
+ISOLATION, STRAGGLERS = "isolation", "stragglers"
 
 #: ``Callable[[Context], Fact]`` on a node, ``Callable[[RankContext], Fact]`` on a rank; ``where``
 #: tells which, so the parameter cannot be one static type.

@@ -38,5 +38,5 @@ class RunPlan(Frozen):
     steps: tuple[PlannedStep, ...]  # in order
     seconds: float  # expected of all steps; waiting for nodes, torch's import and trials of remedies come on top
     node_minutes: float  # … of all nodes
-    budget_s: float  # --budget, after which nothing new begins
+    most_seconds: float  # after which nothing new begins: --budget, and what --repeat and --soak ask for besides
     not_run: tuple[NotRun, ...] = ()  # the checks that are left out

@@ -26,44 +26,41 @@ A plain list::
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Leaf
 from ddp_doctor.parse.hostlist import MOST_HOSTS, expand
 
 _SETTING = re.compile(r'\s*(\w+)\s*=\s*("[^"]*"|\S+)', re.ASCII)
 _YAML = re.compile(r"\s*(- +)?(\w+):(?:\s+(\S.*))?\s*|\s*- +\d+\s*|---\s*", re.ASCII)
-_NAMES_OF_LEAVES = ("switch", "block", "ring")
+_UNITS = ("switch", "block", "ring")
+#: A partition has one; each may name all hosts.
+_MOST_TOPOLOGIES = 16
 _NAME = re.compile(r"\w[\w.:/+@ -]{0,63}")  # SLURM's have 64 characters at most
 
 
-@dataclass
-class _Unit:
-    """A switch, block or rack as it is written."""
+class _Entry(NamedTuple):
+    """A switch, block or rack as it is written, or something else that has no name and no nodes."""
 
     line: int
-    name: str = ""
-    nodes: str = ""
-    children: str = ""
+    topology: str  # empty in files of one
+    fields: dict[str, str]  # by the keys of topology.yaml
 
-    def set(self, key: str, value: str) -> None:
-        """Take what may be of use."""
-        if key.removesuffix("name") in _NAMES_OF_LEAVES and value:
-            self.name = value
-        elif key == "nodes":
-            self.nodes = value
-        elif key in ("switches", "children"):
-            self.children = value
+    @property
+    def name(self) -> str:
+        return next((self.fields[kind] for kind in _UNITS if self.fields.get(kind)), "")
 
+    def expanded(self, key: str) -> tuple[str, ...]:
+        """Its nodes or children, each once. Raises ValueError."""
+        try:
+            return tuple(dict.fromkeys(expand(self.fields[key]))) if self.fields.get(key) else ()
+        except ValueError as error:
+            raise self.wrong(str(error)) from None
 
-@dataclass
-class _Topology:
-    """One of the topologies of a file."""
-
-    name: str
-    units: list[_Unit]
-    is_default: bool = False
+    def wrong(self, why: str) -> ValueError:
+        return ValueError(f"line {self.line}: {why}")
 
 
 def read_topology(text: str) -> tuple[Leaf, ...]:
@@ -79,120 +76,106 @@ def read_topology(text: str) -> tuple[Leaf, ...]:
     ]
     if not lines:
         raise ValueError("it is empty")
-    if lines[0][1].startswith("-"):
-        topologies = _of_yaml(lines)
-    elif _SETTING.match(lines[0][1]):
-        topologies = [_Topology("", list(_of_conf(lines)))]
-    else:
-        topologies = [_Topology("", list(_of_list(lines)))]
-    topologies.sort(key=lambda topology: not topology.is_default)
+    is_conf = _SETTING.match(lines[0][1])
+    entries = list(_of_yaml(lines) if lines[0][1].startswith("-") else _of_conf(lines) if is_conf else _of_list(lines))
+    defaults = {entry.topology for entry in entries if entry.fields.get("cluster_default", "").lower() == "true"}
+    topologies = grouped((entry.topology, entry) for entry in entries if entry.name or entry.fields.get("nodes"))
+    if len(topologies) > _MOST_TOPOLOGIES:
+        raise ValueError(f"it has more than {_MOST_TOPOLOGIES} topologies")
     seen, leaves = set[str](), list[Leaf]()
-    several = sum(any(unit.nodes for unit in topology.units) for topology in topologies) > 1
-    for topology in topologies:
-        for leaf in _leaves(topology.units):
-            hosts = tuple(host for host in leaf.hosts if host not in seen)
-            leaves.append(Leaf(name=f"{topology.name}:{leaf.name}" if several else leaf.name, hosts=hosts))
-        seen.update(host for leaf in leaves for host in leaf.hosts)
+    for topology in sorted(topologies, key=lambda name: name not in defaults):
+        own = list(_leaves(topologies[topology]))
+        for leaf in own:
+            name = f"{topology}:{leaf.name}" if len(topologies) > 1 else leaf.name
+            leaves.append(Leaf(name=name, hosts=tuple(host for host in leaf.hosts if host not in seen)))
+        seen.update(host for leaf in own for host in leaf.hosts)
     if not seen:
         raise ValueError("it names no hosts")
     return tuple(leaf for leaf in leaves if leaf.hosts)
 
 
-def _of_list(lines: list[tuple[int, str]]) -> Iterator[_Unit]:
+def _of_list(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
     for number, line in lines:
-        name, colon, hosts = line.partition(":")
-        if not colon or not name.strip() or not hosts.strip():
+        name, _, hosts = (part.strip() for part in line.partition(":"))
+        if not name or not hosts:
             raise _odd(number, line, "is neither SwitchName=LEAF Nodes=HOSTS nor LEAF: HOSTS")
-        yield _Unit(number, name.strip(), hosts.strip())
+        yield _Entry(number, "", {"switch": name, "nodes": hosts})
 
 
-def _of_conf(lines: list[tuple[int, str]]) -> Iterator[_Unit]:
+def _of_conf(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
     parts = list[str]()
     for number, line in lines:
         parts.append(line.removesuffix("\\"))
         if line.endswith("\\"):  # it goes on in the next
             continue
-        whole = " ".join(parts)
-        parts, unit, keys, at = [], _Unit(number), set[str](), 0
+        whole, at, fields = " ".join(parts), 0, dict[str, str]()
         while found := _SETTING.match(whole, at):
-            keys.add(found[1].lower())
-            unit.set(found[1].lower(), found[2].strip('"'))
+            key = found[1].lower().removesuffix("name")
+            fields["children" if key == "switches" else key] = found[2].strip('"')
             at = found.end()
-        if whole[at:].strip() or not (unit.name or keys == {"blocksizes"}):
+        entry = _Entry(number, "", fields)
+        if whole[at:].strip() or not (entry.name or fields.keys() == {"blocksizes"}):
             raise _odd(number, whole, "is not SwitchName=LEAF Nodes=HOSTS, Switches=SWITCHES or BlockName=BLOCK")
-        if unit.name:
-            yield unit
+        yield entry
+        parts = []
 
 
-def _of_yaml(lines: list[tuple[int, str]]) -> list[_Topology]:
-    found, unit = list[_Topology](), _Unit(0)
+def _of_yaml(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
+    """An entry for each dash; what stands behind a list that has ended is taken for the last one's."""
+    topology, entry = "", _Entry(0, "", {})
     for number, line in lines:
         match = _YAML.fullmatch(line)
         if match is None:
             raise _odd(number, line, "is not as the manual of topology.yaml has it")
         dash, key, value = match[1], match[2], (match[3] or "").strip("'\"")
-        if key == "topology":
-            found.append(_Topology(value, []))
-        elif key is not None and not found:
+        topology = value if key == "topology" else topology
+        if key is not None and not topology:
             raise _odd(number, line, "is not as topology.yaml begins: - topology: NAME")
-        elif key == "cluster_default":
-            found[-1].is_default = value.lower() in ("true", "yes", "on")
-        elif key is not None:
-            if dash:
-                unit = _Unit(number)
-                found[-1].units.append(unit)
-            unit.set(key, value)
-    return found
+        if dash:
+            yield entry
+            entry = _Entry(number, topology, {})
+        entry.fields[key or ""] = value
+    yield entry
 
 
-def _leaves(units: list[_Unit]) -> Iterator[Leaf]:
+def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
     """Raises ValueError where they are no tree, or a host is on two leaves."""
-    by_name, leaf_of = dict[str, _Unit](), dict[str, str]()
-    for unit in units:
-        if not _NAME.fullmatch(unit.name):
-            raise ValueError(f"line {unit.line}: {unit.name[:60]!r} is no name of a switch, block or rack")
-        if unit.name in by_name:
-            raise ValueError(f"line {unit.line}: {unit.name} was named before, in line {by_name[unit.name].line}")
-        by_name[unit.name] = unit
+    by_name, leaf_of = dict[str, _Entry](), dict[str, str]()
+    for entry in entries:
+        if not _NAME.fullmatch(entry.name):
+            raise entry.wrong(f"{entry.name[:60]!r} is no name of a switch, block or rack")
+        if entry.name in by_name:
+            raise entry.wrong(f"{entry.name} was named before, in line {by_name[entry.name].line}")
+        by_name[entry.name] = entry
     _require_tree(by_name)
-    for unit in units:
-        hosts = _expanded(unit, unit.nodes) if unit.nodes else ()
+    for entry in entries:
+        hosts = entry.expanded("nodes")
         for host in hosts:
-            if leaf_of.setdefault(host, unit.name) != unit.name:
-                raise ValueError(f"line {unit.line}: {host} is on two leaves, {leaf_of[host]} and {unit.name}")
+            if leaf_of.setdefault(host, entry.name) != entry.name:
+                raise entry.wrong(f"{host} is on two leaves, {leaf_of[host]} and {entry.name}")
         if len(leaf_of) > MOST_HOSTS:
-            raise ValueError(f"line {unit.line}: more than {MOST_HOSTS} hosts")
-        yield Leaf(name=unit.name, hosts=tuple(dict.fromkeys(hosts)))
+            raise entry.wrong(f"more than {MOST_HOSTS} hosts")
+        yield Leaf(name=entry.name, hosts=hosts)
 
 
-def _require_tree(by_name: dict[str, _Unit]) -> None:
+def _require_tree(by_name: dict[str, _Entry]) -> None:
     parent_of = dict[str, str]()
-    for unit in by_name.values():
+    for entry in by_name.values():
         # SLURM ignores the switches below one that has nodes.
-        for child in _expanded(unit, unit.children) if unit.children and not unit.nodes else ():
+        for child in () if entry.fields.get("nodes") else entry.expanded("children"):
             if child not in by_name:
-                raise ValueError(f"line {unit.line}: there is no switch {child}")
-            if parent_of.setdefault(child, unit.name) != unit.name:
-                raise ValueError(
-                    f"line {unit.line}: switch {child} is below two others, {parent_of[child]} and {unit.name}"
-                )
+                raise entry.wrong(f"there is no switch {child}")
+            if parent_of.setdefault(child, entry.name) != entry.name:
+                raise entry.wrong(f"switch {child} is below two others, {parent_of[child]} and {entry.name}")
     rooted = set[str]()
-    for name in by_name:
-        way = dict[str, None]()
-        at: str | None = name
-        while at is not None and at not in rooted:
+    for name, entry in by_name.items():
+        way, at = set[str](), name
+        while at and at not in rooted:
             if at in way:
-                raise ValueError(f"line {by_name[at].line}: switch {at} is below itself")
-            way[at] = None
-            at = parent_of.get(at)
-        rooted.update(way)
-
-
-def _expanded(unit: _Unit, text: str) -> tuple[str, ...]:
-    try:
-        return expand(text)
-    except ValueError as error:
-        raise ValueError(f"line {unit.line}: {error}") from None
+                raise entry.wrong(f"switch {at} is below itself")
+            way.add(at)
+            at = parent_of.get(at, "")
+        rooted |= way
 
 
 def _odd(number: int, line: str, why: str) -> ValueError:

@@ -6,7 +6,7 @@ Plan; nothing was started. 2 nodes over ssh: node1, node2. Ranks: one on each GP
 0.5     0.02  each node, all at once        env_vars, software, nccl, host, gpus
 0.6     0.02  each node, once all have met  roll_call, consistency, connectivity
 3.1     0.10  all ranks                     process_group, allreduce, gradient_sync
-4.2     0.14  in all                        expected; after --budget 60 s, 2.00 node-minutes, nothing new begins
+4.2     0.14  in all                        expected; after 60 s, 2.00 node-minutes, nothing new begins
   on top: waiting for the nodes, importing torch, and trying what is recommended
   not run, needs a model of yours: --model: user_model, compile
 """
@@ -32,7 +32,7 @@ _PLACES = {
     Where.AFTERWARDS: "each node, at the end",
 }
 _STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchrun", "mpi": " by mpirun"}
-#: Of nodes in a line; the JSON has all.
+#: Of nodes or checks in a line; the JSON has all.
 _MOST_NAMES = 16
 
 
@@ -42,8 +42,8 @@ def show(plan: RunPlan, out: "Console") -> None:
     rows = [
         (f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _PLACES[step.where], _what(step)) for step in plan.steps
     ]
-    most = plan.budget_s * len(plan.nodes) / 60
-    total = f"expected; after --budget {plan.budget_s:g} s, {most:.2f} node-minutes, nothing new begins"
+    most = plan.most_seconds * len(plan.nodes) / 60
+    total = f"expected; after {plan.most_seconds:g} s, {most:.2f} node-minutes, nothing new begins"
     rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
     table = Table(("s", "node-\nminutes", "where", "what"), rows, range(2))
     for line in Captioned(f"Plan; nothing was started. {_nodes(plan)}", table, tuple(_notes(plan))).lines(width):
@@ -69,6 +69,7 @@ def _nodes(plan: RunPlan) -> str:
 def _notes(plan: RunPlan) -> Iterator[str]:
     for leaf, hosts in grouped((node.leaf, node.hostname or "") for node in plan.nodes if node.leaf).items():
         yield f"on {leaf}: {first_names(hosts, _MOST_NAMES)}"
-    yield "on top: waiting for the nodes, importing torch, and trying what is recommended"
+    waiting = "waiting for the nodes, " * (len(plan.nodes) > 1)
+    yield f"on top: {waiting}importing torch, and trying what is recommended"
     for reason, checks in grouped((left_out.reason, left_out.check) for left_out in plan.not_run).items():
-        yield f"not run, {reason}: {', '.join(checks)}"
+        yield f"not run, {reason}: {first_names(checks, _MOST_NAMES)}"

@@ -13,6 +13,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
 from ddp_doctor.render import checks, findings, heat_map, tables
+from ddp_doctor.render.isolation_table import isolation_table
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
 from ddp_doctor.render.text import one_line
@@ -42,6 +43,7 @@ def show(
         for of_collective in tables.collectives_tables(report.measurements, all_rows=in_full):
             _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
+        _show_table(tables.lines(isolation_table(recording), width), out)
         _show_heat_maps(report, out, each=each)
         for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
             _show_table(tables.lines(table(report.measurements), width), out)

@@ -102,6 +102,14 @@ class Evidence:
                     places = [line.partition(" ") for line in outputs]
                     yield int(pid), [Output(name, int(start)) for start, _, name in places]
 
+    def outputs(self) -> list[Output]:
+        """What the job says, where that can be read again: what is kept of it, and the files of those tasks."""
+        kept = self.folder.glob("std???-*.txt") if self.folder else ()
+        return [
+            *(Output(str(path), 0) for path in kept),
+            *(output for _, of_task in self.tasks() for output in of_task),
+        ]
+
     def bound(self) -> bool:
         """Empty files of a folder that has grown too large, the largest first; whether any was."""
         sizes = sorted(((found.st_blocks * 512, path) for path, found in self._files()), reverse=True)

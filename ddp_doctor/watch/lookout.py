@@ -5,6 +5,7 @@ by its agent on their node. Where none comes, each looks at its own node, and sp
 """
 
 import os
+import random
 import signal
 import sys
 import time
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.watch.command import Command
-from ddp_doctor.watch.evidence import Evidence
+from ddp_doctor.watch.evidence import Evidence, Output
 from ddp_doctor.watch.judging import CUT_SHORT, ENDED, SLOW, WAITS, Judging, Pictures, judge_what_runs
 from ddp_doctor.watch.progress import Progress
+from ddp_doctor.watch.slowdown import Slowdown
 
 #: Between two looks; after the first minutes more rarely.
 _PAUSE_S, _LATER_PAUSE_S, _LATER_S = 5.0, 15.0, 600.0
@@ -54,6 +56,7 @@ class WatchOptions:
     stuck_after_s: float
     kill_on_hang: bool
     keep_output: bool
+    tell_slow: bool = False
 
 
 @dataclass
@@ -79,11 +82,13 @@ class Lookout:
         options: WatchOptions,
         say: Callable[[str], None],
         node: int | None = None,
+        outputs: Sequence[Output] = (),
     ) -> None:
         self._command, self._evidence, self._options, self._say = command, evidence, options, say
         self._node, self._has_head = node, bool(node)
         self._longest_s = _JUDGING_NODES_S if node == 0 else _JUDGING_S
         self._progress = Progress()
+        self.slowdown = Slowdown(evidence, outputs, speaks=not node)
         self._next_s = self._still_s = 0.0
         self._judging: Judging | None = None
         self._judged_s = 0.0
@@ -122,16 +127,21 @@ class Lookout:
             self._judging = None
         elif self._judging is None:
             self._judge_if_still(now)
+        self.slowdown.look(self._progress.pids(), _GAP_S)
+        if self._options.tell_slow and (news := self.slowdown.news()):
+            self._say(f"the job {news}")
         is_later = now - self._command.started_s > _LATER_S and not self._command.told.get(signal.SIGTERM)
         pause_s = min(_LATER_PAUSE_S if is_later else _PAUSE_S, self._options.stuck_after_s / 4)
         if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
             pause_s = min(pause_s, _PAUSE_FOR_AGENT_S)
+        pause_s *= random.uniform(0.8, 1.0)  # noqa: S311 - so that looks are not in step with the job
         self._next_s = time.monotonic() + (_PAUSE_OF_JUDGING_S if self._judging else pause_s)
 
     def close(self) -> None:
         """The command has ended: what is still being judged about it is no longer so."""
         if self._judging is not None:
             self._judging.stop()
+        self.slowdown.close()
         if self._killed_s is not None:
             self._killed_s = min(self._killed_s, time.monotonic() - _KILL_PATIENCE_S)
             self._tell_who_lives()

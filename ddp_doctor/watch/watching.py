@@ -120,12 +120,17 @@ class _Watcher:
         for stream in (0, 1):  # who reads what the command says waits for all that hold its streams
             if not os.isatty(stream):  # which tells how wide it is
                 os.dup2(nothing, stream)
-        lookout = Lookout(command, self.evidence, self.options, self.say, self.node_in_step)
+        lookout = Lookout(command, self.evidence, self.options, self.say, self.node_in_step, self._outputs)
         while not command.wait(lookout.pause_s()):
             lookout.look()
         ended_s = time.monotonic()
         lookout.close()
+        slower = lookout.slowdown.whole()
+        if slower and not self.options.tell_slow:
+            self.say(f"{_named(self.argv)} {slower}")
         self._end(ended_s, was_stuck=lookout.is_stuck, was_told=lookout.has_told)
+        if slower:
+            self.evidence.note(f"ddp-doctor: the job {slower}")
         if command.code != 0:  # last, because it says more than the time-out that followed
             lookout.tell_early_look(ended_s)
         return command.leave_as_it_did()

@@ -238,8 +238,8 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"skip": ("job_collectives",)}, "what --replay names would not be run: take job_collectives out of --skip"),
-        ({"only": ("p2p",)}, "what --replay names would not be run: name job_collectives in --only, too"),
+        ({"skip": ("job_collectives",)}, "what --replay asks for would not be run: take job_collectives out of --skip"),
+        ({"only": ("p2p",)}, "what --replay asks for would not be run: name job_collectives in --only, too"),
     ],
 )
 def test_a_replay_that_is_left_out_is_refused(options, says):
@@ -251,5 +251,5 @@ def test_a_replay_that_is_left_out_is_refused(options, says):
 
 
 def test_without_a_job_there_is_nothing_to_run():
-    with pytest.raises(UsageError, match="job_collectives runs what --replay names: give it"):
+    with pytest.raises(UsageError, match="job_collectives runs what --replay asks for: give it"):
         make_plan(Options(only=("job_collectives",)), CHECKS)

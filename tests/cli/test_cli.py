@@ -111,7 +111,7 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--mesh", "dp=two"], "--mesh takes NAME=RANKS for each axis"),
         (["run", "--mesh", "dp=2,shard=0"], "has an axis without ranks"),
         (["run", "--mesh", "dp=2,tp=2,dp=2"], "names an axis twice"),
-        (["run", "--mesh", "dp=2", "--only", "p2p"], "what --mesh names would not be run: name mesh in --only, too"),
+        (["run", "--mesh", "dp=2", "--only", "p2p"], "what --mesh asks for would not be run: name mesh in --only, too"),
         (["run", "--min-busbw", "barrier:1M=1GB/s"], "--min-busbw of sizes: there is no collective 'barrier'"),
         (["run", "--min-busbw", "gather"], "--min-busbw takes COLLECTIVE:SIZE=RATE"),
         (

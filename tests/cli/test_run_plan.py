@@ -32,7 +32,7 @@ def test_all_is_planned_in_the_order_of_a_run_with_what_it_costs(plan):
     assert [step["where"] for step in found["steps"]] == ["node", "nodes", "launcher", "rank", "afterwards"]
     assert found["steps"][1]["checks"] == ["roll_call", "consistency", "connectivity"]
     assert [node["hostname"] for node in found["nodes"]] == ["node1", "node2"]
-    assert (found["launcher"], found["ranks_per_node"], found["budget_s"]) == ("ssh", 2, 60.0)
+    assert (found["launcher"], found["ranks_per_node"], found["most_seconds"]) == ("ssh", 2, 60.0)
     assert found["seconds"] == pytest.approx(sum(step["seconds"] for step in found["steps"]))
     assert found["node_minutes"] == pytest.approx(found["seconds"] * 2 / 60, abs=0.05)
     assert {"check": "user_model", "reason": "needs a model of yours: --model"} in found["not_run"]
@@ -51,6 +51,17 @@ def test_the_nodes_are_those_of_the_slurm_job_and_their_leaves_those_of_slurm(pl
 
     assert [node["leaf"] for node in plan("--isolate", **slurm)["nodes"]] == ["leaf1", "leaf1", "leaf2"]
     assert [node["hostname"] for node in plan("--nnodes", "2", **slurm)["nodes"]] == ["node1", "node2"]
+
+
+def test_an_isolation_comes_before_the_ranks_in_the_rounds_that_healthy_nodes_take(plan):
+    places = {tuple(step["checks"]): step for step in plan("--isolate", "--hosts", "n[1-8]", "--repeat", "3")["steps"]}
+    isolation = places[("isolation",)]
+
+    assert list(places)[2] == ("isolation",)
+    assert isolation["where"] == "groups"
+    assert isolation["rounds"] % 3 == 0
+    assert isolation["rounds"] < isolation["most_rounds"] < 2 * isolation["rounds"]
+    assert isolation["seconds"] == isolation["rounds"]
 
 
 def test_nodes_that_nobody_names_are_counted(plan):
@@ -85,6 +96,7 @@ def test_nothing_is_started_and_torch_is_not_imported(tmp_path):
         (["--redact"], "--redact has nothing to show of a plan"),
         (["--only", "p2"], "there is no check 'p2'"),
         (["--nproc-per-node", "many"], "--nproc-per-node takes auto"),
+        (["--isolate"], "--isolate finds the bad ones of several nodes, and this run has one"),
         (["--hosts", "a,a"], "a stands twice among the hosts"),
         (["--nnodes", "0"], "--nnodes takes a number from 1"),
         (["--model", "nowhere:make"], "there is no module 'nowhere'"),

@@ -49,6 +49,7 @@ from ddp_doctor.parse import (
     redact,
     slurm_topology,
     software,
+    steps_said,
     visible_devices,
 )
 from ddp_doctor.parse.job_log import endings, kinds_of_files, measured, prefix, ras
@@ -327,6 +328,10 @@ TARGETS: tuple[Target, ...] = (
     Target(ras.is_ras, lambda text: ras.is_ras(_of_bytes(text)), _RAS),
     Target(measured.is_nccl_tests, lambda text: measured.is_nccl_tests(_of_bytes(text)), (_NCCL_TESTS,)),
     Target(measured.is_inspector, lambda text: measured.is_inspector(_of_bytes(text)), (_INSPECTOR,)),
+    direct(ras.launches, *_RAS),
+    direct(
+        steps_said.numbers_of_steps, "Epoch 3, global_step=400 loss 2.3\neval step 4\n 12%|#  | 120/1000 [00:10<01:13]"
+    ),
     Target(ras.stand_still, lambda text: ras.stand_still(text, text), _RAS),
     Target(ras.text_of_ras, lambda text: ras.text_of_ras(_of_bytes(text)), _RAS, (ValueError,)),
     Target(

@@ -53,6 +53,27 @@ def kill_all(host: Host) -> Planted:
     return Planted()
 
 
+def starved(host: Host, percent: float = 10.0) -> Planted:
+    """All that runs on the host now, and what it starts, gets so much of one processor."""
+    folder = next(it for it in map(Path, ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup")) if it.is_dir())
+    group = folder / f"ddp-lab-{os.getpid()}-{next(_numbers)}"
+    group.mkdir()
+    period, quota = 100_000, round(1_000 * percent)
+    is_v1 = (group / "cpu.cfs_quota_us").exists()
+    (group / ("cpu.cfs_quota_us" if is_v1 else "cpu.max")).write_text(f"{quota}" if is_v1 else f"{quota} {period}")
+    for pid in host.pids():
+        with contextlib.suppress(ProcessLookupError):
+            (group / "cgroup.procs").write_text(f"{pid}")
+
+    def undo() -> None:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (folder / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+    return Planted(undo)
+
+
 def held_port(host: Host, port: int = 29400) -> Planted:
     """Another program listens on the port and never says a word."""
     program = host.start((sys.executable, "-S", WIRE, "mute", str(port)))
@@ -140,6 +161,11 @@ def skewed_clock(host: Host, seconds: int = 3600) -> Planted:
     """The clock of all that is started on the host from now on is wrong by so much."""
     folder = host.folder / f"overlay{next(_numbers)}"
     return _environment(host, overlays.skewed_clock(folder, seconds))
+
+
+def misdeed(host: Host, what: str = "wrong", one_in: int = 1) -> Planted:
+    """Ranks of the host that send data change it (wrong), hang or die; or only one in so many processes does."""
+    return _environment(host, overlays.misdeed(host.folder / f"overlay{next(_numbers)}", what, one_in))
 
 
 def other_version(host: Host, package: str, version: str) -> Planted:

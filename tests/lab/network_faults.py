@@ -74,6 +74,16 @@ def no_route(host: Host, peer: Host) -> Planted:
     return Planted(lambda: host.ip(f"route delete unreachable {peer.address}"))
 
 
+def apart(lab: Lab, first: int, port: int = 29400) -> Planted:
+    """Between the hosts from this number on and those before it new connections to all ports but one vanish."""
+    near, far = (
+        ", ".join(lab.port(host) for host in lab.hosts if (host.index >= first) is is_far) for is_far in (False, True)
+    )
+    crossing = (f"iifname {{ {near} }} oifname {{ {far} }}", f"iifname {{ {far} }} oifname {{ {near} }}")
+    rules = [_rule(lab.switch, "bridge", "forward", f"{way} {NEW} tcp dport != {port} drop") for way in crossing]
+    return Planted(*(each.undo for each in rules))
+
+
 # Links and the switch
 
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-CLOCK = Path(__file__).with_name("skewed_clock.c")
+CLOCK, MISDEEDS = (Path(__file__).with_name(name) for name in ("skewed_clock.c", "misdeeds.c"))
 
 
 def other_version(folder: Path, package: str, version: str) -> Path:
@@ -36,10 +36,19 @@ def other_version(folder: Path, package: str, version: str) -> Path:
 
 def skewed_clock(folder: Path, seconds: int) -> dict[str, str]:
     """The environment in which the wall clock is wrong by so much; needs the C compiler."""
+    return {**_preloaded(folder, CLOCK), "SKEW_S": str(seconds)}
+
+
+def misdeed(folder: Path, what: str, one_in: int) -> dict[str, str]:
+    """The environment in which ranks do this when they send, or one in so many does; needs the C compiler."""
+    return {**_preloaded(folder, MISDEEDS), "MISDEED": what, "MISDEED_ONE_IN": str(one_in)}
+
+
+def _preloaded(folder: Path, source: Path) -> dict[str, str]:
     folder.mkdir()
-    library = folder / "skewed_clock.so"
-    subprocess.run(("cc", "-shared", "-fPIC", "-O2", "-o", library, CLOCK), check=True, capture_output=True)
-    return {"LD_PRELOAD": str(library), "SKEW_S": str(seconds)}
+    library = folder / "preloaded.so"
+    subprocess.run(("cc", "-shared", "-fPIC", "-O2", "-o", library, source), check=True, capture_output=True)
+    return {"LD_PRELOAD": str(library)}
 
 
 def _text(path: Path) -> str:

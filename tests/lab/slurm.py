@@ -73,27 +73,27 @@ class Slurm:
 
     def __init__(self, nodes: int = 2, **settings: str) -> None:
         self.settings = settings
-        self._lab = Lab(nodes + 1)
-        self.head, *self.nodes = self._lab.hosts
+        self.lab = Lab(nodes + 1)
+        self.head, *self.nodes = self.lab.hosts
         #: On the lab's disk, seen by all hosts under the same path.
-        self.folder = self._lab.folder / "slurm"
+        self.folder = self.lab.folder / "slurm"
         self.etc = self.folder / "etc"
         self.etc.mkdir(parents=True)
 
     def __getitem__(self, name: str) -> Host:
-        return self._lab[name]
+        return self.lab[name]
 
     def __enter__(self) -> "Slurm":
         try:
-            self._lab.__enter__()
+            self.lab.__enter__()
             self._start()
         except BaseException:
-            self._lab.teardown()
+            self.lab.teardown()
             raise
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._lab.teardown()
+        self.lab.teardown()
 
     def run(self, *argv: str, timeout_s: float = PATIENCE_S) -> "subprocess.CompletedProcess[str]":
         """Run a command on node0, as a user would on the login node."""
@@ -165,10 +165,10 @@ class Slurm:
     # --- start ---
 
     def _start(self) -> None:
-        self._lab.folder.chmod(0o755)  # munge wants its socket to be within everybody's reach
+        self.lab.folder.chmod(0o755)  # munge wants its socket to be within everybody's reach
         for made in ("state", "munge", *(f"{node.name}.spool" for node in self.nodes)):
             (self.folder / made).mkdir()
-        self.script("own-tmp.sh", OWN_TMP.format(lab=self._lab.folder))
+        self.script("own-tmp.sh", OWN_TMP.format(lab=self.lab.folder))
         self._write_config()
         for host in (self.head, *self.nodes):
             _mount(host, self.etc, "/etc/slurm")

@@ -17,6 +17,7 @@ from ddp_doctor.render.pasted_scripts import sbatch_lines
 from ddp_doctor.sources import proc
 from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, WITHOUT_DDP
+from tests.lab.network_faults import loss
 from tests.lab.processes import comm
 from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
 from tests.render.reports import error, given_by, world
@@ -108,6 +109,62 @@ def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_take
     assert done.stdout.count("Sick: ") == 1
     assert "ib7" in done.stdout
     assert hosts(slurm.folder / "salloc.json") == ["node1", "node2"]
+
+
+#: As docs/how-to/many-nodes.md has it: srun takes no empty list, and as many nodes as the job has if nobody says so.
+WITHOUT_BAD = """
+{doctor} --bad-nodes bad; echo exit $?
+srun --nodes=$((SLURM_NNODES - $(wc -l < bad))) $([ -s bad ] && echo --exclude=./bad) {next}
+"""
+
+
+def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
+    def batch(next_step: str) -> str:
+        lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next=next_step)
+        job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
+        assert job.wait(200) == "COMPLETED", job.output
+        return job.output
+
+    with loss(slurm.lab, slurm["node2"], 10):
+        said = batch(f"{' '.join(SHORT)} --good-nodes good")
+        assert (slurm.folder / "bad").read_text() == "node2\n", said
+        assert (slurm.folder / "good").read_text() == "node1\nnode3\n", said
+    assert "exit 1" in said
+    assert said.count("on 2 nodes passed") == 1
+    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+
+    good = f"{slurm.folder}/good"
+    assert sorted(slurm.run("srun", f"--nodefile={good}", "uname", "-n").stdout.split()) == ["node1", "node3"]
+    planned = slurm.run(*DOCTOR, "--plan", "--hostfile", good).stdout
+    assert "2 nodes over ssh: node1, node3." in planned
+    mapped = ("--hostfile", good, "--do-not-launch", "--display-map", "-n", "2", "true")
+    assert re.findall(r"Data for node: (\w+)", slurm.run("mpirun", "--allow-run-as-root", *mapped).stdout) == [
+        "node1",
+        "node3",
+    ]
+
+
+def test_where_no_node_is_bad_the_empty_list_keeps_nobody_out(slurm):
+    lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next="uname -n")
+    job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
+
+    assert job.wait(200) == "COMPLETED", job.output
+    assert (slurm.folder / "bad").read_bytes() == b""
+    assert sorted(job.output.splitlines()[-3:]) == ["node1", "node2", "node3"]
+
+
+def test_a_plan_in_a_batch_script_names_the_nodes_of_the_job_and_their_leaves_and_starts_no_step(slurm):
+    (slurm.etc / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\nSwitchName=leaf2 Nodes=node3\n")
+    try:
+        job = slurm.batch(f"{TYPED} --isolate --plan; squeue --steps --noheader --format %i", "-N3")
+        assert job.wait() == "COMPLETED", job.output
+        stepped = slurm.run("srun", "-N2", *DOCTOR, "--plan").stdout
+    finally:
+        (slurm.etc / "topology.conf").unlink()
+    assert "3 nodes by srun: node1, node2, node3." in job.output
+    assert "on leaf1: node1, node2" in job.output
+    assert [line for line in job.output.splitlines() if re.fullmatch(r"\d+\.\d+", line)] == []
+    assert stepped.count("2 nodes by srun: node1, node2.") == 1, stepped
 
 
 def test_a_node_whose_task_cannot_start_is_named(slurm, measure):

@@ -44,3 +44,39 @@ def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_as
     assert own[-2].endswith("the command, because the job hangs")
     assert own[-1].endswith("It hung; who kept the others waiting is told above")
     assert (tmp_path / "ddp-doctor" / "runs").is_dir()
+
+
+SLOWING = """
+import sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, begun, done = dist.get_rank(), time.monotonic(), torch.zeros(1)
+while not done.item():
+    at_s = time.monotonic() - begun
+    time.sleep(0.6 if at_s > 70 and (rank == 1 or sys.argv[1] == "all") else 0.15)
+    dist.all_reduce(torch.ones(10_000))
+    done[0] = at_s > 170
+    dist.broadcast(done, 0)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("who", ["rank 1", "all"])
+def test_a_job_that_becomes_slower_is_told_with_the_rank_that_is_to_blame_alone(who: str, tmp_path: Path):
+    (tmp_path / "train.py").write_text(SLOWING)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "train.py", who)
+    done = subprocess.run(
+        (sys.executable, "-m", "ddp_doctor", "watch", "--", *torchrun),
+        cwd=tmp_path,
+        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S + 170,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if " is slower since " in line]
+    assert len(told) == 1
+    assert "by what gloo sends between its ranks" in told[0]
+    assert ("; rank " in told[0]) == ("; rank 1 came last in " in told[0]) == (who == "rank 1")

@@ -13,9 +13,9 @@ import pytest
 
 from ddp_doctor.agents import store_client
 from ddp_doctor.agents.agent_group import AgentGroup
-from ddp_doctor.agents.remote_ranks import StoreRemoteRanks
+from ddp_doctor.agents.remote_ranks import GroupRanks, StoreRemoteRanks
 from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
-from ddp_doctor.knowledge.deadlines import SILENT_S
+from ddp_doctor.knowledge.deadlines import HAND_IN_S, SILENT_S
 from tests.lab.processes import PATIENCE_S
 
 
@@ -153,6 +153,55 @@ def test_only_the_heads_going_ends_a_trial_for_all(call, my_id, said):
     StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=min(my_id, 1)), "t0").abandon()
 
     assert heard == said
+
+
+def test_a_lost_node_ends_the_trial_of_its_own_group_and_of_no_other(call, monkeypatch: Any):
+    client, _ = call(HEAD)
+    group = AgentGroup(client, {0: HEAD, 1: 1, 2: 2})
+    said: list[tuple[str, Any]] = []
+    client.put_first = lambda key, value: said.append((key, value))
+    monkeypatch.setattr(group, "silent", lambda: [2])
+    others, its_own = GroupRanks(group, "t1", (0, 1), 6.0), GroupRanks(group, "t2", (0, 2), 6.0)
+
+    assert others.ended() is None
+    assert its_own.ended() == "stuck"
+    assert (said, its_own.lost) == ([("stop/t2", "stuck")], (2,))
+
+
+def test_a_follower_ends_the_trial_of_its_group_where_the_head_is_silent(call, monkeypatch: Any):
+    client, _ = call(3)
+    group = AgentGroup(client, {0: HEAD, 1: 3, 2: 4}, my_rank=1)
+    client.put_first = lambda *_: None
+    monkeypatch.setattr(group, "silent", lambda: [0])
+
+    ranks = GroupRanks(group, "t1", (1, 2), 6.0)
+
+    assert (ranks.ended(), ranks.lost) == ("stuck", (0,))
+
+
+def test_the_last_of_a_group_to_be_through_ends_its_trial_and_each_counts_once(call):
+    client, _ = call(3)
+    said: list[tuple[str, Any, int]] = []
+    client.put_last = lambda key, value, of: said.append((key, value, of))
+    ranks = GroupRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1), "t1", (1, 2, 5), 6.0)
+
+    ranks.done()
+    ranks.done()
+
+    assert said == [("stop/t1", "finished", 3)]
+
+
+def test_a_node_that_is_through_does_not_wait_for_its_group_for_ever(call, monkeypatch: Any):
+    client, _ = call(3)
+    said: list[tuple[str, Any]] = []
+    client.put_first = lambda key, value: said.append((key, value))
+    ranks = GroupRanks(AgentGroup(client, {0: HEAD, 1: 3}, my_rank=1), "t1", (1, 2), 6.0)
+    assert ranks.ended() is None
+
+    monkeypatch.setattr(ranks, "_until", time.monotonic() - HAND_IN_S)
+
+    assert ranks.ended() == "stuck"
+    assert said == [("stop/t1", "stuck")]
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"n": 1}, {"n": "1", "at": None}])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import nccl_diagnostics
+from ddp_doctor.engine.node_run.groups import run_own_group
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import Node, Options, World
@@ -69,6 +70,16 @@ def test_a_limit_or_settings_of_a_trial_that_tries_nothing_are_refused(node_rank
 def test_a_check_that_runs_alone_has_its_own_limit_and_no_other(node_ranks, limit_s):
     with pytest.raises(Refused, match="a limit"):
         node_ranks.run_trial(ordered(reproducer=None, limit_s=limit_s), (nccl_diagnostics.CHECK,))
+
+
+@pytest.mark.parametrize(
+    ("groups", "more"),
+    [(((1, 1),), {}), (((0,), (0, 1)), {}), (((1, 2),), {}), (((0, 1),), {"reproducer": None, "limit_s": None})],
+)
+def test_groups_that_overlap_or_name_other_nodes_and_those_that_try_nothing_are_refused(node_ranks, groups, more):
+    group: Any = None  # refused before anybody is told
+    with pytest.raises(Refused, match="groups of nodes"):
+        run_own_group(node_ranks, group, ordered(**more), groups)
 
 
 @pytest.mark.parametrize("value", ["a\0b", "eth0\nLD_PRELOAD=/tmp/x.so", "\x1b[2J", "a" * 5000])

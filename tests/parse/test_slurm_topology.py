@@ -78,6 +78,10 @@ def test_the_lowest_switches_blocks_or_racks_are_the_leaves(text, leaves):
         ("SwitchName=a Nodes=n1\nSwitchName=a Nodes=n2", "line 2: a was named before, in line 1"),
         ("a: n[1-3]\nb: n3", "line 2: n3 is on two leaves, a and b"),
         ("a: n[1-60000]\nb: m[1-60000]", f"line 2: more than {MOST_HOSTS} hosts"),
+        (
+            "".join(f"- topology: t{at}\n  block:\n    blocks:\n    - block: b\n      nodes: n\n" for at in range(17)),
+            "it has more than 16 topologies",
+        ),
         ("a: n[1-9999999]", f"line 1: 'n[1-9999999]' names more than {MOST_HOSTS} hosts"),
         ("a: n[4-1]", "line 1: [4-1] counts backwards"),
         ("a: n1\nn2 n3\n", "line 2: 'n2 n3' is neither SwitchName=LEAF Nodes=HOSTS nor LEAF: HOSTS"),

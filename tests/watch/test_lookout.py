@@ -32,11 +32,13 @@ class Played:
         *,
         early: int = MOVES,
         kill: bool = False,
+        tell_slow: bool = False,
         node: int | None = None,
     ) -> None:
         self.now = self.since = 1_000.0
         self.ranks: tuple[int, ...] = (7, 8)
         self.said: list[str] = []
+        self.news: list[str] = []
         self.judged: list[float] = []
         self.looked: list[float] = []
         self.asked: list[dict[str, object]] = []
@@ -44,7 +46,10 @@ class Played:
         self.sent: list[int] = []
         self.command = SimpleNamespace(pid=1, started_s=self.now, told={}, send=self.sent.append)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
+        monkeypatch.setattr("random.uniform", lambda _low, high: high)
         monkeypatch.setattr(lookout, "Progress", lambda: self)
+        pace = SimpleNamespace(look=lambda *_: None, news=lambda: self.news.pop(0) if self.news else "", close=list)
+        monkeypatch.setattr(lookout, "Slowdown", lambda *_, **__: pace)
         monkeypatch.setattr("ddp_doctor.sources.proc.pids", lambda: range(len(self.commands)))
         monkeypatch.setattr("ddp_doctor.sources.proc.command", lambda number: self.commands[number])
         monkeypatch.setattr(lookout, "judge_what_runs", lambda *_, **how: self.asked.append(how))
@@ -63,7 +68,7 @@ class Played:
 
         monkeypatch.setattr(lookout, "Judging", judge)
         evidence = SimpleNamespace(bound=lambda: False, tasks=list)
-        options = WatchOptions(stuck_after_s=120.0, kill_on_hang=kill, keep_output=False)
+        options = WatchOptions(stuck_after_s=120.0, kill_on_hang=kill, keep_output=False, tell_slow=tell_slow)
         self.lookout = Lookout(self.command, evidence, options, self.said.append, node)  # type: ignore[arg-type]
 
     def pids(self) -> tuple[int, ...]:
@@ -100,6 +105,15 @@ def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_
     assert (job.sent, job.lookout.is_stuck) == ([], False)
     job.moves()
     assert (job.said, job.lookout.has_told) == (["the job moves again"], False)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_that_the_job_is_slower_is_told_when_it_happens_only_where_that_is_asked_for(monkeypatch, asked):
+    job = Played(monkeypatch, [], tell_slow=asked)
+    job.news = ["", "is slower since 02:14"]
+    job.stands_still(20)
+
+    assert job.said == (["the job is slower since 02:14"] if asked else [])
 
 
 def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):

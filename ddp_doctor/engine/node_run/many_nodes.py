@@ -18,6 +18,7 @@ from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
+from ddp_doctor.engine.isolation.conduct import Isolation
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
@@ -30,7 +31,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import HAND_IN_S
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import PROCESS_GROUP, ROLL_CALL, Check
+from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
 from ddp_doctor.model.choices import Severity, Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
@@ -41,6 +42,7 @@ from ddp_doctor.sources.machine import LiveNodesContext
 from ddp_doctor.sources.sockets import Listener
 from ddp_doctor.starters.place import Place
 from ddp_doctor.views.gpus import nccl_without_gpu
+from ddp_doctor.views.isolation import leaves_of
 from ddp_doctor.views.network import advertised
 from ddp_doctor.wording.nodes import host, name_list
 
@@ -317,6 +319,7 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
     _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
     agent = node.session.agent(run, node.roll_call.control, group)
+    _isolate(node, agent)
     _run_ranks(node, group, agent)
     afterwards = list(node.afterwards())
     if not node.partial.trials:
@@ -380,6 +383,15 @@ def _probe(node: ManyNodes, group: AgentGroup, when: str, checks: Sequence[Check
 def _is_lost(group: AgentGroup) -> bool:
     """Whether a node is silent, or was."""
     return bool(group.lost or group.silent())
+
+
+def _isolate(node: ManyNodes, agent: Agent) -> None:
+    checks = [check for check in node.plan.checks if check.id == ISOLATION]
+    if refused := nccl_without_gpu(node.so_far()):
+        checks = _leave_out(node, checks, refused)
+    if checks:
+        node.request.progress(ISOLATION)
+        Isolation(agent, leaves_of(node.recording)).run()
 
 
 def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:

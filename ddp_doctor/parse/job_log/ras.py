@@ -65,6 +65,16 @@ def stand_still(first: str, last: str) -> tuple[Launched, ...]:
     return counts[0] if counts[0] == counts[1] else ()
 
 
+def launches(answer: str) -> dict[int, int]:
+    """How many collectives each rank has launched, by the largest communicator of an answer as JSON; else none."""
+    try:
+        groups = json.loads(_NO_COMMA.sub(r"\1,\2", answer[answer.find("{") :]))["communicators"]
+        world: dict[str, Any] = max(groups, key=lambda group: group["size"], default={})
+        return {int(rank["rank"]): sum(rank["collective_counts"].values()) for rank in world.get("ranks", ())}
+    except OTHER_SHAPE:
+        return {}
+
+
 def _differing(answer: str) -> tuple[Launched, ...]:
     read = _Text(answer)
     for line in filter(None, answer.splitlines()):

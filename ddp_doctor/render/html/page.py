@@ -35,6 +35,7 @@ from ddp_doctor.render import (
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
 from ddp_doctor.render.html import memory, steps, timeline
+from ddp_doctor.render.isolation_table import isolation_table
 from ddp_doctor.render.layout import Captioned, Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
@@ -102,6 +103,7 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
     measured = (
         fleet.beside(recording),
         used_transports(recording),
+        isolation_table(recording),
         tables.gpu_table(report.measurements),
         tables.step_table(report.measurements),
         tables.advice_table(report.measurements),

@@ -1,0 +1,111 @@
+"""Whether the watched job has become slower, and what is said of it: by one count of its steps, never by two."""
+
+import time
+from collections.abc import Collection, Sequence
+
+from ddp_doctor.watch.evidence import Evidence, Output
+from ddp_doctor.watch.pace import Fall, Pace
+from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
+
+#: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
+_SEARCH_S, _BEGINNING_S = 60.0, 300.0
+#: While the ranks are judged, somebody looks ten times a second.
+_LEAST_PAUSE_S = 2.0
+_UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB", 1.0: "bytes"}
+
+
+class Slowdown:
+    """Looks at the ranks of one command again and again.
+
+    ``speaks``: else nothing is said of a fall without a rank to name, of which the watcher of another node tells.
+    """
+
+    def __init__(self, evidence: Evidence, outputs: Sequence[Output], *, speaks: bool = True) -> None:
+        self._evidence, self._outputs, self._speaks = evidence, outputs, speaks
+        self._paces = {source: Pace() for source in Source}
+        self._pids: Collection[int] = ()
+        self._gloo, self._doors, self._said = Gloo(), Doors(), Said()
+        self._begun_s = self._searched_s = self._looked_s = 0.0
+        self._told: Fall | None = None
+
+    def look(self, pids: Collection[int], longest_gap_s: float) -> None:
+        """Look at the ranks that are alive; once some have ended, no more: the job is about to."""
+        now = time.monotonic()
+        if not pids or set(pids) < set(self._pids) or now - self._looked_s < _LEAST_PAUSE_S:
+            return
+        if set(pids) != set(self._pids):
+            self._pids, self._begun_s = pids, now
+            self._doors.close()
+            self._gloo, self._doors = Gloo(), Doors()
+            for pace in self._paces.values():
+                pace.begin_anew(now)
+        is_beginning = not self._gloo.threads and now - self._begun_s < _BEGINNING_S
+        if is_beginning or now - self._searched_s > _SEARCH_S:
+            self._searched_s = now
+            self._gloo.search(pids)
+        if now - self._looked_s > longest_gap_s:
+            for pace in self._paces.values():
+                pace.pause()
+        self._looked_s = now
+        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else self._doors.look(now, pids)
+        outputs = {output.path: output for output in (*self._evidence.outputs(), *self._outputs)}
+        for source, look in (*filter(None, [seen]), *self._said.look(now, outputs.values())):
+            self._paces[source].add(look)
+
+    def close(self) -> None:
+        """The command has ended."""
+        self._doors.close()
+
+    def news(self) -> str:
+        """What is to be said of the job that was not said yet: it is slower, or is no longer."""
+        source, fall = self._fall()
+        was_slow = self._told is not None and self._told.until_s is None
+        if fall is None or (fall.until_s is None) == was_slow:
+            return ""
+        self._told = fall
+        if fall.until_s is None:
+            return self._slower(source, fall)
+        is_measured = self._speaks and self._paces[source].windows  # other ranks have begun, if not
+        return f"is no longer slower since {_clock(fall.until_s)}" if is_measured else ""
+
+    def whole(self) -> str:
+        """What is to be said of the job when it has ended."""
+        source, fall = self._fall()
+        return self._slower(source, fall) if fall else ""
+
+    def _fall(self) -> tuple[Source, Fall | None]:
+        """The last one, by the best source that has measured about as much as any."""
+        most = max(len(pace.windows) for pace in self._paces.values())
+        source = next(source for source, pace in self._paces.items() if 2 * len(pace.windows) >= most)
+        fall = self._paces[source].fall
+        # Lines are of many kinds: that the job says much less is more likely another part of its work.
+        return source, None if fall and fall.is_deep and source is Source.LINES else fall
+
+    def _slower(self, source: Source, fall: Fall) -> str:
+        when = f"since {_clock(fall.since_s)}"
+        if fall.until_s is not None:
+            when = f"from {_clock(fall.since_s)} to {_clock(fall.until_s)}"
+        counted, by = source.value
+        said = f"is slower {when}: {_rates(fall, counted)}, {by}"
+        if last := self._paces[source].last_rank():
+            of = " of those on this node" if self._gloo.world_size > len(self._pids) else ""
+            return f"{said}; rank {last.rank} came last{of} in {last.times} of {last.looks} looks at ranks that waited"
+        return said if self._speaks else ""
+
+
+def _rates(fall: Fall, counted: str) -> str:
+    """``from 4.1 to 1.3 steps a second``."""
+    scale, per = 1.0, "second"
+    if counted == "bytes":
+        scale, counted = next((size, name) for size, name in _UNITS.items() if fall.before >= size or size == 1.0)
+    elif fall.before < 0.2:
+        scale, per = 1 / 60, "minute"
+    rates = (fall.before / scale, fall.after / scale)
+    before, after = (f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}" for rate in rates)
+    return f"from {before} to {after} {counted} a {per}"
+
+
+def _clock(at_s: float) -> str:
+    """``02:14`` of a moment of time.monotonic(), with its day where that is not within a day."""
+    ago_s = time.monotonic() - at_s
+    return time.strftime("%H:%M" if ago_s < 20 * 3600 else "%b %d %H:%M", time.localtime(time.time() - ago_s))

@@ -1,0 +1,197 @@
+"""What counts the steps of a job from outside, without touching it.
+
+    bytes that gloo's threads write                      /proc/PID/task/TID/io, where no rank has a group of NCCL
+    collectives that ranks have launched, by NCCL's RAS  a child asks it, as JSON (NCCL 2.28.7)
+    collectives in torch's flight recorder               the child asks the server of one rank, where it is open
+    numbers of steps in the output, and its lines        in files that can be read again
+
+A thread of gloo's groups that waits for work sleeps in the kernel without a time-out; one in a collective has that of
+its group (torch 2.13, ProcessGroupGloo::runLoop; gloo, UnboundBuffer::waitRecv). So the fourth argument of futex(2) in
+/proc/PID/task/TID/syscall tells which ranks are in a collective, and nobody is stopped for it.
+"""
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import NamedTuple
+
+from ddp_doctor.parse.steps_said import numbers_of_steps
+from ddp_doctor.sources import proc
+from ddp_doctor.watch.evidence import Output
+from ddp_doctor.watch.judging import Judging
+from ddp_doctor.watch.pace import Look
+
+_GLOO, _GLOO_LOOP, _NCCL = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
+#: futex of x86-64 and of arm64.
+_FUTEX = ("202", "98")
+#: A child has modules to import (0.1 s of a processor). After so many that found no door it looks seldom.
+_DOORS_S, _NO_DOORS_S, _MOST_IN_VAIN = 30.0, 600.0, 10
+_DOORS_PATIENCE_S, _CHILD_S = 5.0, 20.0
+_MOST_BYTES = 1 << 20
+#: A number of a step that has risen so often is one.
+_LEAST_RISES = 3
+_MOST_NAMES = 16
+
+
+class Source(Enum):
+    """What counts the steps, the best first: what it counts, and how that is told."""
+
+    GLOO = ("bytes", "by what gloo sends between its ranks")
+    RAS = ("collectives", "by NCCL RAS")
+    RECORDER = ("collectives", "by torch's flight recorder")
+    STEPS = ("steps", "by its output")
+    LINES = ("lines", "by the lines of its output")
+
+
+class _Thread(NamedTuple):
+    rank: int | None
+    pid: int
+    thread: int
+    works: bool  # in a collective; else it is the one that reads from the network
+
+
+class Gloo:
+    """The threads of gloo in the ranks."""
+
+    def __init__(self) -> None:
+        self.threads: list[_Thread] = []
+        self.world_size = 0
+        self._written: dict[int, int] = {}
+        self._bytes = 0
+
+    def search(self, pids: Iterable[int]) -> None:
+        """Find them; none where a rank has a group of NCCL."""
+        self.threads = []
+        has_nccl = False
+        for pid in sorted(pids):
+            env, names = proc.environment(pid) or {}, proc.threads(pid)
+            rank = _number(env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+            self.world_size = _number(env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE") or 0
+            has_nccl = has_nccl or _NCCL in names.values()
+            self.threads += [
+                _Thread(rank, pid, thread, name == _GLOO)
+                for thread, name in names.items()
+                if name in (_GLOO, _GLOO_LOOP)
+            ]
+        if has_nccl:
+            self.threads = []
+
+    def look(self, now: float) -> Look:
+        """What has been written so far, and who waits for whom."""
+        inside: dict[int | None, bool] = {}
+        for rank, pid, thread, works in self.threads:
+            lines = (proc.read(f"/proc/{pid}/task/{thread}/io") or "").splitlines()
+            written = next((int(line[7:]) for line in lines if line.startswith("wchar: ")), 0)
+            self._bytes += max(written - self._written.setdefault(thread, written), 0)
+            self._written[thread] = max(written, self._written[thread])
+            if works:
+                call = (proc.read(f"/proc/{pid}/task/{thread}/syscall") or "").split()
+                waits_for_work = not call or (call[0] in _FUTEX and call[4:5] == ["0x0"])
+                inside[rank] = inside.get(rank, False) or not waits_for_work
+        outside = [rank for rank, is_inside in inside.items() if not is_inside]
+        waits = 0 < len(outside) < len(inside)
+        return Look(now, self._bytes, waits, outside[0] if waits and len(outside) == 1 else None)
+
+
+def _number(env: Mapping[str, str], *names: str) -> int | None:
+    return next((int(env[name]) for name in names if env.get(name, "").isdecimal()), None)
+
+
+class Doors:
+    """What the ranks themselves tell, asked by a child now and then."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("doors")
+        self._child: Judging | None = None
+        self._next_s = 0.0
+        self._in_vain = 0
+
+    def look(self, now: float, pids: Collection[int]) -> tuple[Source, Look] | None:
+        """The answer that has come since the last look; the next child is started when it is time."""
+        if self._child is None and now >= self._next_s:
+            self._next_s = now + (_DOORS_S if self._in_vain < _MOST_IN_VAIN else _NO_DOORS_S)
+            os.ftruncate(self._file, 0)
+            self._child = Judging(lambda: _ask(pids, self._file), _CHILD_S)
+        if self._child is None or not self._child.has_ended():
+            return None
+        self._child = None
+        text = os.pread(self._file, _MOST_BYTES, 0)
+        if not text:
+            self._in_vain += 1
+            return None
+        self._in_vain = 0
+        source, at_s, launched = json.loads(text)
+        behind = [int(rank) for rank, count in launched.items() if count == min(launched.values())]
+        waits = len(behind) < len(launched)
+        last = behind[0] if waits and len(behind) == 1 else None
+        return Source[source], Look(at_s, max(launched.values()), waits, last)
+
+    def close(self) -> None:
+        """End the child, and forget what it was asked."""
+        if self._child:
+            self._child.stop()
+        os.close(self._file)
+
+
+def _ask(pids: Collection[int], file: int) -> int:
+    from ddp_doctor.parse.flight_recorder import read_dump
+    from ddp_doctor.parse.job_log.ras import launches
+    from ddp_doctor.sources import live_doors
+    from ddp_doctor.sources.live_process import candidate
+
+    now = time.monotonic()
+    ranks = [rank for pid in pids if (rank := candidate(pid))]
+    port = live_doors.ras_port(ranks)
+    source, launched = (
+        Source.RAS,
+        launches(live_doors.ras_status(port, now + _DOORS_PATIENCE_S, as_json=True)) if port else {},
+    )
+    if not launched:
+        servers = live_doors.worker_servers(ranks[:1], now + _DOORS_PATIENCE_S)
+        answers = live_doors.flight_dumps(servers, now + _DOORS_PATIENCE_S).values()
+        counts = [sum(group.highest_seq for group in read_dump(answer, "", None).groups) for answer in answers]
+        source, launched = Source.RECORDER, {0: max(counts)} if any(counts) else {}
+    if launched:
+        os.pwrite(file, json.dumps((source.name, now, launched)).encode(), 0)
+    return 0
+
+
+class Said:
+    """What the job says in files: lines, and the numbers of steps in them."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, int] = {}  # up to where, by path
+        self._lines = 0
+        self._steps: dict[str, list[int]] = {}  # by name: the highest number, how far and how often it has risen
+        self._name: str | None = None  # of the steps that count
+
+    def look(self, now: float, outputs: Iterable[Output]) -> Iterator[tuple[Source, Look]]:
+        """Read on, and count; of a flood the end alone."""
+        for output in outputs:
+            with suppress(OSError), open(output.path, "rb") as file:
+                start = max(self._read.get(output.path, output.start), file.seek(0, os.SEEK_END) - _MOST_BYTES)
+                file.seek(start)
+                data = file.read(_MOST_BYTES)
+                whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
+                self._read[output.path] = start + len(whole)
+                self._count(whole.decode("utf-8", "replace"))
+        yield Source.LINES, Look(now, self._lines)
+        if self._name is not None:
+            yield Source.STEPS, Look(now, self._steps[self._name][1])
+
+    def _count(self, text: str) -> None:
+        self._lines += text.count("\n") or text.count("\r")
+        for name, number in numbers_of_steps(text):
+            if name not in self._steps and len(self._steps) == _MOST_NAMES:
+                continue
+            steps = self._steps.setdefault(name, [number, 0, 0])
+            highest = steps[0]
+            if number > highest:
+                steps[:] = number, steps[1] + number - highest, steps[2] + 1
+                if self._name is None and steps[2] >= _LEAST_RISES:
+                    self._name = name
+            elif number <= highest // 2:  # the next epoch; ranks that print in turns are not so far apart
+                steps[0] = number

@@ -1,0 +1,83 @@
+"""The search for bad nodes, in simulation: clusters with planted faults (tests/simulated_isolation.py)."""
+
+import random
+
+import pytest
+
+from ddp_doctor.engine.isolation.search import next_round
+from ddp_doctor.facts.collectives import GroupTest
+from ddp_doctor.views.isolation import settle
+from tests.simulated_isolation import KINDS, Cluster, runs
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in BY_NAME.items() if "repeats" not in name])
+@pytest.mark.parametrize("nodes", [8, 16])
+def test_planted_faults_are_found_and_no_innocent_is_named(name, nodes):
+    kind = BY_NAME[name]
+    if nodes < kind.least:
+        return
+
+    found = list(runs(kind, nodes, 3))
+
+    assert [each.wrong for each in found] == [0, 0, 0]
+    assert [each.right for each in found] == [True, True, True]
+
+
+def test_a_fault_that_comes_one_time_in_five_is_found_by_repeats():
+    found = list(runs(BY_NAME["one in five, 20 repeats"], 8, 2))
+
+    assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]
+
+
+@pytest.mark.parametrize("nodes", [8, 64, 1024])
+def test_a_node_that_hangs_costs_no_more_rounds_than_halving_would(nodes):
+    cluster = Cluster(nodes, random.Random(nodes), bad={nodes // 2: "hung"}, outliers=0)
+    cluster.run()
+
+    assert cluster.rounds == 5
+
+
+def test_first_every_node_is_tested_alone():
+    assert next_round((), (2, 0, 1), {}) == ((0,), (1,), (2,))
+
+
+def test_of_two_nodes_that_hang_together_none_is_named():
+    cluster = Cluster(2, random.Random(1), bad={1: "hung"})
+    cluster.run()
+
+    settled = settle(cluster.tests, range(2), {})
+
+    assert (settled.nodes, settled.pairs) == ((), ())
+    assert [each.nodes for each in settled.unsettled] == [(0, 1)]
+
+
+def test_where_no_two_nodes_pass_together_none_is_named():
+    cluster = Cluster(8, random.Random(1), at_most=1)
+    cluster.run()
+
+    settled = settle(cluster.tests, range(8), {})
+
+    assert (settled.nodes, settled.pairs, settled.leaves) == ((), (), ())
+    assert settled.unsettled
+
+
+def test_tests_that_tell_nothing_name_nobody_and_come_to_an_end():
+    tests: list[GroupTest] = []
+    number = 0
+    while groups := next_round(tests, range(8), {}):
+        tests += [GroupTest(round=number, nodes=group, outcome="unknown", reason="no ports left") for group in groups]
+        number += 1
+
+    settled = settle(tests, range(8), {})
+
+    assert (settled.nodes, settled.pairs, settled.smallest, settled.unsettled) == ((), (), None, ())
+
+
+def test_a_node_that_dies_alone_is_a_result_and_the_search_goes_on():
+    tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(3)]
+    tests.append(GroupTest(round=0, nodes=(3,), outcome="lost", lost_nodes=(3,)))
+
+    assert next_round(tests, range(4), {}) == ((0, 1, 2),)
+    assert [(bad.node, bad.pattern) for bad in settle(tests, range(4), {}).nodes] == [(3, "lost")]

@@ -1,0 +1,278 @@
+"""Simulation: clusters with planted faults against the real planning, judging and rendering of ``run --isolate``.
+
+    python -m tests.simulated_isolation [--runs RUNS]
+
+prints a table of nodes, kinds of fault and runs: right and wrong accusations, rounds, tests and seconds. Nothing is
+sent over a network: what a test of a group comes to is drawn from the planted faults.
+"""
+
+import argparse
+import io
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import log2
+
+from ddp_doctor import app
+from ddp_doctor.engine.isolation.search import next_round
+from ddp_doctor.facts.collectives import GroupTest, IsolationFact
+from ddp_doctor.model.choices import Status
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Leaf, Node, Options, Recording, World
+from ddp_doctor.render import terminal
+
+#: Bytes a second of a healthy group, and how far each test may be off.
+_RATE, _NOISE = 1e9, 0.2
+#: One test in a hundred is far slower, by chance.
+_OUTLIERS = 0.01
+_SLOW = 0.3
+
+
+@dataclass
+class Cluster:
+    """Nodes with planted faults."""
+
+    nodes: int
+    rng: random.Random
+    bad: dict[int, str] = field(default_factory=dict)  # nodes that do so with every other
+    alone: dict[int, str] = field(default_factory=dict)  # nodes that do so alone, too
+    pairs: dict[tuple[int, int], str] = field(default_factory=dict)
+    leaf: int | None = None  # whose way to the others is broken
+    leaf_size: int = 0  # 0: no topology
+    tells_leaves: bool = True
+    at_most: int | None = None  # larger groups hang
+    flaky: dict[int, float] = field(default_factory=dict)  # nodes that hang now and then, and how often
+    dies: int | None = None  # a node that is lost in its third test
+    outliers: float = _OUTLIERS
+    repeat: int = 1
+    tests: list[GroupTest] = field(default_factory=list)
+
+    def test(self, number: int, group: tuple[int, ...], at_s: float) -> GroupTest:
+        """What the test of a group comes to."""
+        if self.dies in group and sum(self.dies in test.nodes for test in self.tests) == 2:
+            test = GroupTest(round=number, nodes=group, outcome="lost", lost_nodes=(self.dies,), duration_s=8.0)
+            return test.model_copy(update={"at_s": at_s})
+        faults = self._faults(group)
+        if steady := [how for how in faults if how != "slow"]:
+            reason = "" if steady[0] == "hung" else "ECONNRESET" if steady[0] == "failed" else "1 of 1024 sums is wrong"
+            took_s = 12.0 if steady[0] == "hung" else 1.5
+            found = {"round": number, "nodes": group, "outcome": steady[0], "reason": reason}
+            return GroupTest.model_validate({**found, "at_s": at_s, "duration_s": took_s})
+        rate = _RATE * (_SLOW if faults else 1.0) * self.rng.uniform(1 - _NOISE, 1 + _NOISE)
+        if self.rng.random() < self.outliers:
+            rate *= self.rng.uniform(0.1, 0.6)
+        return GroupTest(round=number, nodes=group, outcome="passed", bytes_per_s=rate, at_s=at_s, duration_s=2.0)
+
+    def _faults(self, group: tuple[int, ...]) -> list[str]:
+        members = set(group)
+        found = [how for node, how in self.alone.items() if node in members]
+        if len(group) > 1:
+            found += [how for node, how in self.bad.items() if node in members]
+            found += [how for pair, how in self.pairs.items() if members.issuperset(pair)]
+            found += ["hung" for node, rate in self.flaky.items() if node in members and self.rng.random() < rate]
+        if self.leaf is not None and 0 < sum(self.leaf_of(node) == self.leaf for node in group) < len(group):
+            found.append("hung")
+        if self.at_most is not None and len(group) > self.at_most:
+            found.append("hung")
+        return found
+
+    def leaf_of(self, node: int) -> int:
+        """The number of its leaf."""
+        return node // self.leaf_size
+
+    def run(self) -> None:
+        """All rounds, until there is no next one."""
+        known = {node: f"leaf{self.leaf_of(node)}" for node in range(self.nodes)} if self.topology else {}
+        number = 0
+        while groups := next_round(tuple(self.tests), tuple(range(self.nodes)), known, self.repeat):
+            met = [node for group in groups for node in group]
+            assert len(met) == len(set(met)), "a node has a part in two tests of a round"
+            dead = {node for test in self.tests for node in test.lost_nodes}
+            assert dead.isdisjoint(met), "a node that was lost is tested again"
+            at_s = max((test.at_s + test.duration_s for test in self.tests), default=0.0)
+            self.tests += [self.test(number, group, at_s) for group in groups]
+            number += 1
+            assert number < 100 * self.repeat, "it does not end"
+
+    @property
+    def topology(self) -> bool:
+        """Whether leaves are told."""
+        return bool(self.leaf_size) and self.tells_leaves
+
+    @property
+    def rounds(self) -> int:
+        """How many there were."""
+        return 1 + max(test.round for test in self.tests)
+
+    def recording(self) -> Recording:
+        """What a run on it would record."""
+        names = [f"node{node}" for node in range(self.nodes)]
+        leaves: tuple[Leaf, ...] = ()
+        if self.topology:
+            leaves = tuple(
+                Leaf(name=f"leaf{number}", hosts=tuple(names[first : first + self.leaf_size]))
+                for number, first in enumerate(range(0, self.nodes, self.leaf_size))
+            )
+        fact = IsolationFact(tests=tuple(self.tests))
+        return Recording(
+            tool_version="0",
+            run_id="simulated",
+            world=World(
+                nnodes=self.nodes,
+                world_size=self.nodes,
+                nodes=tuple(Node(node_rank=node, hostname=name) for node, name in enumerate(names)),
+            ),
+            options=Options(isolate=True, leaves=leaves, repeat=self.repeat),
+            readings=(Reading(check="isolation", status=Status.COLLECTED, fact=fact.recorded()),),
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault: how it is planted, and whom the findings are to name."""
+
+    name: str
+    plant: Callable[[int, random.Random], Cluster]
+    least: int = 8  # nodes
+    most: int = 1 << 14
+    bar: Callable[[int], float] | None = None  # rounds at most, by the number of nodes
+
+
+def _some(count: int, nodes: int, rng: random.Random) -> list[int]:
+    return rng.sample(range(nodes), count)
+
+
+def _bad(how: str, count: int = 1) -> Callable[[int, random.Random], Cluster]:
+    return lambda nodes, rng: Cluster(nodes, rng, bad=dict.fromkeys(_some(count, nodes, rng), how))
+
+
+def _mixed(nodes: int, rng: random.Random) -> Cluster:
+    hows = ("hung", "failed", "wrong", "slow")
+    some = _some(2 if nodes < 16 else 4, nodes, rng)
+    return Cluster(nodes, rng, bad={node: rng.choice(hows) for node in some})
+
+
+def _leaf(nodes: int, rng: random.Random, *, told: bool = True) -> Cluster:
+    size = max(2, min(32, nodes // 4))
+    return Cluster(nodes, rng, leaf=rng.randrange(nodes // size), leaf_size=size, tells_leaves=told)
+
+
+def _pair(nodes: int, rng: random.Random) -> Cluster:
+    one, other = sorted(_some(2, nodes, rng))
+    return Cluster(nodes, rng, pairs={(one, other): rng.choice(("hung", "failed", "wrong"))})
+
+
+def _one(nodes: int) -> float:
+    return 2 + log2(nodes)
+
+
+KINDS = (
+    Kind("none", Cluster),
+    Kind("one fails alone", lambda nodes, rng: Cluster(nodes, rng, alone={rng.randrange(nodes): "failed"}), bar=_one),
+    Kind("one hangs", _bad("hung"), bar=_one),
+    Kind("one fails", _bad("failed"), bar=_one),
+    Kind("one is wrong", _bad("wrong"), bar=_one),
+    Kind("one is slow", _bad("slow"), bar=_one),
+    Kind("two hang", _bad("hung", 2), bar=lambda nodes: 2 + 2 * log2(nodes)),
+    Kind("several, mixed", _mixed, bar=lambda nodes: 2 + (2 if nodes < 16 else 4) * log2(nodes)),
+    Kind("a pair", _pair),
+    Kind("a leaf", _leaf, least=16),
+    Kind("a leaf, not told", lambda nodes, rng: _leaf(nodes, rng, told=False), least=16),
+    Kind("only more than half", lambda nodes, rng: Cluster(nodes, rng, at_most=nodes // 2 + rng.randrange(nodes // 4))),
+    Kind("only more than a few", lambda nodes, rng: Cluster(nodes, rng, at_most=rng.randrange(3, 7)), most=1024),
+    Kind(
+        "one in five, 20 repeats",
+        lambda nodes, rng: Cluster(nodes, rng, flaky={rng.randrange(nodes): 0.2}, repeat=20),
+        most=1024,
+    ),
+    Kind("none, 20 repeats", lambda nodes, rng: Cluster(nodes, rng, repeat=20), most=256),
+    Kind("one in five, once", lambda nodes, rng: Cluster(nodes, rng, flaky={rng.randrange(nodes): 0.2})),
+    Kind("one dies", lambda nodes, rng: Cluster(nodes, rng, dies=rng.randrange(nodes)), bar=_one),
+)
+
+
+@dataclass
+class Outcome:
+    """What came of one simulated run."""
+
+    right: bool  # all that was planted was named, with what it does
+    wrong: int  # accusations of innocents
+    rounds: int
+    tests: int
+    seconds: float
+    said: str = ""
+
+
+def judged(cluster: Cluster) -> Outcome:
+    """Run it, judge what it recorded with all rules of the doctor, and render the report."""
+    from rich.console import Console
+
+    began = time.perf_counter()
+    cluster.run()
+    recording = cluster.recording()
+    report = app.judge(recording).report
+    page = io.StringIO()
+    terminal.show(report, recording, Console(file=page, width=120))
+    seconds = time.perf_counter() - began
+    found = [finding for finding in report.findings if finding.code.startswith("DD63")]
+    named = {
+        (finding.code, tuple(sorted(f"{end}" for each in finding.culprits for end in (each.node, each.peer_node))))
+        for finding in found
+        if finding.code in ("DD635", "DD636")
+    }
+    blamed = {culprit.node_rank for finding in found if finding.code < "DD635" for culprit in finding.culprits}
+    guilty = {*cluster.bad, *cluster.alone, *cluster.flaky} | ({cluster.dies} - {None})
+    wrong = len(blamed - guilty)
+    expected = {("DD635", tuple(sorted(f"node{node}" for node in pair))) for pair in cluster.pairs}
+    if cluster.leaf is not None and cluster.topology:
+        leaves = [culprit.name for finding in found if finding.code == "DD636" for culprit in finding.culprits]
+        wrong += sum(name != f"leaf{cluster.leaf}" for name in leaves)
+        is_named = bool(leaves)
+    else:
+        wrong += len(named - expected)
+        is_named = expected <= named
+    if cluster.leaf is not None and not cluster.topology:  # no one can be named; its own nodes are no innocents
+        wrong = sum(node is not None and cluster.leaf_of(node) != cluster.leaf for node in blamed)
+        is_named = True
+    if cluster.at_most is not None:
+        [title] = [finding.title for finding in found if finding.code == "DD637"] or [""]
+        is_named = title.startswith(f"{cluster.at_most + 1} nodes")
+    is_surely_seen = not cluster.flaky or cluster.repeat > 1
+    right = is_named and (blamed == guilty or not is_surely_seen or cluster.leaf is not None)
+    return Outcome(right, wrong, cluster.rounds, len(cluster.tests), seconds, page.getvalue())
+
+
+def runs(kind: Kind, nodes: int, count: int) -> Iterator[Outcome]:
+    """So many runs with this kind of fault; each run has a seed of its own, and is always the same."""
+    for number in range(count):
+        yield judged(kind.plant(nodes, random.Random(f"{kind.name} {nodes} {number}")))
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=100, help="of each kind at 64 nodes; fewer of more nodes")
+    parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 64, 256, 1024, 4096, 16384])
+    parser.add_argument("--kind", default="")
+    asked = parser.parse_args()
+    print(f"{'nodes':>6}  {'kind':24}  runs right wrong       rounds    bar    tests  s a run")
+    for nodes in asked.nodes:
+        for kind in KINDS:
+            if kind.least <= nodes <= kind.most and asked.kind in kind.name:
+                count = max(2, min(asked.runs, asked.runs * 64 // nodes))
+                found = list(runs(kind, nodes, count))
+                rounds = sorted(each.rounds for each in found)
+                print(
+                    f"{nodes:>6}  {kind.name:24} {count:>5} {sum(each.right for each in found):>5}"
+                    f" {sum(each.wrong for each in found):>5}  {rounds[len(rounds) // 2]:>4}, <= {rounds[-1]:<3}"
+                    f"  {kind.bar(nodes) if kind.bar else 0:>5.3g}  {max(each.tests for each in found):>7}"
+                    f"  {max(each.seconds for each in found):.2f}",
+                    flush=True,
+                )
+    print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""What counts the steps of a job: its output, gloo's threads, and what is said of a fall."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddp_doctor.parse.job_log.ras import launches
+from ddp_doctor.parse.steps_said import numbers_of_steps
+from ddp_doctor.watch import slowdown, step_counts
+from ddp_doctor.watch.evidence import Output
+from ddp_doctor.watch.pace import Fall, LastRank, Look
+from ddp_doctor.watch.slowdown import Slowdown
+from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step 400, loss 2.31", [("step", 400)]),
+        ('{"global_step": 400, "loss": 2.31}', [("global_step", 400)]),
+        ("Epoch 3, batch 12/938", [("batch", 12)]),
+        (" 12%|█▏        | 120/1000 [00:10<01:13, 12.0it/s]", [("", 120)]),
+        ("val step 3 loss 2.1", []),
+        ("evaluating: 12%|█▏ | 120/1000 [00:10<01:13]", []),
+        ("batch size 32, 12.0it/s, loss 0.3", []),
+    ],
+)
+def test_the_number_of_a_step_is_found_in_a_line(line, found):
+    assert numbers_of_steps(f"{line}\n") == found
+
+
+def said_of(path: Path, *texts: str) -> list[dict[Source, int]]:
+    """What is counted after each of these has been added to a file."""
+    said, found = Said(), []
+    for text in texts:
+        with path.open("a") as file:
+            file.write(text)
+        found.append({source: look.total for source, look in said.look(0.0, [Output(str(path), 0)])})
+    return found
+
+
+def test_steps_are_counted_over_epochs_ranks_that_print_in_turns_and_lines_that_are_cut(tmp_path):
+    first = "".join(f"step {number}\n" for number in (1, 2, 3, 4, 5, 4, 6))
+    found = said_of(tmp_path / "out", first, "step 1", "0\n", "epoch 2\nstep 1\nstep 3\n", "step 4\n")
+
+    assert [seen.get(Source.STEPS) for seen in found] == [5, 5, 9, 11, 12]
+    assert [seen[Source.LINES] for seen in found] == [7, 7, 8, 11, 12]
+
+
+def test_output_without_numbers_of_steps_is_counted_by_its_lines(tmp_path):
+    assert said_of(tmp_path / "out", "loss 0.3\nloss 0.2\n") == [{Source.LINES: 2}]
+
+
+def test_a_file_that_has_gone_and_one_that_grows_by_gigabytes_are_no_trouble(tmp_path):
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(8 << 30)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nstep 4\n")
+
+    looks = dict(Said().look(0.0, [Output(str(tmp_path / "none"), 0), Output(str(tmp_path / "big"), 0)]))
+    assert looks[Source.LINES].total == 2
+
+
+WORKS, IDLE = (
+    "202 0x1 0x189 0x0 0x7f67 0x0 0xffffffff 0x7f6743 0x7f67",
+    "202 0x1 0x189 0x0 0x0 0x0 0xffffffff 0x7f 0x7f",
+)
+
+
+@pytest.mark.parametrize(
+    ("calls", "waits", "last"),
+    [
+        ([WORKS, IDLE, WORKS], True, 1),
+        ([WORKS, "98 0x1 0x189 0x0 0x0 0x0 0xff 0x7f 0x7f", "running"], True, 1),
+        ([WORKS, IDLE, IDLE], True, None),
+        ([IDLE] * 3, False, None),
+        ([WORKS] * 3, False, None),
+        (["", "", ""], False, None),  # the kernel does not show it
+    ],
+)
+def test_who_comes_last_is_who_alone_is_in_no_collective(monkeypatch, calls, waits, last):
+    written = 1_000
+    monkeypatch.setattr("ddp_doctor.sources.proc.environment", lambda pid: {"RANK": str(pid - 70), "WORLD_SIZE": "3"})
+    monkeypatch.setattr(
+        "ddp_doctor.sources.proc.threads", lambda _: {1: "python", 2: "gloo_tcp_loop", 3: "pt_gloo_runloop"}
+    )
+
+    def read(path: str) -> str | None:
+        _, _, pid, _, _, kind = path.split("/")
+        return calls[int(pid) - 70] if kind == "syscall" else f"rchar: 9\nwchar: {written}\nsyscr: 1\n"
+
+    monkeypatch.setattr("ddp_doctor.sources.proc.read", read)
+    gloo = Gloo()
+    gloo.search([70, 71, 72])
+    assert gloo.look(0.0).total == 0
+    written = 1_500
+
+    assert gloo.look(5.0) == Look(5.0, 1_000, waits, last)
+
+
+def test_gloo_beside_nccl_is_not_what_tells_the_pace(monkeypatch):
+    monkeypatch.setattr("ddp_doctor.sources.proc.environment", lambda _: {"RANK": "0"})
+    monkeypatch.setattr(
+        "ddp_doctor.sources.proc.threads", lambda pid: {pid: "pt_gloo_runloop", pid + 1: "pt_nccl_watchdg"}
+    )
+    gloo = Gloo()
+    gloo.search([70])
+
+    assert gloo.threads == []
+
+
+def test_the_rank_that_has_launched_the_fewest_is_told_by_ras(monkeypatch):
+    ranks = [{"rank": rank, "collective_counts": {"AllReduce": 9, "Broadcast": rank != 1}} for rank in range(3)]
+    small = {"size": 1, "ranks": [{"rank": 0, "collective_counts": {"AllReduce": 90}}]}
+    answer = '{"communicators": [' + ", ".join(str({"size": 3, "ranks": ranks}).replace("'", '"').split("\n"))
+    answer = answer.replace("True", "1").replace("False", "0") + f", {str(small).replace(chr(39), chr(34))}]}}"
+    assert launches(f"OK\n{answer}") == {0: 10, 1: 9, 2: 10}
+    assert launches("ERROR: Unknown command\nJob summary\n===") == {}
+
+    def ask(_pids: object, file: int) -> int:
+        os.pwrite(file, b'["RAS", 7.0, {"0": 10, "1": 9, "2": 10}]', 0)
+        return 0
+
+    monkeypatch.setattr(step_counts, "_ask", ask)
+    doors, seen = Doors(), None
+    while seen is None:
+        seen = doors.look(7.0, [70])
+    doors.close()
+    assert seen == (Source.RAS, Look(7.0, 10, waits=True, last=1))
+
+
+class Told:
+    """A job that is looked at; its falls, by source, are as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, speaks: bool = True) -> None:
+        monkeypatch.setattr(slowdown, "_clock", lambda at_s: f"{int(at_s) // 60:02}:{int(at_s) % 60:02}")
+        self.slowdown = Slowdown(SimpleNamespace(outputs=list), (), speaks=speaks)  # type: ignore[arg-type]
+
+    def has(self, source: Source, windows: int, fall: Fall | None, last: LastRank | None = None) -> "Told":
+        found = SimpleNamespace(windows=range(windows), fall=fall, last_rank=lambda: last)
+        self.slowdown._paces[source] = found  # type: ignore[assignment]
+        return self
+
+
+@pytest.mark.parametrize(
+    ("source", "fall", "last", "told"),
+    [
+        (
+            Source.STEPS,
+            Fall(134, 4.12, 1.31),
+            None,
+            "is slower since 02:14: from 4.1 to 1.3 steps a second, by its output",
+        ),
+        (
+            Source.GLOO,
+            Fall(134, 5e6, 1.8e6),
+            LastRank(5, 9, 10),
+            "is slower since 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 {}",
+        ),
+        (
+            Source.RAS,
+            Fall(134, 0.1, 0.05, 200),
+            None,
+            "is slower from 02:14 to 03:20: from 6 to 3 collectives a minute, by NCCL RAS",
+        ),
+        (Source.LINES, Fall(134, 100, 3), None, ""),  # of 100 lines a second most are of another kind
+    ],
+)
+def test_a_fall_is_told_with_its_time_both_rates_and_what_tells_them(monkeypatch, source, fall, last, told):
+    assert Told(monkeypatch).has(source, 40, fall, last).slowdown.whole() == told.format(
+        source.value[1], "looks at ranks that waited"
+    )
+
+
+def test_the_best_source_that_has_measured_enough_is_believed_and_no_other(monkeypatch):
+    job = Told(monkeypatch).has(Source.GLOO, 30, None).has(Source.LINES, 40, Fall(134, 4, 1))
+    assert job.slowdown.whole() == ""
+
+    job.has(Source.GLOO, 3, None)
+    assert "by the lines of its output" in job.slowdown.whole()
+
+
+def test_news_are_told_once_and_the_end_of_the_fall_too(monkeypatch):
+    job = Told(monkeypatch)
+    falls = [None, Fall(134, 4, 1), Fall(134, 4, 1.1), Fall(134, 4, 1.1, 200), Fall(134, 4, 1.1, 200), Fall(300, 4, 1)]
+    news = [job.has(Source.STEPS, 40, fall).slowdown.news() for fall in falls]
+
+    assert [text.partition(":")[0] for text in news] == [
+        "",
+        "is slower since 02",
+        "",
+        "is no longer slower since 03",
+        "",
+        "is slower since 05",
+    ]
+
+
+def test_the_watcher_of_another_node_speaks_only_where_it_can_name_a_rank(monkeypatch):
+    job = Told(monkeypatch, speaks=False)
+
+    assert job.has(Source.GLOO, 40, Fall(134, 4, 1)).slowdown.whole() == ""
+    assert "rank 5" in job.has(Source.GLOO, 40, Fall(134, 4, 1), LastRank(5, 9, 10)).slowdown.whole()
+
+
+def test_a_moment_of_another_day_is_told_with_its_day(monkeypatch):
+    monkeypatch.setattr("time.monotonic", lambda: 200_000.0)
+
+    assert len(slowdown._clock(199_000.0)) == len("02:14")
+    assert len(slowdown._clock(100_000.0)) == len("Nov 28 02:14")
