@@ -72,7 +72,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     world = outer_world(env, os.getppid())
     asked = launch.read()
     if launch.is_planned:
-        return _show_plan(options, launch, env, world, outputs)
+        return _show_plan(options, replace(launch, asked=asked), env, world, outputs)
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with as_usage_error():
         here = start_all_nodes(asked, env, world, arguments)
@@ -95,7 +95,7 @@ def _show_plan(
 ) -> int:
     """Print what a run would do, and start nothing; of the processes of a launcher the first one speaks."""
     outputs.require_only("json", "a plan")
-    asked, nproc = launch.read(), _ranks(launch.nproc_per_node)
+    asked, nproc = launch.asked, _ranks(launch.nproc_per_node)
     with as_usage_error():
         listed = hosts_to_start(asked, env, world)
     hosts: Sequence[str | None]
@@ -118,7 +118,7 @@ def _show_plan(
     plan = run_plan(options, hosts, launcher, nproc, is_here=alone_here)
     is_piped = world is not None and world.launcher == "mpi"  # Open MPI gives its ranks pseudo-terminals
     plan_table.show(plan, screen.console(outputs.words_to, is_piped=is_piped))
-    if path := outputs.paths.get("json"):
+    if path := outputs.at_node(socket.gethostname(), 0).paths.get("json"):
         with as_usage_error(CannotWrite):
             write(path, plan.model_dump_json(indent=1) + "\n")
     return ExitCode.HEALTHY.value

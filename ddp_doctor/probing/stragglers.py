@@ -68,7 +68,7 @@ def ring(ranks: int) -> list[list[tuple[int, int]]]:
     return [turn for turn in (whole[0::2], whole[1::2], pairs[len(whole) :]) if turn]
 
 
-class Measurement:
+class RankSamples:
     """What one rank measures, and what it waits for."""
 
     def __init__(self, ctx: RankContext) -> None:
@@ -118,7 +118,7 @@ class Measurement:
 
     def _samples(self, places: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
         ctx, needed_s = self.ctx, 0.0
-        most_s = stragglers.SHARE_OF_CHECK * ctx.remaining()
+        most_s = stragglers.SHARE_OF_CHECK * min(ctx.remaining(), ctx.budget_s)
         left, right = matrices(ctx.device, rows(ctx.device))
         for number in range(stragglers.SAMPLES):
             turns = waves(places, number)
@@ -127,7 +127,9 @@ class Measurement:
             if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
                 if number >= stragglers.FEWEST_SAMPLES:
                     return
-                raise Skip(f"{missing} samples in {len(turns)} turns do not fit the time: too many ranks share a core")
+                raise Skip(
+                    f"{missing} samples in {len(turns)} turns do not fit the budget: too many ranks share a core"
+                )
             began, found = self._spent_s(), list[Sample]()
             for turn, at in enumerate(turns):
                 # The others enter the step too: numbers identify the steps of ranks.

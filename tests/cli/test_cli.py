@@ -93,6 +93,13 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["run", "--isolate", "--topology", "/dev/zero"], "/dev/zero is larger than 4 MiB"),
         (["run", "--isolate", "--topology", "/dev/null"], "/dev/null is no topology that can be read: it is empty"),
         (["run", "--isolate", "--topology", "/bin/sh"], "/bin/sh is no topology that can be read: line 1: '\\x7fELF"),
+        (["run", "--isolate"], "finds the bad ones of several nodes, and this run has one: give --hosts or --nnodes"),
+        (
+            ["run", "--isolate", "--nnodes", "2", "--skip", "isolation"],
+            "would not be run: take isolation out of --skip",
+        ),
+        (["run", "--isolate", "--nnodes", "2", "--only", "p2p"], "would not be run: name isolation in --only, too"),
+        (["run", "--nnodes", "2", "--only", "isolation"], "isolation runs what --isolate asks for: give it"),
         (["run", "--rdzv-endpoint", "host:"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--rdzv-endpoint", "localhost:70000"], "--rdzv-endpoint takes HOST:PORT"),
         (["run", "--budget", "-1"], "--budget"),

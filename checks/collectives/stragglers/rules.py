@@ -149,7 +149,8 @@ def rank_loses_processor_time(recording: Recording) -> Iterator[Draft]:
 
     Finds: Among three or more ranks, those on which a loop that only reads the clock stands still so often that it
         takes 1.25 times as long as on the usual rank, beyond four spreads of all samples, in four of five samples; one
-        that a CPU quota stops each time is named beside one other rank, too. An error from three times on.
+        that a CPU quota stops each time is named beside one other rank, too. Ranks that share their CPUs with usual
+        ones are not named for waits: who waits there is chance. An error from three times on.
     Why: Every rank waits for the slowest in every step.
     Remedy: By who takes it: raise the quota, move the other processes or the virtual machine, find what stops it.
     See: https://docs.kernel.org/scheduler/sched-bwc.html
@@ -163,11 +164,12 @@ def _gaps(slow: Slow) -> str:
     taken = median(sample.taken_share for sample in samples)
     waited = median(sample.waited_share or 0.0 for sample in samples)
     stopped = median(sample.throttled_share or 0.0 for sample in samples)
+    others = ", ".join(f"{each.name} (pid {each.pid}) takes {each.cpus:.0%} of a CPU" for each in fact.busiest)
     gap_s, late_s = max(sample.longest_gap_s for sample in samples), median(sample.late_s for sample in samples)
     return (
         f"{taken:.0%} of a loop's time is taken, {gap_s * 1e3:.0f} ms at most; {waited:.0%} it was ready and waited, "
         f"{stopped:.0%} its control group was stopped; a sleep ends {late_s * 1e3:.1f} ms late; "
-        f"{fact.steal_share:.0%} steal, CPU pressure {fact.pressure_share:.0%}"
+        f"{fact.steal_share:.0%} steal, CPU pressure {fact.pressure_share:.0%}{'; ' if others else ''}{others}"
     )
 
 
@@ -176,8 +178,7 @@ def _who_takes_it(_recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     if slow.work == QUOTA:
         return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA
     if slow.work == WAITS:
-        names = " and ".join(f"{each.name} (pid {each.pid}, {each.cpus:.0%} of a CPU)" for each in fact.busiest)
-        return f"it waits for a CPU that others use{': ' if names else ''}{names}", _OTHERS
+        return "it waits for a CPU that others use", _OTHERS
     lost = median(sample.taken_share for sample in fact.samples)
     if fact.steal_share >= stragglers.REASON_SHARE * lost:
         return "the hypervisor takes its CPUs for others", _STOPS

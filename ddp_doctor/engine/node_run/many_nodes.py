@@ -423,7 +423,7 @@ def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
     errors = [finding for finding in diagnose(node.so_far()).findings if finding.severity is Severity.ERROR]
     effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
     for code in (code for code, effect in effects.items() if effect == "stop"):
-        return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang")
+        return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang or fail")
     for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity has measured how slow
         return _leave_out(node, checks, f"{code} makes every step several times longer", but=(PROCESS_GROUP,))
     return checks
