@@ -121,7 +121,7 @@ RepeatOption = Annotated[
     option(
         WHAT,
         "N",
-        "Test all ranks, or with --isolate each group, so often, besides --budget, and tell how many fail.",
+        "Test all ranks, or with --isolate each group, so often, however long that takes, and tell how many fail.",
         min=1,
     ),
 ]
