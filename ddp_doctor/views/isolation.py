@@ -282,7 +282,8 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
     slow = sum(pair in known.slow for pair in others)
     fails = sum(known.pairs[pair].bad > 0 for pair in others) - slow
     for node, who in suspects.items():
-        fault = known.fault((node,), known.of_node(node))
+        pairs = [(min(node, each), max(node, each)) for each in (*who, *known.good.get(node, ()))]
+        fault = known.fault((node,), pairs)
         by_chance = (slow if fault.how == "slow" else fails) / max(len(others), 1)
         if fault.how == "slow" and count >= 2 * bars.FEW_NODES and len(who) == need:
             continue  # of so many some are slow three times by chance

@@ -109,12 +109,9 @@ class _Search:
             in_order = [node for members in of_leaf.values() for node in members] + odd
             return [_pair(*two) for two in zip(in_order[::2], in_order[1::2], strict=False)]
         bad = [node for node in self.part if self.known.bad.get(node)]
-        return self._matched([*lonely, *bad], self._good(bad)) + self._across()
-
-    def _across(self) -> list[Group]:
-        """Those that are free in pairs, each of the first half with one of the second."""
+        found = self._matched([*lonely, *bad], self._good(bad))
         free = [node for node in self.part if node not in self.used]
-        return self._matched(free[: len(free) // 2], free[len(free) // 2 :])
+        return found + self._matched(free[: len(free) // 2], free[len(free) // 2 :])
 
     def _good(self, aside: Iterable[int]) -> list[int]:
         """The nodes that passed with a partner, those that never were bad and the fastest first, without these."""
@@ -163,7 +160,8 @@ class _Search:
             return self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
         slow = [pair for pair in self.settled.open_pairs if pair in self.known.slow]
         if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
-            return found + self._across()  # with which their rates are compared
+            passed = (pair for pair, count in self.known.pairs.items() if not count.bad)
+            return found + self._unless_used(passed)  # with which their rates are compared
         rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
         return found + ([rest] if len(rest) > 2 and not self.asked[rest] and self._may_fail() else [])
 
