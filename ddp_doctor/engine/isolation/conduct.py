@@ -63,7 +63,7 @@ class Isolation:
     def _test(self, groups: Groups) -> None:
         run = self.agent.node_ranks.run
         run.progress(self._stands(groups))
-        reproducer = Reproducer(kind="all_reduce", size_bytes=trials.GROUP_BYTES[run.world.backend])
+        reproducer = Reproducer(kind="all_reduces", size_bytes=trials.GROUP_BYTES[run.world.backend])
         at_s = time.monotonic() - self._began
         results = run_groups(self.agent, groups, reproducer, self._limit_s())
         self.tests += [
