@@ -39,25 +39,19 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ON_GPU_BYTES = 16 << 20
 
 
-def waves(places: Sequence[Mapping[str, Any]], number: int) -> list[dict[int, int]]:
-    """The turns of one sample, each with the CPU on which a rank begins: on a machine no two ranks have the same.
+def waves(cpus_of: Mapping[int, Sequence[int]], number: int) -> list[dict[int, int]]:
+    """The turns of one sample for the ranks of one machine, each with the CPU on which a rank begins, no two the same.
 
-    Those that may run on few CPUs choose first; the order is another in each sample, the same on all ranks.
+    Those that may run on few CPUs choose first; the order is another in each sample, the same on all these ranks.
     """
-    order = list(range(len(places)))
-    Random(number).shuffle(order)  # noqa: S311 - nothing is kept secret by it
+    chance = Random(number)  # noqa: S311 - nothing is kept secret by it
     found: list[dict[int, int]] = []
-    taken: list[set[tuple[str, int]]] = []
-    for rank in sorted(order, key=lambda rank: len(places[rank]["cpus"])):
-        cpus = [(places[rank]["machine"], cpu) for cpu in places[rank]["cpus"]]
-        Random(number * len(places) + rank).shuffle(cpus)  # noqa: S311
-        turn = next((turn for turn, used in enumerate(taken) if not used.issuperset(cpus)), len(found))
-        if turn == len(found):
-            found.append({})
-            taken.append(set())
-        cpu = next(cpu for cpu in cpus if cpu not in taken[turn])
-        taken[turn].add(cpu)
-        found[turn][rank] = cpu[1]
+    for rank in sorted(chance.sample(sorted(cpus_of), len(cpus_of)), key=lambda rank: len(cpus_of[rank])):
+        cpus = chance.sample(cpus_of[rank], len(cpus_of[rank]))
+        turn = next((turn for turn in found if not set(cpus) <= {*turn.values()}), {})
+        if not turn:
+            found.append(turn)
+        turn[rank] = next(cpu for cpu in cpus if cpu not in turn.values())
     return found
 
 
@@ -93,7 +87,8 @@ class RankSamples:
         if all(place["problem"] for place in places):
             raise Misused(f"--data: {self.data['problem']}")
         before = self._taken()
-        samples = tuple(self._samples(places))
+        mates = {rank: place["cpus"] for rank, place in enumerate(places) if place["machine"] == boot}
+        samples = tuple(self._samples(mates))
         steal_s, pressure_s = (now - old for now, old in zip(self._taken(), before, strict=True))
         with ctx.step("look at other processes"):
             waits = median(sample.waited_share or 0.0 for sample in samples) > 1 - 1 / stragglers.SLOWER
@@ -116,12 +111,13 @@ class RankSamples:
             data_cache=self.data.get("cache", ""),
         )
 
-    def _samples(self, places: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    def _samples(self, mates: Mapping[int, Sequence[int]]) -> Iterator[Sample]:
         ctx, needed_s = self.ctx, 0.0
         most_s = stragglers.SHARE_OF_CHECK * min(ctx.remaining(), ctx.budget_s)
         left, right = matrices(ctx.device, rows(ctx.device))
         for number in range(stragglers.SAMPLES):
-            turns = waves(places, number)
+            turns = waves(mates, number)
+            turns += [{}] * (int(agreed(ctx, len(turns))) - len(turns))  # of the machine that has most
             needed_s = needed_s or len(turns) * (stragglers.READS_S * bool(ctx.options.data) + stragglers.SAMPLE_S)
             missing = max(stragglers.FEWEST_SAMPLES - number, 1)
             if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
