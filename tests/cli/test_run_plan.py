@@ -110,6 +110,12 @@ def test_what_a_run_refuses_its_plan_refuses(asked, args, sentence):
     assert sentence in done.stderr
 
 
+def test_a_list_of_hosts_on_stdin_is_read_once(asked):
+    done = asked("run", "--plan", "--hostfile", "-", text="node1\nnode2\n")
+
+    assert "2 nodes over ssh: node1, node2." in done.stdout, done
+
+
 def test_more_nodes_than_the_slurm_job_has_are_refused(asked):
     done = asked("run", "--plan", "--nnodes", "4", env=SLURM)
 

@@ -80,4 +80,4 @@ def test_a_node_that_dies_alone_is_a_result_and_the_search_goes_on():
     tests.append(GroupTest(round=0, nodes=(3,), outcome="lost", lost_nodes=(3,)))
 
     assert next_round(tests, range(4), {}) == ((0, 1, 2),)
-    assert [(bad.node, bad.pattern) for bad in settle(tests, range(4), {}).nodes] == [(3, "lost")]
+    assert [bad.nodes for bad in settle(tests, range(4), {}).lost] == [(3,)]

@@ -76,7 +76,7 @@ def test_a_job_that_becomes_slower_is_told_with_the_rank_that_is_to_blame_alone(
     )
 
     assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if " is slower since " in line]
+    told = [line for line in done.stderr.splitlines() if " became slower at " in line]
     assert len(told) == 1
     assert "by what gloo sends between its ranks" in told[0]
     assert ("; rank " in told[0]) == ("; rank 1 came last in " in told[0]) == (who == "rank 1")

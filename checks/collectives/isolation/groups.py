@@ -9,7 +9,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, by_operator
-from ddp_doctor.views.isolation import Unsettled, in_common, isolated
+from ddp_doctor.views.isolation import Fault, in_common, isolated
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, Who, likely, possible
 from ddp_doctor.wording.nodes import hosts, name_list, node_culprit, node_pair
 
@@ -18,8 +18,8 @@ from ddp_doctor.wording.nodes import hosts, name_list, node_culprit, node_pair
 def pair_fails(recording: Recording) -> Iterator[Draft]:
     """Two nodes that fail together, and with nobody else.
 
-    Finds: Two nodes that hang, fail, sum wrongly or are slow together three times or more, while both pass with others
-        so often that one of them, failing now and then, is 25 times less likely.
+    Finds: Two nodes that hang, fail, sum wrongly or are slow together four times or more, while both pass with others
+        so often that one of them, failing now and then, is 50 times less likely.
     Why: The path between them is at fault, or what the two have set against each other; a ring or tree that uses that
         path hangs, another order of the nodes may not.
     Remedy: Look at the path between them, from both ends; until then keep them in different jobs.
@@ -27,7 +27,7 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
     """
     for bad in isolated(recording).pairs:
         yield likely(
-            Who((node_pair(recording, *bad.nodes),), hosts(recording, bad.nodes)),
+            Who((node_pair(recording, bad.nodes[0], bad.nodes[1]),), hosts(recording, bad.nodes)),
             f"{{who}} {verb(bad.how, 2)} together, and both pass with others",
             Evidence(text=f"{counted(bad.how, bad.failed, bad.tests)}{of_usual(bad.share)}{said(bad.reason)}"),
             by_administrator(
@@ -50,20 +50,20 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
     Remedy: Look at the leaf's ways up; until then keep jobs within it, or off it.
     See: docs/explanation/isolation.md
     """
-    for leaf in isolated(recording).leaves:
+    for bad in isolated(recording).leaves:
         yield likely(
-            Who(tuple(node_culprit(recording, node, name=leaf.name) for node in leaf.nodes), leaf.name),
-            f"Leaf {{who}} {verb(leaf.how)} with other leaves: its nodes pass among themselves",
+            Who(tuple(node_culprit(recording, node, name=bad.leaf) for node in bad.nodes), bad.leaf),
+            f"Leaf {{who}} {verb(bad.how)} with other leaves: its nodes pass among themselves",
             Evidence(
-                text=f"{hosts(recording, leaf.nodes)} with nodes of {name_list(leaf.others)}: none of the tests passed"
-                f"{of_usual(leaf.share)}"
+                text=f"{hosts(recording, bad.nodes)} with nodes of {name_list(bad.others)}: none of the tests passed"
+                f"{of_usual(bad.share)}"
             ),
             by_administrator(
-                f"Look at the uplinks of {leaf.name}: cables, ports, routes, rates",
+                f"Look at the uplinks of {bad.leaf}: cables, ports, routes, rates",
                 scope="cluster",
                 cost="leave its nodes out until then, or have the job on it alone",
             ),
-            severity=Severity.WARNING if leaf.how == "slow" else None,
+            severity=Severity.WARNING if bad.how == "slow" else None,
         )
 
 
@@ -132,13 +132,13 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _what(recording: Recording, each: Unsettled) -> str:
+def _what(recording: Recording, each: Fault) -> str:
     names, count = hosts(recording, each.nodes), len(each.nodes)
     together = "together" if count > 1 else "alone"
-    if each.partners:
-        together = f"with {each.partners} other nodes or more, and {'pass' if count > 1 else 'passes'} with some"
+    if each.met:
+        together = f"with {each.met} other nodes or more, and {'pass' if count > 1 else 'passes'} with some"
     return f"{names} {verb(each.how, count)} {together}"
 
 
-def _evidence(recording: Recording, each: Unsettled) -> Evidence:
+def _evidence(recording: Recording, each: Fault) -> Evidence:
     return Evidence(text=f"{_what(recording, each)}: {counted(each.how, each.failed, each.tests)}{said(each.reason)}")

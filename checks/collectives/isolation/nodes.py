@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator
-from ddp_doctor.views.isolation import BadNode, in_common, isolated
+from ddp_doctor.views.isolation import Fault, in_common, isolated
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, Who, likely, proved
 from ddp_doctor.wording.nodes import hosts, node_culprit
 
@@ -27,24 +27,22 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
     Remedy: Leave it out of the job, and run the doctor on it alone.
     See: docs/explanation/isolation.md
     """
-    for bad in isolated(recording).nodes:
-        if bad.pattern == "lost":
-            others = hosts(recording, bad.partners)
-            yield likely(
-                _who(recording, [bad]),
-                f"{{who}} fell silent while it was tested {f'with {others}' if others else 'alone'}",
-                Evidence(text=f"{hosts(recording, [bad.node])} answered no more, and took part in no later test"),
-                by_administrator(f"See on its console or BMC whether {hosts(recording, [bad.node])} runs"),
-                nodes=(bad.node,),
-            )
-    for how, some in grouped((bad.how, bad) for bad in isolated(recording).nodes if bad.pattern == "alone").items():
+    for bad in isolated(recording).lost:
+        name, others = hosts(recording, bad.nodes), hosts(recording, bad.partners)
+        yield likely(
+            _who(recording, [bad]),
+            f"{name} fell silent while it was tested {f'with {others}' if others else 'alone'}",
+            Evidence(text=f"{name} answered no more, and took part in no later test"),
+            by_administrator(f"See on its console or BMC whether {name} runs"),
+            nodes=bad.nodes,
+        )
+    for how, some in grouped((bad.how, bad) for bad in isolated(recording).alone).items():
         yield proved(
             _who(recording, some),
             f"{{who}} {verb(how, len(some))} alone, without any other node",
             _evidence(recording, some),
             _leave_out(recording, some, "GPUs, memory and software", "ddp-doctor run --nnodes 1   # on that node"),
             detail=_shared(recording, some),
-            nodes=tuple(bad.node for bad in some),
         )
 
 
@@ -60,7 +58,7 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
     Remedy: Leave it out of the job, and look at its network.
     See: docs/explanation/isolation.md
     """
-    bad = [bad for bad in isolated(recording).nodes if bad.pattern == "with others" and bad.how != "slow"]
+    bad = [bad for bad in isolated(recording).nodes if bad.how != "slow"]
     for (how, always), some in grouped(((each.how, each.failed == each.tests), each) for each in bad).items():
         count = len(some)
         without, alone = ("them", "alone they pass") if count > 1 else ("it", "alone it passes")
@@ -75,7 +73,6 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
             _evidence(recording, some),
             _leave_out(recording, some, "network: interface, cable, switch port, driver, firewall"),
             detail=_shared(recording, some),
-            nodes=tuple(node.node for node in some),
         )
 
 
@@ -90,11 +87,8 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
     Remedy: Leave it out of the job, and look at its network and what else runs there.
     See: docs/explanation/isolation.md
     """
-    bad = [bad for bad in isolated(recording).nodes if bad.pattern == "with others" and bad.how == "slow"]
-    grave = {each.node for each in bad if each.share is not None and each.share * SLOW_NODE_RATIO <= 1}
-    for severity, some in grouped(
-        (Severity.ERROR if each.node in grave else Severity.WARNING, each) for each in bad
-    ).items():
+    bad = [bad for bad in isolated(recording).nodes if bad.how == "slow"]
+    for is_grave, some in grouped(((each.share or 0.0) * SLOW_NODE_RATIO <= 1, each) for each in bad).items():
         worst = min(each.share or 0.0 for each in some)
         yield likely(
             _who(recording, some),
@@ -102,31 +96,31 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
             f"{100 * worst:.0f} % of the usual rate",
             _evidence(recording, some),
             _leave_out(recording, some, "link speeds, clocks and power limits, other programs"),
-            severity=severity,
+            severity=Severity.ERROR if is_grave else None,
             detail=_shared(recording, some),
-            nodes=tuple(node.node for node in some),
         )
 
 
-def _who(recording: Recording, some: Sequence[BadNode]) -> Who:
-    return Who(tuple(node_culprit(recording, bad.node) for bad in some), hosts(recording, (bad.node for bad in some)))
+def _who(recording: Recording, some: Sequence[Fault]) -> Who:
+    nodes = [bad.nodes[0] for bad in some]
+    return Who(tuple(node_culprit(recording, node) for node in nodes), hosts(recording, nodes))
 
 
-def _shared(recording: Recording, some: Sequence[BadNode]) -> str:
-    return shared(in_common(recording, [bad.node for bad in some])) if len(some) > 1 else ""
+def _shared(recording: Recording, some: Sequence[Fault]) -> str:
+    return shared(in_common(recording, [bad.nodes[0] for bad in some])) if len(some) > 1 else ""
 
 
-def _evidence(recording: Recording, some: Sequence[BadNode]) -> list[Evidence]:
+def _evidence(recording: Recording, some: Sequence[Fault]) -> list[Evidence]:
     found = []
     for bad in some[:LINES_OF_EVIDENCE]:
-        name, partners = hosts(recording, [bad.node]), hosts(recording, bad.partners)
+        name, partners = hosts(recording, bad.nodes), hosts(recording, bad.partners)
         did = f"{counted(bad.how, bad.failed, bad.tests)}{of_usual(bad.share)}{said(bad.reason)}"
         found.append(Evidence(text=f"{name} {f'with {partners}' if partners else 'alone'}: {did}"))
     return found
 
 
-def _leave_out(recording: Recording, some: Sequence[BadNode], look_at: str, *commands: str) -> Remedy:
-    names = hosts(recording, (bad.node for bad in some))
+def _leave_out(recording: Recording, some: Sequence[Fault], look_at: str, *commands: str) -> Remedy:
+    names = _who(recording, some).names
     return by_administrator(
         f"Leave {names} out of the job (--bad-nodes FILE writes the list), and look at its {look_at}",
         *commands,

@@ -32,7 +32,7 @@ def counted(how: How, failed: int, tests: int) -> str:
 
 def of_usual(share: float | None) -> str:
     """``, 31 % of the usual rate``; nothing where no rate is the fault."""
-    return "" if share is None else f", at its best {100 * share:.0f} % of the usual rate"
+    return "" if share is None else f", {100 * share:.0f} % of the usual rate"
 
 
 def said(reason: str) -> str:

@@ -20,6 +20,9 @@ from ddp_doctor.settings import trials
 from ddp_doctor.views.isolation import settle
 from ddp_doctor.wording.nodes import name_list
 
+#: Before any group has passed: what a trial that passes may take on a machine with ten ranks to a processor.
+_BUSY_S = 3.0
+
 
 @dataclass
 class Isolation:
@@ -33,7 +36,7 @@ class Isolation:
 
     def run(self) -> None:
         """Round after round. Raises what ends the run; a node that falls silent does not."""
-        stopped = "the run ended before all was settled"
+        stopped = "it was broken off"
         try:
             while (groups := self._next()) and not (why := self._why_stop()):
                 self._test(groups)
@@ -73,7 +76,7 @@ class Isolation:
         sizes = sorted({len(nodes) for nodes in groups})
         of = f"{sizes[0]} to {sizes[-1]} nodes" if len(sizes) > 1 else f"{sizes[0]} node{'s' if sizes[0] > 1 else ''}"
         found = settle(self.tests, self._nodes, self.leaf_of)
-        names = [self.agent.world.hostname(bad.node) for bad in found.nodes]
+        names = [self.agent.world.hostname(node) for node in sorted(found.blamed)]
         names += [" with ".join(map(self.agent.world.hostname, pair)) for pair in found.open_pairs]
         suspected = f", suspected: {name_list(names)}" if names else ""
         many = f"{len(groups)} group{'s' if len(groups) > 1 else ''}"
@@ -83,4 +86,4 @@ class Isolation:
         """What a trial may take, and more where those that passed took long: their machine may be busy."""
         passed = [test.duration_s for test in self.tests if test.outcome == "passed"]
         usual_s = trials.NCCL_TRIAL_S if self.agent.world.backend == "nccl" else trials.TRIAL_S
-        return min(max(usual_s, trials.HUNG_RATIO * max(passed, default=0.0)), trials.NCCL_TRIAL_S)
+        return min(max(usual_s, trials.HUNG_RATIO * max(passed, default=_BUSY_S)), trials.NCCL_TRIAL_S)

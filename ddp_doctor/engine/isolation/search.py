@@ -6,17 +6,16 @@ halves, halves of one half with halves of the other, and last how many nodes it 
 once, so that a hundred bad nodes are found in as many rounds as one.
 """
 
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import log2
 
 from ddp_doctor.facts.collectives import GroupTest
 from ddp_doctor.knowledge import isolation as bars
-from ddp_doctor.views.isolation import Pair, Settled, Tests, failures, is_end, settle
+from ddp_doctor.model.base import grouped
+from ddp_doctor.views.isolation import Group, Tests, is_end, settle
+from ddp_doctor.views.rates import FAILED
 
-Group = tuple[int, ...]
 #: A partner is looked for among so many that are free: among thousands any few will do.
 _WINDOW = 16
 #: Failures in a row after which a group that is to be tested again and again fails always.
@@ -35,140 +34,105 @@ def next_round(
     """
     if not tests:
         return tuple((node,) for node in sorted(nodes))
+    if again := _again(tests, repeat):
+        return tuple(again)
+    rounds = 1 + tests[-1].round
+    if rounds > repeat * (8 + 8 * log2(len(nodes) + 1)):
+        return ()  # whatever is open, more of the same will not settle it
     return tuple(_Search(tests, nodes, leaf_of, repeat).groups())
 
 
-@dataclass(frozen=True)
+def _again(tests: Sequence[GroupTest], repeat: int) -> list[Group]:
+    """The groups of the last round that are to be tested more often."""
+    if repeat == 1:
+        return []
+    rounds = grouped((test.round, test) for test in tests)
+    last, *before = (
+        {test.nodes: test.outcome in FAILED for test in rounds[number]} for number in sorted(rounds, reverse=True)
+    )
+    in_a_row = {group: [is_bad] for group, is_bad in last.items()}
+    for earlier in before:
+        running = [group for group, found in in_a_row.items() if group in earlier and len(found) < repeat]
+        if not running:
+            break
+        for group in running:
+            in_a_row[group].append(earlier[group])
+    lost = {node for test in tests for node in test.lost_nodes}
+    return [
+        group
+        for group, found in in_a_row.items()
+        if len(found) < repeat and not (len(found) >= _ALWAYS and all(found)) and lost.isdisjoint(group)
+    ]
+
+
 class _Search:
     """What the tests so far leave to be tested."""
 
-    tests: Sequence[GroupTest]
-    nodes: Sequence[int]
-    leaf_of: Mapping[int, str]
-    repeat: int
-    used: set[int] = field(default_factory=set)  # nodes that have a part in this round
-
-    @cached_property
-    def known(self) -> Tests:
-        return Tests(self.tests)
-
-    @cached_property
-    def settled(self) -> Settled:
-        return settle(self.tests, self.nodes, self.leaf_of)
-
-    @cached_property
-    def asked(self) -> Counter[Group]:
-        """How often each group was tested, also where nothing followed from it."""
-        return Counter(tuple(sorted(test.nodes)) for test in self.tests)
-
-    @cached_property
-    def met(self) -> dict[int, set[int]]:
-        """With whom each node was tested in pairs, also where nothing followed from it."""
-        found: dict[int, set[int]] = {node: set() for node in self.nodes}
+    def __init__(
+        self, tests: Sequence[GroupTest], nodes: Sequence[int], leaf_of: Mapping[int, str], repeat: int
+    ) -> None:
+        self.known = Tests(tests)
+        self.settled = settle(self.known, nodes, leaf_of)
+        self.leaf_of = leaf_of
+        self.repeat = repeat
+        self.used = set[int]()  # nodes that have a part in this round
+        #: How often each group was tested, and with whom each node was, also where nothing followed from it.
+        self.asked = Counter(tuple(sorted(test.nodes)) for test in tests)
+        self.met = defaultdict[int, set[int]](set)
         for group in self.asked:
             if len(group) == 2:
-                for node, other in (group, group[::-1]):
-                    found.setdefault(node, set()).add(other)
-        return found
-
-    @cached_property
-    def part(self) -> list[int]:
-        """The nodes that take part with others, those of a leaf next to each other."""
-        aside = self.settled.blamed | {group[0] for group in self._once_more()}
-        live = (node for node in sorted(set(self.nodes)) if node not in aside)
-        return sorted(live, key=lambda node: self.leaf_of.get(node, ""))
+                self.met[group[0]].add(group[1])
+                self.met[group[1]].add(group[0])
+        once = (group for group, times in self.asked.items() if times == len(group) == 1 and group in self.known.groups)
+        self.alone = [group for group in once if self.known.count(group).bad]  # once more: it may have been chance
+        aside = self.settled.blamed | {node for group in self.alone for node in group}
+        #: The nodes that take part with others, those of a leaf next to each other.
+        self.part = sorted(sorted(set(nodes) - aside), key=lambda node: leaf_of.get(node, ""))
 
     def groups(self) -> list[Group]:
         """The groups of the next round."""
-        if again := self._again():
-            return again
-        stages = len(self.tests) and 1 + self.tests[-1].round
-        if stages > self.repeat * (8 + 8 * log2(len(self.nodes) + 1)):
-            return []  # whatever is open, more of the same will not settle it
-        alone = self._once_more()
-        self.used.update(node for group in alone for node in group)
-        of_several = any(len(test.nodes) > 1 and test.outcome != "lost" for test in self.tests)
-        if not of_several:
-            return [*alone, *self._whole()]
-        return [*alone, *(self._in_pairs() or self._of_suspects() or self._rest() or self._halved())]
-
-    def _again(self) -> list[Group]:
-        """The groups of the last round that are to be tested more often."""
-        if self.repeat == 1:
-            return []
-        in_rounds: dict[int, dict[Group, bool]] = {}
-        for test in self.tests:
-            in_rounds.setdefault(test.round, {})[test.nodes] = bool(failures([test]))
-        last, *before = (in_rounds[number] for number in sorted(in_rounds, reverse=True))
-        found, counted = list[Group](), {group: [is_bad] for group, is_bad in last.items()}
-        for earlier in before:
-            running = [group for group, rounds in counted.items() if group in earlier and len(rounds) < self.repeat]
-            for group in running:
-                counted[group].append(earlier[group])
-            if not running:
-                break
-        for group, rounds in counted.items():
-            always = len(rounds) >= _ALWAYS and all(rounds)
-            if len(rounds) < self.repeat and not always and self.known.lost.isdisjoint(group):
-                found.append(group)
-        return found
-
-    def _once_more(self) -> list[Group]:
-        """Nodes that failed alone, once: whether it was chance."""
-        groups = self.known.groups
-        return [
-            (node,)
-            for node in sorted(set(self.nodes) - self.known.lost)
-            if self.asked[node,] == 1 and (node,) in groups and failures(groups[node,])
-        ]
-
-    def _whole(self) -> list[Group]:
-        """All that take part, unless that was tested."""
-        group = tuple(sorted(self.part))
-        return [group] if len(group) > 1 and not self.asked[group] else []
+        whole = tuple(sorted(self.part))
+        if not any(len(test.nodes) > 1 and test.outcome != "lost" for test in self.known.all):
+            return self.alone + [whole] * (len(whole) > 1 and not self.asked[whole])
+        return self.alone + (self._in_pairs() or self._of_suspects() or self._rest() or self._halved())
 
     def _in_pairs(self) -> list[Group]:
-        """Every node with a neighbour, and then once more with another partner."""
+        """Every node with a neighbour on its leaf, and then once more with another partner."""
         least = min(2, len(self.part) - 1)
         fresh = [node for node in self.part if len(self.met[node]) < least]
         lonely = [node for node in self.part if not self.met[node]]
         if len(self.part) < 2 or (len(fresh) < 3 and not lonely):
             return []
         if len(lonely) > len(self.part) // 2:
-            return self._neighbours()
+            of_leaf = grouped((self.leaf_of.get(node), node) for node in self.part)
+            odd = [members.pop() for members in of_leaf.values() if len(members) % 2]
+            in_order = [node for members in of_leaf.values() for node in members] + odd
+            return [_pair(*two) for two in zip(in_order[::2], in_order[1::2], strict=False)]
         bad = [node for node in self.part if self.known.bad.get(node)]
-        return self._matched([*lonely, *bad], self._rest_of(bad)) + self._across()
-
-    def _neighbours(self) -> list[Group]:
-        of_leaf: dict[str, list[int]] = {}
-        for node in self.part:
-            of_leaf.setdefault(self.leaf_of.get(node, ""), []).append(node)
-        alone = [members.pop() for members in of_leaf.values() if len(members) % 2]
-        in_order = [node for members in of_leaf.values() for node in members] + alone
-        return [_pair(*two) for two in zip(in_order[::2], in_order[1::2], strict=False)]
+        return self._matched([*lonely, *bad], self._good(bad)) + self._across()
 
     def _across(self) -> list[Group]:
         """Those that are free in pairs, each of the first half with one of the second."""
         free = [node for node in self.part if node not in self.used]
         return self._matched(free[: len(free) // 2], free[len(free) // 2 :])
 
-    def _rest_of(self, aside: Iterable[int]) -> list[int]:
-        """The nodes that never were bad, the fastest first, without these."""
-        best: dict[int, float] = {}
-        for (one, other), tests in ((group, tests) for group, tests in self.known.groups.items() if len(group) == 2):
-            rate = max((test.bytes_per_s or 0.0 for test in tests), default=0.0)
-            best[one], best[other] = max(best.get(one, 0.0), rate), max(best.get(other, 0.0), rate)
-        names = set(aside) | self.known.bad.keys()
-        good = [node for node in self.part if node not in names and self.known.good.get(node)]
-        return sorted(good, key=lambda node: -best.get(node, 0.0))
+    def _good(self, aside: Iterable[int]) -> list[int]:
+        """The nodes that passed with a partner, those that never were bad and the fastest first, without these."""
+        rates = grouped(
+            (node, test.bytes_per_s or 0.0)
+            for pair in self.known.pairs
+            for test in self.known.groups[pair]
+            for node in pair
+        )
+        good, out = self.known.good, set(aside)
+        passed = (node for node in self.part if node not in out and good.get(node))
+        return sorted(passed, key=lambda node: (len(self.known.bad.get(node, ())), -max(rates[node])))
 
-    def _matched(self, seekers: Sequence[int], partners: Sequence[int]) -> list[Group]:
+    def _matched(self, seekers: Iterable[int], partners: Iterable[int]) -> list[Group]:
         """Each seeker with a free partner that it has not met, on another leaf where there is one."""
         free, found = deque(node for node in partners if node not in self.used), list[Group]()
         for seeker in dict.fromkeys(seekers):
-            if seeker in self.used:
-                continue
-            window = [free.popleft() for _ in range(min(_WINDOW, len(free)))]
+            window = [free.popleft() for _ in range(min(_WINDOW, len(free)))] if seeker not in self.used else []
             fit = [node for node in window if node != seeker and node not in self.used]
             leaf = self.leaf_of.get(seeker)
             taken = min(
@@ -178,70 +142,8 @@ class _Search:
             )
             free.extendleft(node for node in reversed(window) if node not in (taken, seeker))
             if taken is not None:
-                self.used.update((seeker, taken))
-                found.append(_pair(seeker, taken))
+                found += self._unless_used([_pair(seeker, taken)])
         return found
-
-    def _of_suspects(self) -> list[Group]:
-        """Nodes under suspicion with partners that passed, or pairs once more; beside them all others at once."""
-        seekers, again = self._suspects()
-        found = self._unless_used(again)
-        found += self._matched(seekers, self._rest_of(seekers))
-        if not found:  # nobody is left to test them with: whether it was chance
-            return self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
-        slow = [pair for pair in self.settled.open_pairs if self.known.pairs[pair].share is not None]
-        if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
-            return found + self._across()  # with which their rates are compared
-        rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
-        wanted = self._may_fail() and len(rest) > 2 and not self.asked[rest]
-        return [*found, rest] if wanted else found
-
-    def _suspects(self) -> tuple[list[int], list[Pair]]:
-        """The nodes that need another partner, and the pairs that need another test."""
-        known, seekers, again = self.known, list[int](), list[Pair]()
-        often = Counter(node for pair in self.settled.open_pairs for node in pair)
-        least = min(2, len(self.part) - 1)
-        for pair in self.settled.open_pairs:
-            able = [node for node in pair if len(self.met[node]) < bars.MOST_PARTNERS]
-            lonely = [node for node in pair if not known.good.get(node)]
-            short = [node for node in pair if len(known.good.get(node, ())) < least and often[node] < bars.PARTNERS]
-            together = known.pairs[pair]
-            if lonely:
-                seekers += [node for node in lonely if node in able]
-            elif together.share is not None and together.tests == 1:
-                again.append(pair)  # mostly chance
-            elif short:
-                seekers += [node for node in short if node in able]
-            elif max(often[node] for node in pair) > 1:
-                seekers += [node for node in able if 0 < together.bad < together.tests and often[node] > 1]
-            elif together.bad < bars.PAIR_FAILURES:
-                again += [pair] if together.tests < bars.PAIR_FAILURES * self.repeat else []
-            else:
-                seekers += [node for node in able if is_end(known, node, pair)]
-        return seekers, again
-
-    def _to_pass(self) -> list[int]:
-        """The nodes that ought to pass together: without those of bad leaves, and one end of each bad pair."""
-        leaves = {leaf.name for leaf in self.settled.leaves}
-        ends = {pair.nodes[0] for pair in self.settled.pairs}
-        return [node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves]
-
-    def _may_fail(self) -> bool:
-        """Whether more than two nodes failed together, and too few of those that should pass have passed together."""
-        wanted = set(self._to_pass())
-        larger = self.known.larger.items()
-        most = max((len(wanted.intersection(group)) for group, tests in larger if not failures(tests)), default=0)
-        return any(failures(tests) for _, tests in larger) and len(wanted) - most > len(self.settled.blamed)
-
-    def _rest(self) -> list[Group]:
-        """All but those who are blamed: whether they pass without them."""
-        rest = tuple(sorted(self._to_pass()))
-        wanted = len(rest) > 2 and not self.asked[rest] and not self.settled.open_groups and self._may_fail()
-        return [rest] if wanted else []
-
-    def _halved(self) -> list[Group]:
-        """What divides the groups that fail though their pairs pass; several of them at once."""
-        return self._unless_used(each for group in self.settled.open_groups for each in self._parts_of(group))
 
     def _unless_used(self, groups: Iterable[Group]) -> list[Group]:
         """Those of which no node has a part in this round yet."""
@@ -252,65 +154,128 @@ class _Search:
                 found.append(group)
         return found
 
-    def _parts_of(self, group: Group) -> list[Group]:
-        whole = self._base_of(group)
-        if halves := self._untested_halves(group) if whole == group else []:
-            return halves
-        return next(([each] for each in self._shorter(whole) if each), [])
+    def _of_suspects(self) -> list[Group]:
+        """Nodes under suspicion with partners that passed, or pairs once more; beside them all others at once."""
+        seekers, again = self._suspects()
+        found = self._unless_used(again)
+        found += self._matched(seekers, self._good(seekers))
+        if not found:  # nobody is left to test them with: whether it was chance
+            return self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
+        slow = [pair for pair in self.settled.open_pairs if pair in self.known.slow]
+        if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
+            return found + self._across()  # with which their rates are compared
+        rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
+        return found + ([rest] if len(rest) > 2 and not self.asked[rest] and self._may_fail() else [])
+
+    def _suspects(self) -> tuple[list[int], list[Group]]:
+        """The nodes that need another partner, and the pairs that need another test."""
+        known, seekers, again = self.known, list[int](), list[Group]()
+        often = Counter(node for pair in self.settled.open_pairs for node in pair)
+        least = min(2, len(self.part) - 1)
+        for pair in self.settled.open_pairs:
+            bad, tests = known.pairs[pair]
+            lonely = [node for node in pair if not known.good.get(node)]
+            short = [node for node in pair if len(known.good.get(node, ())) < least and often[node] < bars.PARTNERS]
+            if lonely:
+                wanted = lonely
+            elif pair in known.slow and tests == 1:
+                wanted = []
+                again.append(pair)  # mostly chance
+            elif short:
+                wanted = short
+            elif max(often[node] for node in pair) > 1:
+                wanted = [node for node in pair if 0 < bad < tests and often[node] > 1]
+            else:
+                wanted = [node for node in pair if bad >= bars.PAIR_FAILURES and is_end(known, node, pair)]
+                again += [pair] if bad < bars.PAIR_FAILURES and tests < bars.PAIR_FAILURES * self.repeat else []
+            seekers += [node for node in wanted if len(self.met[node]) < bars.MOST_PARTNERS]
+        return seekers, again
+
+    def _to_pass(self) -> list[int]:
+        """The nodes that ought to pass together: without those of bad leaves, and one end of each bad pair."""
+        leaves = {fault.leaf for fault in self.settled.leaves}
+        ends = {fault.nodes[0] for fault in self.settled.pairs}
+        return [node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves]
+
+    def _may_fail(self) -> bool:
+        """Whether more than two nodes failed together, and too few of those that should pass have passed together."""
+        wanted, larger = set(self._to_pass()), self.known.larger.items()
+        most = max((len(wanted.intersection(group)) for group, count in larger if not count.bad), default=0)
+        return any(count.bad for _, count in larger) and len(wanted) - most > len(self.settled.blamed)
+
+    def _rest(self) -> list[Group]:
+        """All but those who are blamed: whether they pass without them."""
+        rest = tuple(sorted(self._to_pass()))
+        wanted = len(rest) > 2 and not self.asked[rest] and not self.settled.open_groups and self._may_fail()
+        return [rest] if wanted else []
+
+    def _halved(self) -> list[Group]:
+        """What divides the groups that fail though their pairs pass; several of them at once."""
+        found = []
+        for group in self.settled.open_groups:
+            base = self._base_of(group)
+            found += (self._halves(group) if base == group else []) or list(self._shorter(base))[:1]
+        return self._unless_used(found)
 
     def _base_of(self, group: Group) -> Group:
         """The group of which this one is a part that was found by its length; itself where there is none."""
-        for bigger, tests in reversed(self.known.larger.items()):
+        for bigger, count in reversed(self.known.larger.items()):
             is_longer = len(group) < len(bigger) < 2 * len(group)
-            if is_longer and failures(tests) and set(group) <= set(bigger) and not self._untested_halves(bigger):
+            if is_longer and count.bad and set(group) <= set(bigger) and all(map(self._passes, _parts(bigger))):
                 return bigger
         return group
 
-    def _untested_halves(self, group: Group) -> list[Group]:
+    def _halves(self, group: Group) -> list[Group]:
         """Its halves, then what has a half of each; those that neither were tested nor pass within others."""
-        half = len(group) // 2
-        one, other = group[:half], group[half:]
-        ahead, behind, left, right = one[: half // 2], one[half // 2 :], other[: half // 2], other[half // 2 :]
-        for groups in ((one, other), (ahead + left, behind + right), (ahead + right, behind + left)):
-            if new := [each for each in groups if len(each) > 1 and not self.asked[each] and not self._passes(each)]:
-                return new
-        return []
+        new = [[each] * (not self.asked[each] and not self._passes(each)) for each in _parts(group)]
+        at_once = (one + other for one, other in zip(new[::2], new[1::2], strict=True))
+        return next((groups for groups in at_once if groups), [])
 
     def _passes(self, group: Group) -> bool:
-        """Whether a group passed of which it is a part."""
-        members = set(group)
-        return any(
-            members.issubset(bigger)
-            for bigger, tests in self.known.larger.items()
-            if len(bigger) >= len(group) and not failures(tests)
-        )
+        """Whether it, or a group of which it is a part, passed; one node alone did."""
+        members, known = set(group), self.known
+        if len(group) < 2 or (group in known.pairs and not known.pairs[group].bad):
+            return True
+        return any(not count.bad and members.issubset(each) for each, count in known.larger.items())
 
     def _shorter(self, group: Group) -> Iterator[Group]:
         """What is to be tested for the shortest piece of ``group`` that fails, no pieces of half its length do: first
         where it ends, then where it begins, then that piece once more, and another one of its length."""
-        fails, passes = self._pieces(group, from_end=False, of=group)
-        yield group[: (fails + passes) // 2] if fails - passes > 1 else ()
+        fails, passes = self._lengths(group, lambda length: group[:length], len(group))
+        if fails - passes > 1:
+            yield group[: (fails + passes) // 2]
+            return
         front = group[:fails]
-        fails, passes = self._pieces(group, from_end=True, of=front)
+        fails, passes = self._lengths(group, lambda length: front[-length:], len(front))
         if fails - passes > 1:  # mostly it is the length that counts, and one less passes
             yield front[1:] if fails == len(front) and not self.asked[front[1:]] else front[-((fails + passes) // 2) :]
+            return
         piece = front[-fails:]
-        yield piece if self.asked[piece] < 2 else ()
-        other = group[-len(piece) :] if group[-len(piece) :] != piece else group[: len(piece)]
-        yield other if not self.asked[other] else ()
+        other = group[-fails:] if group[-fails:] != piece else group[:fails]
+        yield from [piece] * (self.asked[piece] < 2) + [other] * (not self.asked[other])
 
-    def _pieces(self, group: Group, *, from_end: bool, of: Group) -> tuple[int, int]:
-        """The lengths of the shortest piece of ``of``, from its beginning or end, that fails, and the longest that
-        passes."""
-        fails, passes = len(of), len(group) // 2
-        for each, tests in self.known.groups.items():
-            if 1 < len(each) < len(of) and (of[-len(each) :] if from_end else of[: len(each)]) == each:
-                if failures(tests):
+    def _lengths(self, group: Group, piece: Callable[[int], Group], longest: int) -> tuple[int, int]:
+        """The lengths of the shortest piece that fails and of the longest one that passes."""
+        fails, passes = longest, len(group) // 2
+        for each in self.known.groups:
+            if 1 < len(each) < longest and piece(len(each)) == each:
+                if self.known.count(each).bad:
                     fails = min(fails, len(each))
                 else:
                     passes = max(passes, len(each))
         return fails, min(passes, fails - 1)
 
 
-def _pair(one: int, other: int) -> Pair:
+def _parts(group: Group) -> list[Group]:
+    """The halves of a group; then, two and two, what has a half of each half."""
+    one, other = _in_two(group)
+    (ahead, behind), (left, right) = _in_two(one), _in_two(other)
+    return [one, other, ahead + left, behind + right, ahead + right, behind + left]
+
+
+def _in_two(group: Group) -> tuple[Group, Group]:
+    return group[: len(group) // 2], group[len(group) // 2 :]
+
+
+def _pair(one: int, other: int) -> Group:
     return (min(one, other), max(one, other))
