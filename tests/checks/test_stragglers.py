@@ -226,7 +226,7 @@ FAST_CLOCK = sampled(mhz=3000)()
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
         pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
         pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
-        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the others' at 3.0", id="clock"),
+        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the usual one at 3.0", id="clock"),
         pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
         pytest.param(sampled(products_per_s=6e4, major_faults=9)(), "DD660", "warning", "from a disk", id="swap"),
         pytest.param(sampled(products_per_s=6e4)(is_memory_far=True), "DD660", "warning", "NUMA node", id="far memory"),

@@ -102,18 +102,14 @@ def _products(slow: Slow) -> str:
 
 def _why_computing(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     fact = slow.rank.fact
-    clocks = grouped(
-        (rank.rank == slow.rank.rank, sample.mhz / 1e3)
-        for rank in recording.facts(StragglersFact)
-        for sample in rank.fact.samples
-        if sample.mhz
-    )
-    own, others = (median(clocks[mine]) if clocks.get(mine) else 0.0 for mine in (True, False))
+    own = [sample.mhz / 1e3 for sample in fact.samples if sample.mhz]
+    ranks = recording.facts(StragglersFact)
+    everyone = [sample.mhz / 1e3 for rank in ranks for sample in rank.fact.samples if sample.mhz]
     reason = "nothing that its host shows says why"
     if fact.device.startswith("cuda"):
         reason = "its GPU is slow"
-    elif own and own < stragglers.CLOCK_SHARE * others:
-        reason = f"its CPU runs at {own:.1f} GHz, the others' at {others:.1f}"
+    elif own and median(own) < stragglers.CLOCK_SHARE * median(everyone):
+        reason = f"its CPU runs at {median(own):.1f} GHz, the usual one at {median(everyone):.1f}"
     elif sum(bool(sample.major_faults) for sample in fact.samples) >= stragglers.IN_SAMPLES * len(fact.samples):
         reason = "its memory is read back from a disk meanwhile"
     elif fact.is_memory_far:
@@ -235,7 +231,7 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
 def _why_exchanging(recording: Recording, _slow: Slow) -> tuple[str, Remedy]:
     machines = {rank.fact.machine for rank in recording.facts(StragglersFact)}
     untold = "" if len(machines) > 1 else "; all share a machine: no network between machines was tested"
-    return f"it computes as the others and loses no processor time{untold}", _EXCHANGE
+    return f"nothing else of it is slow for sure{untold}", _EXCHANGE
 
 
 def _exchanges(slow: Slow) -> str:
