@@ -66,12 +66,13 @@ def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[Plan
         (Where.RANK, alone),
     ):
         costs = [check.cost_s for check in checks] or [0.0]
-        seconds, rounds, most = max(costs) if where is Where.NODE else sum(costs), 1, 1
-        if where is Where.GROUPS and checks:
-            rounds = most = options.repeat
-            if checks is not repeats:
-                rounds, most = (_rounds(leaves, options.repeat, bad) for bad in (None, 0))
-            seconds = (checks is repeats and options.soak_s) or rounds * _TRIAL_S
+        seconds, rounds, with_bad = max(costs) if where is Where.NODE else sum(costs), 1, None
+        if checks is repeats and checks:
+            rounds = 1 if options.soak_s else options.repeat
+            seconds = options.soak_s or rounds * _TRIAL_S
+        elif where is Where.GROUPS and checks:
+            rounds, with_bad = (_rounds(leaves, options.repeat, bad) for bad in (None, 0))
+            seconds = rounds * _TRIAL_S
         if checks:
             yield PlannedStep(
                 where=where,
@@ -79,7 +80,7 @@ def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[Plan
                 seconds=round(seconds, 2),
                 node_minutes=round(seconds * len(leaves) / 60, 2),
                 rounds=rounds,
-                most_rounds=most,
+                rounds_with_one_bad=with_bad,
             )
 
 
