@@ -29,6 +29,8 @@ _HOST_VARIABLES = frozenset(
     """.split()  # noqa: SIM905  a list of words
 )
 _USER_VARIABLES = {"USER", "LOGNAME", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME"}
+#: Paths as they were typed: relative ones, and with blanks in them.
+_PATH_FIELDS = {"data", "topology"}
 #: Told by what the doctor, a launcher or the vendor says: no name of a site's.
 _OWN_FIELDS = {"kind", "status", "check", "checks", "schema_version", "run_id", "launcher", "backend"}
 #: Names that everybody has, or that the doctor says of something else.
@@ -189,6 +191,8 @@ class _Redaction:
             return value if value == _AZURE or " " in value else self._numbers.of("serial", value)
         if key in _HOST_FIELDS and value.lower() in self._known:
             return self._known[value.lower()]  # however short
+        if key in _PATH_FIELDS and value:
+            return self._path(_as_path(value))
         if key.endswith("NODELIST"):
             with suppress(ValueError):
                 return ",".join(self._text(host) for host in expand(value))

@@ -318,11 +318,8 @@ class Sample(Frozen):
     products_per_s: float  # products of small matrices in a second: of processor time, or on a GPU of time
     taken_share: float  # of a spinning loop's time in which it did not run
     longest_gap_s: float  # of that loop
-    late_s: float  # how late a short sleep ended: the median of some
     waited_share: float | None = None  # of the loop's time in which it was ready and waited for a CPU; None: not known
     throttled_share: float | None = None  # … in which a CPU quota stopped its control group
-    major_faults: int = 0  # pages that had to be read from a disk meanwhile, swap included
-    mhz: float | None = None  # the clock of the CPU that it ran on
     read_bytes_per_s: dict[str, float] = Field(
         default_factory=dict
     )  # of --data: "large files", "small pieces", "four workers"
@@ -340,10 +337,6 @@ class StragglersFact(Fact):
     cpus: tuple[int, ...] = ()  # that it may run on
     samples: tuple[Sample, ...] = ()
     quota_cpus: float | None = None  # limit of its control group: processors
-    steal_share: float = 0.0  # of the check's time in which a hypervisor ran others on its CPUs, as far as is known
-    pressure_share: float = 0.0  # … in which some task of its machine waited for a CPU (PSI)
-    is_memory_far: bool = False  # it may run on CPUs of NUMA nodes whose memory it may not use
+    numa_nodes: tuple[str, ...] = ()  # of its CPUs: "node0"
     busiest: tuple[BusyProcess, ...] = ()  # of others on its host, looked for where it waited for a CPU
     data_problem: str = ""  # why --data could not be read
-    data_file_system: str = ""  # its type: "nfs4"
-    data_cache: str = ""  # how the page cache was avoided: "O_DIRECT", "dropped" or ""

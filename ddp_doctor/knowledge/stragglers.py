@@ -13,8 +13,6 @@ PRODUCTS_S, SPIN_S = 0.1, 0.2
 #: Between two reads of the clock: an interrupt of the timer takes some us, what another task runs for at least the
 #: scheduler's smallest slice of 0.1 ms (SCHED_IDLE aside; docs.kernel.org/scheduler/sched-eevdf.html).
 GAP_S = 1e-4
-#: Short sleeps, of which the lateness is told.
-SLEEPS, SLEEP_S = 10, 0.001
 #: Seconds that the first sample is taken to last, and its reads, waits for other ranks included (judgement).
 SAMPLE_S, READS_S = 0.4, 0.6
 #: Of the budget, or of the check's time that is left, how much the samples may take.
@@ -31,13 +29,9 @@ IN_SAMPLES = 0.8
 #: Ranks reach different peers over links that are faster by design, so that only this counts on NCCL (thresholds.py,
 #: SLOW_PAIR_RATIO).
 EXCHANGE_SLOWER, EXCHANGE_SLOWER_ON_NCCL = 2.0, 4.0
-#: A reason explains a loss where it accounts for this share of it (judgement).
-REASON_SHARE = 0.5
 #: Ranks that wait so much of their time for a CPU are slow now and then by chance (four ranks on two cores
 #: under a load of 30, 20 runs: medians of ranks up to 2.7 times apart).
 BUSY_SHARE = 0.5
-#: A CPU's clock below this share of its peers' explains slow products (judgement).
-CLOCK_SHARE = 0.85
 
 #: What one sample reads of the job's data: at most so many bytes of a large file, and so many small pieces, for so long
 #: each; and with so many workers, as users of torch's DataLoader begin with (judgement).

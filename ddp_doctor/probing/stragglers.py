@@ -5,13 +5,10 @@ osnoise of the kernel and hwlatdetect look for it. Who took it, as far as the ke
 
     /proc/thread-self/schedstat   4242424 63004 17           ns run, ns ready and waiting, turns on a CPU (sched-stats)
     cpu.stat of the control group throttled_usec 51000       in which its quota stopped it
-    /proc/stat                    cpu1 3357 0 4313 1362393 0 0 0 52 0 0    the eighth: ticks that a hypervisor took
-    /proc/pressure/cpu            some avg10=0.87 avg60=1.33 avg300=7.48 total=7540908817   us (accounting/psi)
 """
 
 import os
 import re
-import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from random import Random
@@ -27,6 +24,7 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.parse import cgroup
+from ddp_doctor.parse.software import last_line
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.exchanges import exchange_rate
 from ddp_doctor.probing.host_limits import busiest, reader
@@ -34,9 +32,6 @@ from ddp_doctor.probing.kernel_files import first_line, names_in, text_of
 from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
 from ddp_doctor.probing.rank_identity import finish, gpu_identity
 
-#: "cpu1 3357 0 4313 1362393 0 0 0 52 0 0" of /proc/stat: the eighth number are ticks that a hypervisor took.
-_STEAL = re.compile(r"^cpu(\d{1,6})(?: \d{1,18}){7} (\d{1,18})\b", re.MULTILINE | re.ASCII)
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 #: Of an exchange between GPUs: enough that it is no latency, little beside what a rank may hold.
 _ON_GPU_BYTES = 16 << 20
 
@@ -68,8 +63,6 @@ class _Data(Frozen):
     """The answer of sources/child_data.py."""
 
     problem: str = ""
-    file_system: str = ""
-    cache: str = ""
     read_bytes_per_s: dict[str, float] = Field(default_factory=dict)
 
 
@@ -105,29 +98,24 @@ class RankSamples:
             places = [_Place.model_validate_json(text) for text in ctx.exchange("places", mine.model_dump_json())]
         if all(place.problem for place in places):
             raise Misused(f"--data: {self.data.problem}")
-        before = self._taken()
         mates = {rank: place.cpus for rank, place in enumerate(places) if place.machine == boot}
         samples = tuple(self._samples(mates))
-        steal_s, pressure_s = (now - old for now, old in zip(self._taken(), before, strict=True))
         with ctx.step("look at other processes"):
             waits = median(sample.waited_share or 0.0 for sample in samples) > 1 - 1 / stragglers.SLOWER
             others = busiest(self.machine) if waits else ()
         meet(ctx)
-        cpu = re.search(r"^model name\s*: (.*)$", text_of(self.machine, "/proc/cpuinfo") or "", re.MULTILINE)
+        names = {name for cpu in self.cpus for name in names_in(self.machine, f"/sys/devices/system/cpu/cpu{cpu}")}
+        model = re.search(r"^model name\s*: (.*)$", text_of(self.machine, "/proc/cpuinfo") or "", re.MULTILINE)
         return StragglersFact(
             device=ctx.device,
-            model=gpu_identity(ctx.device)[1] or (cpu[1] if cpu else "CPU"),
+            model=gpu_identity(ctx.device)[1] or (model[1] if model else "CPU"),
             machine=boot,
             cpus=self.cpus,
             samples=samples,
             quota_cpus=cgroup.limits(self.read).cpu_quota_cpus,
-            steal_share=steal_s / self._spent_s(),
-            pressure_share=pressure_s / self._spent_s(),
-            is_memory_far=self._is_memory_far(),
+            numa_nodes=tuple(sorted(name for name in names if re.fullmatch(r"node\d{1,6}", name))),
             busiest=others,
             data_problem=self.data.problem,
-            data_file_system=self.data.file_system,
-            data_cache=self.data.cache,
         )
 
     def _samples(self, mates: Mapping[int, Sequence[int]]) -> Iterator[Sample]:
@@ -162,23 +150,17 @@ class RankSamples:
         at_s = self._spent_s()
         os.sched_setaffinity(0, {cpu})  # where it begins; from there it may be moved, as in a job
         os.sched_setaffinity(0, self.cpus)
-        faults = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
         products_per_s = self._products(left, right)
         stopped_s, waited_s = cgroup.throttled_s(self.read), self._waited_s()
         spun_s, taken_s, longest_gap_s = spin(stragglers.SPIN_S)
         now_stopped_s, now_waited_s = cgroup.throttled_s(self.read), self._waited_s()
-        running_on = (text_of(self.machine, "/proc/thread-self/stat") or "").rpartition(")")[2].split()[36:37]
-        khz = first_line(self.machine, f"/sys/devices/system/cpu/cpu{''.join(running_on)}/cpufreq/scaling_cur_freq")
         return Sample(
             at_s=at_s,
             products_per_s=products_per_s,
             taken_share=taken_s / spun_s,
             longest_gap_s=longest_gap_s,
-            late_s=median(_late_s() for _ in range(stragglers.SLEEPS)),
             waited_share=None if waited_s is None else ((now_waited_s or 0) - waited_s) / spun_s,
             throttled_share=None if stopped_s is None else ((now_stopped_s or 0) - stopped_s) / spun_s,
-            major_faults=resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - faults,
-            mhz=int(khz) / 1e3 if khz and khz.isdecimal() else None,
             read_bytes_per_s=self._read_data(stragglers.READ_S, number),
         )
 
@@ -205,23 +187,6 @@ class RankSamples:
         fields = (text_of(self.machine, "/proc/thread-self/schedstat") or "").split()
         return int(fields[1]) / 1e9 if len(fields) == 3 and fields[1].isdecimal() else None
 
-    def _taken(self) -> tuple[float, float]:
-        """Seconds so far in which a hypervisor took one of its CPUs, and in which some task of its machine waited."""
-        stat, pressure = (text_of(self.machine, f"/proc/{name}") or "" for name in ("stat", "pressure/cpu"))
-        stolen = [int(ticks) for cpu, ticks in _STEAL.findall(stat) if int(cpu) in self.cpus]
-        waited = re.search(r"^some .*total=(\d{1,18})$", pressure, re.MULTILINE | re.ASCII)
-        return sum(stolen) / _TICKS_PER_S / max(len(stolen), 1), int(waited[1]) / 1e6 if waited else 0.0
-
-    def _is_memory_far(self) -> bool:
-        """Whether none of its CPUs is of a NUMA node whose memory it may use, as far as the kernel says."""
-        status = text_of(self.machine, "/proc/self/status") or ""
-        allowed = re.search(r"^Mems_allowed_list:\s*([\d,-]+)$", status, re.MULTILINE | re.ASCII)
-        names = {name for cpu in self.cpus for name in names_in(self.machine, f"/sys/devices/system/cpu/cpu{cpu}")}
-        nodes = {int(name[4:]) for name in names if re.fullmatch(r"node\d{1,6}", name)}
-        ends = [part.split("-") for part in (allowed[1] if allowed else "").split(",") if part]
-        may_use = [node for node in nodes for end in ends if int(end[0]) <= node <= int(end[-1])]
-        return bool(nodes and ends and not may_use)
-
     def _read_data(self, seconds: float, number: int) -> dict[str, float]:
         """Read some of --data in a process of its own, which is killed where reads hang; not again after a problem."""
         path = self.ctx.options.data
@@ -231,11 +196,11 @@ class RankSamples:
         asked = map(str, (seconds, seed, *most, stragglers.WORKERS))
         result = self.ctx.machine(stragglers.READS_HANG_S).child("data", path, *asked)
         if result.status == "timed_out":
-            self.data = _Data(problem=f"reading {path} did not end within {stragglers.READS_HANG_S:g} s")
+            self.data = _Data(problem=f"a read did not end within {stragglers.READS_HANG_S:g} s")
         elif not result.ok:
-            self.data = _Data(problem=f"{path}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}")
+            self.data = _Data(problem=last_line(result.stderr) or "no answer")
         else:
-            self.data = _Data.model_validate_json(result.stdout)
+            self.data = _Data.model_validate_json(last_line(result.stdout))
         return self.data.read_bytes_per_s
 
     def _exchanged(self) -> dict[int, float]:
@@ -261,9 +226,3 @@ def spin(seconds: float) -> tuple[float, float, float]:
             taken, longest = taken + now - last, max(longest, now - last)
         last = now
     return last - began, taken, longest
-
-
-def _late_s() -> float:
-    began = time.perf_counter()
-    time.sleep(stragglers.SLEEP_S)
-    return time.perf_counter() - began - stragglers.SLEEP_S

@@ -10,7 +10,7 @@ from ddp_doctor.app.redaction import redacted
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Node, Options, Recording, World
 from tests.recorded import SITUATIONS, codes, judged, load
 
 UUID = "8932f933-d72c-4106-c12f-20bd9faed9f6"
@@ -105,3 +105,10 @@ def test_redacted_recordings_have_the_findings_they_had(at: int):
         assert redacted(once) == once, situation
         hosts = {node.hostname for node in (load(situation).world or World()).nodes} - {"localhost", "host1"}
         assert not hosts & set(re.findall(r"[\w.-]+", json.dumps(once.model_dump(mode="json")))), situation
+
+
+@pytest.mark.parametrize("path", ["secret/train", "My Secret Data", "/home/anna/My Secret Data", "/srv/secret/a:b"])
+def test_paths_of_the_data_and_of_the_topology_are_replaced_however_they_are_written(path: str):
+    options = redacted(Recording(options=Options(data=path, topology=path))).options
+
+    assert not re.search("secret|anna|Data|train", f"{options.data} {options.topology}", re.IGNORECASE)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.probing.stragglers import ring, spin, waves
+from ddp_doctor.sources import child_data
 from tests.checks import planted_stragglers
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.rank_harness import HarnessContext, Ranks
@@ -139,22 +139,70 @@ def test_reads_that_hang_end_in_time_and_are_named_as_such(ranks: Ranks, tmp_pat
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["missing", "fifo", "empty", "of the kernel"])
-def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path, kind: str):
-    path, said = tmp_path / "it", {"missing": "No such file", "fifo": "FIFO", "empty": "no file with bytes"}.get(kind)
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "empty":
-        path.mkdir()
-
-    readings = ranks.facts(
-        planted_stragglers.measured, None, planted_stragglers.quota, "/proc/meminfo" if not said else str(path)
-    )
+def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path):
+    readings = ranks.facts(planted_stragglers.measured, None, planted_stragglers.quota, str(tmp_path / "missing"))
 
     assert [reading.misused for reading in readings] == [True] * 4
     report = app.judge(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)})).report
     assert (report.exit_code, report.summary.startswith("Unsure: --data: ")) == (2, True)
-    assert re.match(r"--data: .*" + (said or "of the kernel"), readings[0].reason)
+    assert readings[0].reason == "--data: No such file or directory"
+
+
+# --- what --data names -----------------------------------------------------------------------------------
+
+
+def look(path: object, seconds: float = 0.01) -> dict[str, Any]:
+    """The answer of the program that reads, here at once."""
+    return child_data.main(str(path), seconds, 1, 1 << 26, 64, 4)
+
+
+def test_what_is_no_data_is_not_opened_and_said_so(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/proc/meminfo")
+    for path in (tmp_path / "pipe", "/dev/zero", "/proc", "/sys", tmp_path / "link"):
+        assert "is a FIFO, a device, a socket or of the kernel" in look(path)["problem"]
+
+
+def test_a_folder_of_pipes_loops_devices_and_empty_files_holds_no_data(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    for name, target in (("up", tmp_path), ("self", "self"), ("gone", "no"), ("zero", "/dev/zero"), ("sys", "/sys")):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "of the kernel").symlink_to("/sys/kernel/notes")
+
+    assert look(tmp_path)["problem"] == "there is no file with bytes in it that may be read"
+
+
+def test_files_and_folders_that_may_not_be_read_or_are_gone_blame_nobody(tmp_path: Path):
+    (tmp_path / "file").write_bytes(b"data")
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "others").write_bytes(b"secret")
+    scandir, access = os.scandir, os.access
+
+    def denied(path: str) -> Any:
+        if path.endswith("lost+found"):
+            raise PermissionError
+        return scandir(path)
+
+    with patch("os.scandir", denied), patch("os.access", lambda path, way: "others" not in path and access(path, way)):
+        answer = look(tmp_path)
+    assert (answer["problem"], set(answer["read_bytes_per_s"])) == ("", {"small pieces", "four workers"})
+    assert child_data.in_pieces([(4, str(tmp_path / "file")), (4, str(tmp_path / "gone"))], 64, 9.0, 1) > 0
+
+
+def test_data_of_which_no_byte_can_be_read_was_not_read(tmp_path: Path):
+    (tmp_path / "large").write_bytes(b"data")
+    with patch.object(child_data, "bytes_in", lambda _: 1 << 22):  # so large it was; then it shrank
+        (tmp_path / "large").write_bytes(b"")
+        answer = look(tmp_path)
+    assert answer == {"problem": "nothing could be read of its files", "read_bytes_per_s": {}}
+
+
+def test_of_a_folder_of_very_many_files_only_some_are_looked_at(tmp_path: Path):
+    for number in range(50):
+        (tmp_path / f"{number}").touch()
+    with patch.object(child_data, "MOST_ENTRIES", 20):
+        assert len(list(child_data.in_folder(str(tmp_path)))) == 20
 
 
 # --- turns -----------------------------------------------------------------------------------------------
@@ -196,7 +244,7 @@ def sampled(**fields: Any) -> Callable[..., StragglersFact]:
 
 
 def sample(**fields: Any) -> Sample:
-    usual = {"at_s": 1.0, "products_per_s": 1e5, "taken_share": 0.02, "longest_gap_s": 0.001, "late_s": 0.0001}
+    usual = {"at_s": 1.0, "products_per_s": 1e5, "taken_share": 0.02, "longest_gap_s": 0.001}
     return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
 
 
@@ -215,9 +263,8 @@ def judge(*ranks: StragglersFact) -> list[Finding]:
 USUAL = sampled()()
 THROTTLED = sampled(taken_share=0.5, waited_share=0.5, throttled_share=0.48)(quota_cpus=0.5)
 CROWDED = sampled(taken_share=0.5, waited_share=0.49)(busiest=(BusyProcess(name="stress-ng", pid=47, cpus=0.98),))
-STOLEN = sampled(taken_share=0.4, waited_share=0.0)(steal_share=0.35)
-SLOW_CLOCK = sampled(products_per_s=4e4, mhz=1200)()
-FAST_CLOCK = sampled(mhz=3000)()
+STOPPED = sampled(taken_share=0.4, waited_share=0.0)()
+SLOW_CPU = sampled(products_per_s=4e4)()
 
 
 @pytest.mark.parametrize(
@@ -225,15 +272,13 @@ FAST_CLOCK = sampled(mhz=3000)()
     [
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
         pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
-        pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
-        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the usual one at 3.0", id="clock"),
-        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
-        pytest.param(sampled(products_per_s=6e4, major_faults=9)(), "DD660", "warning", "from a disk", id="swap"),
-        pytest.param(sampled(products_per_s=6e4)(is_memory_far=True), "DD660", "warning", "NUMA node", id="far memory"),
+        pytest.param(STOPPED, "DD661", "warning", "neither a quota nor another process does it", id="stopped"),
+        pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
+        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),
     ],
 )
 def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):
-    finding = only(judge(FAST_CLOCK, odd, FAST_CLOCK), code)
+    finding = only(judge(USUAL, odd, USUAL), code)
 
     assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
 
@@ -255,7 +300,7 @@ def test_who_waits_for_cpus_that_usual_ranks_use_as_well_is_chance():
 def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
     assert blamed(only(judge(USUAL, THROTTLED), "DD661")) == [1]
     assert only(judge(USUAL, THROTTLED), "DD661").confidence is Confidence.PROVED
-    for odd in (CROWDED, STOLEN, SLOW_CLOCK):
+    for odd in (CROWDED, STOPPED, SLOW_CPU):
         unsure = only(judge(USUAL, odd), "DD665")
         assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
 
@@ -292,13 +337,13 @@ RESTLESS = (
 
 
 def test_as_many_slow_ranks_as_others_are_no_stragglers():
-    assert only(judge(USUAL, SLOW_CLOCK, USUAL, SLOW_CLOCK), "DD665").culprits == ()
+    assert only(judge(USUAL, SLOW_CPU, USUAL, SLOW_CPU), "DD665").culprits == ()
 
 
 def test_a_slower_model_of_cpu_is_no_straggler():
     other = sampled(products_per_s=4e4)(model="Intel Xeon")
 
-    assert only(judge(USUAL, USUAL, other), "DD666").culprits == ()
+    assert judge(USUAL, USUAL, other) == []
 
 
 def exchanges(rank: int, slow: int | None, ranks: int = 4) -> StragglersFact:
@@ -326,16 +371,15 @@ def test_an_exchange_is_slow_for_a_reason_that_is_named_already():
     assert [finding.code for finding in judge(*ranks)] == ["DD661"]
 
 
-def reads(rate: float, file_system: str = "nfs4") -> StragglersFact:
+def reads(rate: float) -> StragglersFact:
     rates = {"large files": 10 * rate, "small pieces": rate, "four workers": 3 * rate}
-    return fact([sample(read_bytes_per_s=rates)] * 7, data_file_system=file_system)
+    return fact([sample(read_bytes_per_s=rates)] * 7)
 
 
-def test_slow_reads_are_told_with_the_file_system_that_is_another():
-    finding = only(judge(reads(1e8), reads(1e8), reads(1e6, "fuse.sshfs")), "DD662")
+def test_who_reads_slowly_is_named_with_the_rates():
+    finding = only(judge(reads(1e8), reads(1e8), reads(1e6)), "DD662")
 
     assert blamed(finding) == [2]
-    assert finding.title.endswith("the data is on fuse.sshfs there, elsewhere on nfs4")
     assert "small pieces 1 MB/s" in finding.evidence[0].text
 
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from statistics import median, median_low
 
 from ddp_doctor.facts.collectives import Sample, StragglersFact
@@ -122,13 +121,3 @@ def _compared(
     for slow_rank in found:
         by_quota = work == QUOTA and slow_rank in lasting  # no matter of comparison
         yield replace(slow_rank, is_sure=slow_rank in far_off or by_quota)
-
-
-def since_s(recording: Recording, slow: Slow) -> float:
-    """When its first slow sample began, in seconds since the run began, or else since the check did."""
-    first = recording.facts(StragglersFact)[0].reading.started_at  # one clock: those of nodes differ
-    try:
-        began = datetime.fromisoformat(recording.started_at.replace("Z", "+00:00")).timestamp()
-    except ValueError:
-        began = first
-    return max(first - began, 0.0) + slow.rank.fact.samples[slow.slow_samples[0]].at_s

@@ -1,11 +1,11 @@
-"""DD660-DD666: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
+"""DD660-DD665: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 
 from ddp_doctor.checks.collectives.stragglers import comparison
-from ddp_doctor.checks.collectives.stragglers.comparison import LOSSES, READS, Slow, since_s, slow_ranks
+from ddp_doctor.checks.collectives.stragglers.comparison import LOSSES, READS, Slow, slow_ranks
 from ddp_doctor.facts.collectives import StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.model.base import grouped
@@ -18,8 +18,8 @@ from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possi
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, rank_of, ranks_at
 
-#: Why a rank is slow, and what to do; given the rank and what its samples show.
-Why = Callable[[Recording, Slow], tuple[str, Remedy]]
+#: What a rank's samples show: why it is slow, what to do, and what was measured.
+Shown = tuple[str, Remedy, str]
 
 _QUOTA = by_administrator(
     "Raise the CPU quota: --cpus in Docker, resources.limits.cpu in Kubernetes, CPUQuota= of a systemd unit",
@@ -58,15 +58,15 @@ def _named(recording: Recording, *works: str) -> list[Slow]:
     return sorted((max(of, key=lambda slow: slow.factor) for of in ours if of), key=lambda slow: rank_of(slow.rank))
 
 
-def _drafts(recording: Recording, slow: list[Slow], why: Why, seen: Callable[[Slow], str]) -> Iterator[Draft]:
-    """One finding for each work and reason; ``seen`` is what a rank's samples show."""
-    for (work, (reason, remedy)), group in grouped(((one.work, why(recording, one)), one) for one in slow).items():
+def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Shown]) -> Iterator[Draft]:
+    """One finding for each work and reason."""
+    for (work, reason, remedy), group in grouped(((one.work, *shown(one)[:2]), one) for one in slow).items():
         ranks, worst = [rank_of(one.rank) for one in group], max(one.factor for one in group)
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
         yield (proved if remedy is _QUOTA else likely)(
             rank_culprits(recording, StragglersFact, ranks),
             f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on the usual rank: {reason}",
-            [_evidence(recording, one, seen(one)) for one in group[:LINES_OF_EVIDENCE]],
+            [_evidence(recording, one, shown(one)[2]) for one in group[:LINES_OF_EVIDENCE]],
             remedy,
             detail="In DDP every rank waits for the slowest one, in every step.",
             severity=Severity.ERROR if worst >= stragglers.MUCH_SLOWER else Severity.WARNING,
@@ -74,9 +74,10 @@ def _drafts(recording: Recording, slow: list[Slow], why: Why, seen: Callable[[Sl
 
 
 def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
+    since_s = slow.rank.fact.samples[slow.slow_samples[0]].at_s
     return Evidence(
         text=f"{rank_at(recording, rank_of(slow.rank))}: {seen}; slow in {len(slow.slow_samples)} of {slow.samples} "
-        f"samples, first {since_s(recording, slow):.0f} s after the run began; spread of all ranks' {slow.spread:.0%}",
+        f"samples, first {since_s:.0f} s after the check began; spread of all ranks' {slow.spread:.0%}",
         value=round(slow.factor, 2),
         unit="times the usual time",
     )
@@ -90,31 +91,17 @@ def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
         one, beyond four spreads of all samples, in four of five samples; an error from three times on. On a CPU the
         processor time is compared, so that whatever else runs there does not count (DD661).
     Why: Every rank waits for the slowest in every step.
-    Remedy: By what differs: the clock of the CPU, pages read back from a disk, memory of another NUMA node.
+    Remedy: Compare clocks, power profile and NUMA placement with a usual host.
     See: docs/explanation/measurements.md
     """
-    yield from _drafts(recording, _named(recording, comparison.PRODUCTS), _why_computing, _products)
+    yield from _drafts(recording, _named(recording, comparison.PRODUCTS), _products)
 
 
-def _products(slow: Slow) -> str:
-    return f"{median(sample.products_per_s for sample in slow.rank.fact.samples):.3g} products/s"
-
-
-def _why_computing(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
+def _products(slow: Slow) -> Shown:
     fact = slow.rank.fact
-    own = [sample.mhz / 1e3 for sample in fact.samples if sample.mhz]
-    ranks = recording.facts(StragglersFact)
-    everyone = [sample.mhz / 1e3 for rank in ranks for sample in rank.fact.samples if sample.mhz]
-    reason = "nothing that its host shows says why"
-    if fact.device.startswith("cuda"):
-        reason = "its GPU is slow"
-    elif own and median(own) < stragglers.CLOCK_SHARE * median(everyone):
-        reason = f"its CPU runs at {median(own):.1f} GHz, the usual one at {median(everyone):.1f}"
-    elif sum(bool(sample.major_faults) for sample in fact.samples) >= stragglers.IN_SAMPLES * len(fact.samples):
-        reason = "its memory is read back from a disk meanwhile"
-    elif fact.is_memory_far:
-        reason = "its CPUs are of another NUMA node than its memory"
-    return reason, _COMPUTE
+    rate = median(sample.products_per_s for sample in fact.samples)
+    reason = "its GPU is slow" if fact.device.startswith("cuda") else "its CPU or memory is slow"
+    return reason, _COMPUTE, f"{rate:.3g} products/s, on CPUs of NUMA {name_list(fact.numa_nodes) or 'nodes unknown'}"
 
 
 @rule("DD661", "rank-loses-processor-time", Severity.WARNING, StragglersFact)
@@ -130,33 +117,24 @@ def rank_loses_processor_time(recording: Recording) -> Iterator[Draft]:
     See: https://docs.kernel.org/scheduler/sched-bwc.html
         https://docs.kernel.org/trace/osnoise-tracer.html
     """
-    yield from _drafts(recording, _named(recording, *LOSSES), _who_takes_it, _gaps)
+    yield from _drafts(recording, _named(recording, *LOSSES), _losses)
 
 
-def _gaps(slow: Slow) -> str:
+def _losses(slow: Slow) -> Shown:
     fact, samples = slow.rank.fact, slow.rank.fact.samples
     taken = median(sample.taken_share for sample in samples)
     waited = median(sample.waited_share or 0.0 for sample in samples)
     stopped = median(sample.throttled_share or 0.0 for sample in samples)
-    others = ", ".join(f"{each.name} (pid {each.pid}) takes {each.cpus:.0%} of a CPU" for each in fact.busiest)
-    gap_s, late_s = max(sample.longest_gap_s for sample in samples), median(sample.late_s for sample in samples)
-    return (
-        f"{taken:.0%} of a loop's time is taken, {gap_s * 1e3:.0f} ms at most; {waited:.0%} it was ready and waited, "
-        f"{stopped:.0%} its control group was stopped; a sleep ends {late_s * 1e3:.1f} ms late; "
-        f"{fact.steal_share:.0%} steal, CPU pressure {fact.pressure_share:.0%}{'; ' if others else ''}{others}"
+    others = "".join(f"; {each.name} (pid {each.pid}) takes {each.cpus:.0%} of a CPU" for each in fact.busiest)
+    seen = (
+        f"{taken:.0%} of a loop's time is taken, {max(sample.longest_gap_s for sample in samples) * 1e3:.0f} ms at "
+        f"most; {waited:.0%} it was ready and waited, {stopped:.0%} its quota stopped it{others}"
     )
-
-
-def _who_takes_it(_recording: Recording, slow: Slow) -> tuple[str, Remedy]:
-    fact = slow.rank.fact
     if slow.work == comparison.QUOTA:
-        return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA
+        return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA, seen
     if slow.work == comparison.WAITS:
-        return "it waits for a CPU that others use", _OTHERS
-    lost = median(sample.taken_share for sample in fact.samples)
-    if fact.steal_share >= stragglers.REASON_SHARE * lost:
-        return "the hypervisor takes its CPUs for others", _STOPS
-    return "it is stopped, and neither a quota nor another process does it", _STOPS
+        return "it waits for a CPU that others use", _OTHERS, seen
+    return "it is stopped, and neither a quota nor another process does it", _STOPS, seen
 
 
 @rule("DD662", "rank-reads-data-slowly", Severity.WARNING, StragglersFact)
@@ -172,22 +150,13 @@ def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
     """
     slowed = {rank_of(slow.rank): slow.factor for slow in _named(recording, *LOSSES)}
     slow = [slow for slow in _named(recording, READS) if slow.factor >= 2 * slowed.get(rank_of(slow.rank), 0.0)]
-    yield from _drafts(recording, slow, _why_reading, _rates)
+    yield from _drafts(recording, slow, _reads)
 
 
-def _rates(slow: Slow) -> str:
-    fact = slow.rank.fact
-    rates = grouped(rate for sample in fact.samples for rate in sample.read_bytes_per_s.items())
-    parts = [f"{name} {median(of_name) / 1e6:.3g} MB/s" for name, of_name in rates.items()]
-    return f"{', '.join(parts)} (page cache avoided by {fact.data_cache})"
-
-
-def _why_reading(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
-    own = slow.rank.fact.data_file_system
-    others = sorted({rank.fact.data_file_system for rank in recording.facts(StragglersFact)} - {own, ""})
-    if own and others:
-        return f"the data is on {own} there, elsewhere on {name_list(others)}", _DATA
-    return f"its file system{f' ({own})' if own else ''} is slow there", _DATA
+def _reads(slow: Slow) -> Shown:
+    rates = grouped(rate for sample in slow.rank.fact.samples for rate in sample.read_bytes_per_s.items())
+    seen = name_list([f"{name} {median(of_name) / 1e6:.3g} MB/s" for name, of_name in rates.items()])
+    return "its mount or its disk is slow", _DATA, seen
 
 
 @rule("DD663", "data-cannot-be-read", Severity.ERROR, StragglersFact)
@@ -225,18 +194,13 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
     """
     named = {rank_of(slow.rank) for slow in _named(recording, comparison.PRODUCTS, *LOSSES, READS)}
     slow = [slow for slow in _named(recording, comparison.EXCHANGE) if rank_of(slow.rank) not in named]
-    yield from _drafts(recording, slow, _why_exchanging, _exchanges)
+    yield from _drafts(recording, slow, _exchanges)
 
 
-def _why_exchanging(recording: Recording, _slow: Slow) -> tuple[str, Remedy]:
-    machines = {rank.fact.machine for rank in recording.facts(StragglersFact)}
-    untold = "" if len(machines) > 1 else "; all share a machine: no network between machines was tested"
-    return f"nothing else of it is slow for sure{untold}", _EXCHANGE
-
-
-def _exchanges(slow: Slow) -> str:
+def _exchanges(slow: Slow) -> Shown:
     rates = grouped(pair for sample in slow.rank.fact.samples for pair in sample.exchanged_gb_per_s.items())
-    return ", ".join(f"{median(of_peer):.3g} GB/s with rank {peer}" for peer, of_peer in sorted(rates.items()))
+    seen = [f"{median(of_peer):.3g} GB/s with rank {peer}" for peer, of_peer in sorted(rates.items())]
+    return "nothing else of it is slow for sure", _EXCHANGE, name_list(seen)
 
 
 @rule("DD665", "no-straggler-is-sure", Severity.INFO, StragglersFact)
@@ -251,27 +215,9 @@ def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
     """
     named = {rank_of(slow.rank) for slow in slow_ranks(recording) if slow.is_sure}
     if unsure := [slow for slow in slow_ranks(recording) if rank_of(slow.rank) not in named]:
-        ranks, works = (
-            [rank_of(slow.rank) for slow in unsure],
-            list({slow.work.partition(",")[0]: 0 for slow in unsure}),
-        )
+        ranks, works = [rank_of(slow.rank) for slow in unsure], list(dict.fromkeys(slow.work for slow in unsure))
         yield possible(
             NOBODY,
             f"{capital(ranks_at(recording, ranks))} took longer for {name_list(works)} than usual; unsure who is slow",
             [_evidence(recording, slow, slow.work) for slow in unsure[:LINES_OF_EVIDENCE]],
         )
-
-
-@rule("DD666", "ranks-on-different-processors", Severity.INFO, StragglersFact)
-def ranks_on_different_processors(recording: Recording) -> Iterator[Draft]:
-    """Ranks with different models of CPU or GPU, whose speed was not compared with each other's.
-
-    Finds: More than one model among the devices that the ranks compute on.
-    Why: A slower model is no straggler, and yet every rank waits for it in every step.
-    Remedy: Give the job nodes of one kind.
-    See: docs/explanation/measurements.md
-    """
-    models = grouped((rank.fact.model, rank_of(rank)) for rank in recording.facts(StragglersFact))
-    if len(models) > 1:
-        lines = [Evidence(text=f"{model}: {ranks_at(recording, ranks)}") for model, ranks in models.items()]
-        yield proved(NOBODY, f"The ranks compute on {len(models)} models of processors, each compared by itself", lines)
