@@ -76,8 +76,9 @@ class Count(NamedTuple):
 class Tests:
     """Tests, by whom they were of; those from which nothing follows are left out of all but ``all``."""
 
-    def __init__(self, tests: Sequence[GroupTest]) -> None:
+    def __init__(self, tests: Sequence[GroupTest], *, is_timed: bool = True) -> None:
         self.all = tests
+        self.is_timed = is_timed  # whether a slow pair is a bad one
         self.met = {node for test in tests for node in test.nodes}
         self.lost = {node for test in tests for node in test.lost_nodes}
         telling = (test for test in tests if test.outcome not in ("lost", "unknown"))
@@ -115,7 +116,7 @@ class Tests:
             (group, test.round, test.bytes_per_s)
             for group, tests in self.groups.items()
             for test in tests
-            if len(group) == 2 and test.bytes_per_s
+            if self.is_timed and len(group) == 2 and test.bytes_per_s
         ]
         usual = median(rate for _, _, rate in rated) if rated else 0.0
         of_round = {
@@ -179,7 +180,8 @@ def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Ma
         if len(group) == 1 and known.count(group).bad > 1 and group[0] not in known.lost
     ]
     aside = {fault.nodes[0] for fault in (*lost, *alone)}
-    leaves = list(_leaves(known, leaf_of, aside))
+    failing = [known, Tests(known.all, is_timed=False)] if leaf_of else []  # which hosts are slow may be noise
+    leaves = [*{leaf.leaf: leaf for each in failing for leaf in _leaves(each, leaf_of, aside)}.values()]
     names = {fault.leaf for fault in leaves}
     together = list(_with_others(known, count, lambda one, other: _crosses(leaf_of, names, (one, other)), aside))
     blamed = aside | {fault.nodes[0] for fault in together}
@@ -309,7 +311,7 @@ def _log_likelihood(bad: int, tests: int) -> float:
 
 def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
     """Whether two nodes are bad together again and again, and neither is bad with anybody else."""
-    is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES
+    is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES and known.slow.get(pair, 0.0) < bars.SLOW_PAIR
     return is_often and all(often[node] == 1 and not is_end(known, node, pair) for node in pair)
 
 

@@ -9,7 +9,7 @@ from ddp_doctor import app
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst
-from ddp_doctor.facts.collectives import AxisGroup, MeshFact
+from ddp_doctor.facts.collectives import AxisGroup, GroupTest, IsolationFact, MeshFact
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError
@@ -68,6 +68,8 @@ UNTRIED = StepTimeFact(
     curve=Curve(points=((4, 1e-4),)),
     arguments=(ArgumentTrial(advice=TINY, not_tried="time was short"),),
 )
+PASSED = GroupTest(round=0, nodes=(0,), outcome="passed")
+UNKNOWN = GroupTest(round=0, nodes=(0,), outcome="unknown", reason="node1 handed nothing in")
 NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
 BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
 PREFIX = "Unsure: what was asked for was not run: "
@@ -107,6 +109,12 @@ PREFIX = "Unsure: what was asked for was not run: "
          "--from-trace trace.json (needs --level standard)"),
         ({"mesh": MESH}, [read("mesh", "no time", 0)], [], "--mesh dp=2,shard=4 (no time)"),
         ({"mesh": MESH}, [], [NotRun(check="mesh", reason=BUDGET)], f"--mesh dp=2,shard=4 ({BUDGET})"),
+        ({"isolate": True}, [], [NotRun(check="isolation", reason=BUDGET)], f"--isolate ({BUDGET})"),
+        ({"isolate": True}, [], [], "--isolate (it was not reached)"),
+        ({"isolate": True}, [read("isolation", IsolationFact(tests=(PASSED,), stopped="time was short"))], [],
+         "--isolate (time was short)"),
+        ({"isolate": True}, [read("isolation", IsolationFact(tests=(UNKNOWN,)))], [],
+         "--isolate (node1 handed nothing in)"),
         ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
     ],
 )  # fmt: skip
@@ -132,6 +140,7 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
         ({"backend": Backend.NCCL}, [read("gpus", GPUS), read("user_model", MODEL, 0)]),
         ({"baseline": "b.json"}, [read("baseline", HELD)]),
         ({"mesh": MESH}, [read("mesh", MeshFact(mesh=MESH, made=True, groups=(GROUP,)), rank) for rank in range(2)]),
+        ({"isolate": True}, [read("isolation", IsolationFact(tests=(PASSED, UNKNOWN)))]),
         ({"nnodes": 2}, [read("host", HOST, node=1)]),
         ({}, [read("p2p", "needs 2 ranks"), Reading(check="gpus", status=Status.ABSENT, reason="no GPU")]),
     ],

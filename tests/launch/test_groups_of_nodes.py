@@ -31,6 +31,21 @@ def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobo
     assert left == []
 
 
+def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_path: Path):
+    port = free_port()
+    options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "1")
+    agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
+    try:
+        reports = [agent.report() for agent in agents]
+    finally:
+        end(agents)
+
+    assert "isolation: round 1, 4 groups of 1 node" in agents[0].progress.read_text()
+    for report in reports:
+        assert report["verdict"] == "unsure"
+        assert "--isolate (the time budget was used up)" in report["summary"]
+
+
 def _run(folder: Path, rounds: Any, *options: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     port, seen = free_port(), folder / "tests.json"
     told = {"DDP_DOCTOR_GROUPS": json.dumps(rounds), "DDP_DOCTOR_GROUP_TESTS": str(seen)}

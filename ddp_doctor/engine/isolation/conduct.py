@@ -20,6 +20,9 @@ from ddp_doctor.settings import trials
 from ddp_doctor.views.isolation import settle
 from ddp_doctor.wording.nodes import name_list
 
+#: Before any group has passed: what a trial that passes may take on a machine with ten ranks to a processor.
+_BUSY_S = 3.0
+
 
 @dataclass
 class Isolation:
@@ -33,7 +36,7 @@ class Isolation:
 
     def run(self) -> None:
         """Round after round. Raises what ends the run; a node that falls silent does not."""
-        stopped = "the run ended before all was settled"
+        stopped = "it was broken off"
         try:
             while (groups := self._next()) and not (why := self._why_stop()):
                 self._test(groups)
@@ -60,7 +63,7 @@ class Isolation:
     def _test(self, groups: Groups) -> None:
         run = self.agent.node_ranks.run
         run.progress(self._stands(groups))
-        reproducer = Reproducer(kind="all_reduce", size_bytes=trials.GROUP_BYTES[run.world.backend])
+        reproducer = Reproducer(kind="all_reduces", size_bytes=trials.GROUP_BYTES[run.world.backend])
         at_s = time.monotonic() - self._began
         results = run_groups(self.agent, groups, reproducer, self._limit_s())
         self.tests += [
@@ -83,4 +86,4 @@ class Isolation:
         """What a trial may take, and more where those that passed took long: their machine may be busy."""
         passed = [test.duration_s for test in self.tests if test.outcome == "passed"]
         usual_s = trials.NCCL_TRIAL_S if self.agent.world.backend == "nccl" else trials.TRIAL_S
-        return min(max(usual_s, trials.HUNG_RATIO * max(passed, default=0.0)), trials.NCCL_TRIAL_S)
+        return min(max(usual_s, trials.HUNG_RATIO * max(passed, default=_BUSY_S)), trials.NCCL_TRIAL_S)
