@@ -61,6 +61,7 @@ def _all_checks() -> tuple[Check, ...]:
         nccl_diagnostics,
         p2p,
         process_group,
+        repeats,
         same_products,
         stragglers,
     )
@@ -99,6 +100,7 @@ def _all_checks() -> tuple[Check, ...]:
         compile.CHECK,
         step_time.CHECK,
         job_collectives.CHECK,
+        repeats.CHECK,
         nccl_diagnostics.CHECK,
         *_after_ranks(),
         baseline.CHECK,

@@ -45,6 +45,7 @@ def test_what_the_documents_do_not_run_is_this():
         "how-to/dashboards-and-alerts.md": 2,
         "how-to/does-it-fit.md": 2,
         "how-to/find-the-bad-node.md": 1,
+        "how-to/find-a-fault-that-comes-and-goes.md": 1,
         "how-to/lab.md": 5,
         "how-to/many-nodes.md": 7,
         "how-to/measure-collectives.md": 1,

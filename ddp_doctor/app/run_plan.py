@@ -9,7 +9,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.isolation.search import next_round
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.facts.collectives import GroupTest
-from ddp_doctor.model.check import BASELINE, ISOLATION, Check
+from ddp_doctor.model.check import BASELINE, ISOLATION
 from ddp_doctor.model.choices import Command, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Tool
@@ -54,41 +54,34 @@ def run_plan(
 def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[PlannedStep]:
     """In the order of engine/node_run."""
     alone = [check for check in plan.checks if check.environment]
-    isolation, repeats = (
-        [check for check in plan.at(Where.GROUPS) if (check.id == ISOLATION) is wanted] for wanted in (True, False)
-    )
-
-    def step(where: Where, checks: Sequence[Check], seconds: float, rounds: int = 1, most: int = 1) -> PlannedStep:
-        return PlannedStep(
-            where=where,
-            checks=tuple(check.id for check in checks),
-            seconds=round(seconds, 2),
-            node_minutes=round(seconds * len(leaves) / 60, 2),
-            rounds=rounds,
-            most_rounds=max(rounds, most),
-        )
-
-    if at_once := plan.at(Where.NODE):
-        yield step(Where.NODE, at_once, max(check.cost_s for check in at_once))
+    repeats = [check for check in plan.at(Where.GROUPS) if check.id != ISOLATION]
     for where, checks in (
+        (Where.NODE, plan.at(Where.NODE)),
         (Where.NODES, plan.at(Where.NODES)),
-        (Where.GROUPS, isolation),
+        (Where.GROUPS, [check for check in plan.at(Where.GROUPS) if check not in repeats]),
         (Where.LAUNCHER, plan.at(Where.LAUNCHER)),
         (Where.RANK, [check for check in plan.at(Where.RANK) if check not in alone]),
         (Where.GROUPS, repeats),
         (Where.AFTERWARDS, plan.at(Where.AFTERWARDS)),
         (Where.RANK, alone),
     ):
-        if not checks:
-            continue
-        seconds, rounds, most = sum(check.cost_s for check in checks), 1, 1
-        if checks is isolation:
-            rounds, most = (_rounds(leaves, options.repeat, bad) for bad in (None, 0))
-            seconds = rounds * _TRIAL_S
-        elif checks is repeats:
-            rounds = options.repeat
+        costs = [check.cost_s for check in checks] or [0.0]
+        seconds, rounds, with_bad = max(costs) if where is Where.NODE else sum(costs), 1, None
+        if checks is repeats and checks:
+            rounds = 1 if options.soak_s else options.repeat
             seconds = options.soak_s or rounds * _TRIAL_S
-        yield step(where, checks, seconds, rounds, most)
+        elif where is Where.GROUPS and checks:
+            rounds, with_bad = (_rounds(leaves, options.repeat, bad) for bad in (None, 0))
+            seconds = rounds * _TRIAL_S
+        if checks:
+            yield PlannedStep(
+                where=where,
+                checks=tuple(check.id for check in checks),
+                seconds=round(seconds, 2),
+                node_minutes=round(seconds * len(leaves) / 60, 2),
+                rounds=rounds,
+                rounds_with_one_bad=with_bad,
+            )
 
 
 def _rounds(leaves: Sequence[str], repeat: int, bad: int | None) -> int:

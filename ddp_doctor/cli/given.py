@@ -9,6 +9,7 @@ from typing import Any
 
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
+from ddp_doctor.knowledge.deadlines import LONGEST_SOAK_S, MOST_REPEATS
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
@@ -145,6 +146,10 @@ def sweep(
 
 def of_groups(topology: str | None, soak: float | None, *, isolate: bool, repeat: int, data: str) -> dict[str, Any]:
     """The fields of Options for --isolate, --topology, --repeat, --soak and --data. Raises UsageError."""
+    if repeat > MOST_REPEATS:
+        raise UsageError(f"--repeat takes 1 to {MOST_REPEATS}, not {repeat}")
+    if soak is not None and not 0.0 < 60.0 * soak <= LONGEST_SOAK_S:
+        raise UsageError(f"--soak takes more than 0 and up to {LONGEST_SOAK_S / 60:g} minutes, a day, not {soak:g}")
     if topology is not None and not isolate:
         raise UsageError("--topology says which nodes share a switch, for --isolate: give that, too")
     return {

@@ -117,9 +117,17 @@ TopologyOption = Annotated[
     option(WHERE, "FILE", "Leaf switches or racks: topology.conf or .yaml of SLURM, or lines of NAME: HOSTS."),
 ]
 RepeatOption = Annotated[
-    int, option(WHAT, "N", "Test all ranks, or with --isolate each group, so often, and tell the failures.", min=1)
+    int,
+    option(
+        WHAT,
+        "N",
+        "Test all ranks, or with --isolate each group, so often, however long that takes, and tell how many fail.",
+        min=1,
+    ),
 ]
-SoakOption = Annotated[float | None, option(TIME, "MINUTES", "Test all ranks again and again for so long.", min=0.0)]
+SoakOption = Annotated[
+    float | None, option(TIME, "MINUTES", "Test all ranks again and again for so long, besides --budget.", min=0.0)
+]
 DataOption = Annotated[
     str, option(WHAT, "PATH", "A file or folder that the job reads: how fast every rank reads it, too.")
 ]

@@ -18,6 +18,7 @@ from ddp_doctor.cli.given import given_hosts
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import save, save_and_report
 from ddp_doctor.engine.plan import make_plan
+from ddp_doctor.knowledge.deadlines import longest_s
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Backend, Command, ExitCode, as_usage_error
 from ddp_doctor.model.recording import Options, Recording
@@ -71,7 +72,7 @@ def run(options: Options, launch: Launch, outputs: Outputs) -> int:
     world = outer_world(env, os.getppid())
     asked = launch.read()
     if launch.is_planned:
-        return _show_plan(options, launch, env, world, outputs)
+        return _show_plan(options, replace(launch, asked=asked), env, world, outputs)
     arguments = typed(options, _ranks(launch.nproc_per_node), launch.join_timeout_s)
     with as_usage_error():
         here = start_all_nodes(asked, env, world, arguments)
@@ -94,7 +95,7 @@ def _show_plan(
 ) -> int:
     """Print what a run would do, and start nothing; of the processes of a launcher the first one speaks."""
     outputs.require_only("json", "a plan")
-    asked, nproc = launch.read(), _ranks(launch.nproc_per_node)
+    asked, nproc = launch.asked, _ranks(launch.nproc_per_node)
     with as_usage_error():
         listed = hosts_to_start(asked, env, world)
     hosts: Sequence[str | None]
@@ -117,7 +118,7 @@ def _show_plan(
     plan = run_plan(options, hosts, launcher, nproc, is_here=alone_here)
     is_piped = world is not None and world.launcher == "mpi"  # Open MPI gives its ranks pseudo-terminals
     plan_table.show(plan, screen.console(outputs.words_to, is_piped=is_piped))
-    if path := outputs.paths.get("json"):
+    if path := outputs.at_node(socket.gethostname(), 0).paths.get("json"):
         with as_usage_error(CannotWrite):
             write(path, plan.model_dump_json(indent=1) + "\n")
     return ExitCode.HEALTHY.value
@@ -149,7 +150,7 @@ def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
         return _test_and_report(request, outputs)
     if not world.is_agent:
         meeting = request.join_timeout_s if request.nnodes > 1 else 0.0
-        return _wait_for_agent(world, request.env, request.options.budget_s + meeting)
+        return _wait_for_agent(world, request.env, longest_s(request.options) + meeting)
     folder = folders.meeting_folder(request.env)
     lock = outer_launcher.AgentLock(world, folder) if folder else None
     code = ExitCode.UNSURE.value
@@ -216,7 +217,7 @@ def _start_agents_and_report(
     here: StartedNodes, options: Options, launch: Launch, outputs: Outputs, env: Mapping[str, str]
 ) -> int:
     """Start all agents, wait for the head's recording, and report it here, where the user is."""
-    timeout_s = _START_S + launch.join_timeout_s + options.budget_s + _WAIT_MARGIN_S
+    timeout_s = _START_S + launch.join_timeout_s + longest_s(options) + _WAIT_MARGIN_S
     planned = _planned(options, len(here.hosts))
     with progress(screen.console(sys.stderr), planned, quiet=outputs.quiet) as tell:
         tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")

@@ -10,6 +10,7 @@
     --collective NAMES    a result of each, of all --sizes; --min-busbw NAME:SIZE=RATE the same of its size
     --data PATH           reads of it on every rank that has it
     --mesh dp=2,shard=4   the collectives of its axes, on all ranks
+    --repeat 40           so many repeats of all ranks; --soak as long
     --isolate             tests of groups of nodes, until it is settled who is to blame
     --baseline FILE       a measurement that the file knows
     --nnodes 2            a reading of every node
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.collectives import RepeatsFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import (
@@ -36,6 +38,7 @@ from ddp_doctor.model.check import (
     ISOLATION,
     JOB_COLLECTIVES,
     MESH,
+    REPEATS,
     STEP_TIME,
     STRAGGLERS,
     USER_MODEL,
@@ -43,6 +46,7 @@ from ddp_doctor.model.check import (
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
+from ddp_doctor.views.rates import telling
 from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import rank_list
 
@@ -76,7 +80,9 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         return tuple(_fit(recording, by_id))
     options = recording.options
     only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
-    has_ranks = any(reading.rank is not None for reading in recording.collected())
+    has_ranks = any(
+        reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in recording.collected()
+    )
     no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
         *(
@@ -93,6 +99,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
         *_mesh(recording, by_id),
+        *_repeats(recording, by_id),
         *_isolate(recording, by_id),
         *_data(recording, by_id),
         *_baseline(recording, by_id),
@@ -211,6 +218,16 @@ def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
     mesh, result = recording.options.mesh, by_id.get(MESH)
     if mesh and (result is None or result.status not in _RAN or result.reason):
         yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
+
+
+def _repeats(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    options, fact = recording.options, recording.first(RepeatsFact)
+    why = _why(by_id.get(REPEATS)) if fact is None else fact.stopped
+    if fact is not None and not telling(fact.tests):
+        why = why or next((test.reason for test in fact.tests), "")
+    if options.repeats_all and why:
+        typed = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
+        yield NotAsAsked(typed, REPEATS, why)
 
 
 def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

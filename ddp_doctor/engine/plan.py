@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
-from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, STRAGGLERS, Check
+from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, REPEATS, STRAGGLERS, Check
 from ddp_doctor.model.choices import Backend, Level, UsageError, Where
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
@@ -115,6 +115,7 @@ def _require_named(options: Options) -> None:
         (options.min_busbw, "--min-busbw", COLLECTIVES),
         (options.mesh, "--mesh", MESH),
         (options.replay, "--replay", JOB_COLLECTIVES),
+        (options.repeats_all, "--repeat" if options.soak_s is None else "--soak", REPEATS),
         (options.isolate, "--isolate", ISOLATION),
         (options.data, "--data", STRAGGLERS),
     ):
@@ -128,6 +129,8 @@ def _require_named(options: Options) -> None:
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
     needed, reason = check.from_level(options.model), None
+    of_groups = {ISOLATION: ("--isolate", options.isolate), REPEATS: ("--repeat or --soak", options.repeats_all)}
+    option, is_given = of_groups.get(check.id, ("", True))
     if check.id == STRAGGLERS and (options.data or options.isolate):
         needed = Level.QUICK
     if check.id in options.skip:
@@ -148,13 +151,13 @@ def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:
         reason = "needs the mesh of your job: --mesh"
     elif check.needs_job and options.replay is None:
         reason = "needs the collectives of a job: --replay"
-    elif check.id == ISOLATION and not options.isolate:
-        reason = "needs --isolate"
+    elif not is_given:
+        reason = f"needs {option}"
     return reason
 
 
 def _needs_s(checks: Sequence[Check]) -> float:
-    """How long they take: those of a node run all at once."""
+    """How long they take: those of a node run all at once, and repeats have a time of their own."""
     at_once = [check.cost_s for check in checks if check.where is Where.NODE]
-    one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE]
+    one_by_one = [check.cost_s for check in checks if check.where is not Where.NODE and check.id != REPEATS]
     return max(at_once, default=0.0) + sum(one_by_one)

@@ -4,6 +4,8 @@ CHECK_S and FIRST_NCCL_S are the contract's default deadlines (docs/explanation/
 others keep a hang's report within the check's deadline plus 3 s, as the test-suite measures.
 """
 
+from ddp_doctor.model.recording import Options
+
 #: A rank check, from the moment its first rank entered it.
 CHECK_S = 10.0
 #: From init_process_group to the end of the first NCCL collective. The ranks are given their device, so they connect
@@ -92,3 +94,21 @@ FAREWELL_S = 8.0
 def turn_s(nnodes: int) -> float:
     """Between two rounds with the control store of a run on so many nodes."""
     return min(max(TURN_S, nnodes * TURN_OF_A_NODE_S), LONGEST_TURN_S)
+
+
+# --- repeats --------------------------------------------------------------------------------------
+
+#: The most repeats of one run. Each has a line in the recording, which all nodes are given: with so many it is some MB.
+MOST_REPEATS = 10_000
+#: A day: a longer soak would rest most of its time, for MOST_REPEATS are spread over it.
+LONGEST_SOAK_S = 86_400.0
+#: No repeat takes longer, even where it hangs and ranks share cores.
+_LONGEST_REPEAT_S = 120.0
+
+
+def longest_s(options: Options) -> float:
+    """For how long a run whose nodes have met may go on: its budget, and what --repeat and --soak ask for besides."""
+    if not options.repeats_all:
+        return options.budget_s
+    soak_s = options.repeat * _LONGEST_REPEAT_S if options.soak_s is None else options.soak_s + _LONGEST_REPEAT_S
+    return options.budget_s + soak_s

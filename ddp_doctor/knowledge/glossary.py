@@ -57,6 +57,7 @@ GLOSSARY: dict[str, str] = {
     "missing node": "one that did not come to the roll call: it was not started, or cannot reach the endpoint; another than a lost node",
     "recording": "all that a run saw; the only input of rules",
     "remedy": "what fixes a fault, with its cost and how to undo it",
+    "repeat": "one of the tests of all ranks that `--repeat` and `--soak` make again and again, each a trial of fresh ranks",
     "replay": "of a recording, judging it again; of a job's collectives, calling them again with ranks of the doctor's own",
     "reproducer": "the smallest test that shows a fault; of a job's collectives a script, which torchrun runs",
     "trial": "one world of fresh ranks that runs some checks, or tries a remedy",

@@ -17,11 +17,11 @@ GAP_S = 1e-4
 SLEEPS, SLEEP_S = 10, 0.001
 #: Seconds that the first sample is taken to last, and its reads, waits for other ranks included (judgement).
 SAMPLE_S, READS_S = 0.4, 0.6
-#: Of the check's time that is left, how much the samples may take.
+#: Of the budget, or of the check's time that is left, how much the samples may take.
 SHARE_OF_CHECK = 0.7
 
-#: A straggler takes so many times as long as the usual rank, …: dlrover calls a node a straggler at 2.0; a job that is
-#: a quarter slower is worth a look. Reads of healthy hosts differ by more (judgement).
+#: A straggler takes so many times as long as the usual rank, …: medians of seven samples of four ranks on calm cores
+#: were 1.1 apart at most in 20 runs; dlrover calls a node a straggler at 2.0. Reads differ by more (judgement).
 SLOWER, READS_SLOWER = 1.25, 2.0
 #: … beyond so many spreads (1.4826 MAD, which is the standard deviation where chance is normal; Leys et al., 2013, who
 #: take 2.5 to 3 of them for an outlier), …
@@ -33,8 +33,8 @@ IN_SAMPLES = 0.8
 EXCHANGE_SLOWER, EXCHANGE_SLOWER_ON_NCCL = 2.0, 4.0
 #: A reason explains a loss where it accounts for this share of it (judgement).
 REASON_SHARE = 0.5
-#: Ranks that wait so much of their time for a CPU are twice as slow now and then by chance (four ranks on two cores
-#: beside 10 to 20 busy processes, 20 runs: medians of ranks up to three times apart).
+#: Ranks that wait so much of their time for a CPU are slow now and then by chance (four ranks on two cores
+#: under a load of 30, 20 runs: medians of ranks up to 2.7 times apart).
 BUSY_SHARE = 0.5
 #: A CPU's clock below this share of its peers' explains slow products (judgement).
 CLOCK_SHARE = 0.85

@@ -120,3 +120,15 @@ CLOCKS_FAR_APART_S = 5.0
 SMALL_BATCH = 16
 #: With so few samples the error is clearly greater.
 FEW_SAMPLES = 4
+
+# --- Repeats --------------------------------------------------------------------------------------------
+
+#: With fewer values in a third of the repeats nobody knows what is noise (baselines.FEWEST_RUNS).
+FEWEST_REPEATS = 5
+#: Share of the rate lost between the first and the last third: what shared networks differ by (baselines.py, 15 %), and
+#: on gloo, whose rate is that of cores which others use too, more: of 255 rows of 20 repeats on two cores that compiled
+#: and tested all the while (16 MiB, torch 2.13) 3 lost a third beyond scatter, 2 a half; of 239 rows of 100 none.
+SLOWER_REPEATS = 0.15
+SLOWER_REPEATS_ON_CPU = 0.5
+#: A repeat at this fraction of the usual rate is far slower, as a pair of ranks is (SLOW_PAIR_RATIO).
+FAR_SLOWER_REPEAT = 4.0

@@ -11,7 +11,7 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
-ENV_VARS, NCCL, GPUS, ROLL_CALL = "env_vars", "nccl", "gpus", "roll_call"
+ENV_VARS, NCCL, GPUS, ROLL_CALL, REPEATS = "env_vars", "nccl", "gpus", "roll_call", "repeats"
 PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = (
     "process_group",
     "collectives",

@@ -201,6 +201,11 @@ class Options(Frozen):
     expected_busbw: float | None = None
 
     @property
+    def repeats_all(self) -> bool:
+        """Whether all ranks are tested again and again; with --isolate, --repeat counts for its groups."""
+        return self.soak_s is not None or (self.repeat > 1 and not self.isolate)
+
+    @property
     def typed_model(self) -> str:
         """The user's model as it was typed: the argument of ``fit``, the option of ``run``."""
         return self.model if self.command == Command.FIT.value else f"--model {self.model}"

@@ -24,7 +24,7 @@ class PlannedStep(Frozen):
     seconds: float  # expected at level standard, of healthy nodes
     node_minutes: float  # of all nodes
     rounds: int = 1  # how often, or of isolation the rounds of healthy nodes
-    most_rounds: int = 1  # … and with one bad node
+    rounds_with_one_bad: int | None = None  # … and about as many of nodes of which one is bad; null of all others
 
 
 class RunPlan(Frozen):

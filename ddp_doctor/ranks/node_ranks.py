@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,6 +122,8 @@ class NodeRanks:
             return result if lost is None else result.unjudged(lost)
         finally:
             folders.remove_job_folders(self.run_folder / record.trial)
+            if record.reproducer is not None:  # one run may have thousands of these
+                shutil.rmtree(self.run_folder / record.trial, ignore_errors=True)
 
     def _require_sense(self, record: TrialRecord, checks: Sequence[Check]) -> None:
         """Raises Refused for a trial of a remedy that could not end, or take all memory: the head may be wrong."""

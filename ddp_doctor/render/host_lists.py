@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from ddp_doctor.facts.collectives import IsolationFact
 from ddp_doctor.model.choices import Command, Severity, Verdict
-from ddp_doctor.model.finding import Culprit
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.text import one_line
@@ -47,29 +46,15 @@ def _blamed(report: Report, recording: Recording) -> Iterator[str]:
     bar = Severity(recording.options.fail_on.value)
     for finding in report.findings:
         for culprit in finding.culprits if finding.severity.at_least(bar) else ():
-            host = _host_of(report, culprit)
-            if host and (not of_fleet or host in sick):
-                yield host
-
-
-def _host_of(report: Report, culprit: Culprit) -> str:
-    """The one host on which the culprit is; empty where it is of none, or between two."""
-    world, rank = report.world, culprit.node_rank
-    if culprit.kind not in _OF_A_HOST or (culprit.peer_node or culprit.node) != culprit.node:
-        return ""
-    if world is not None and rank is None and culprit.node is None and culprit.rank is not None:
-        rank = world.node_of(culprit.rank)
-        if culprit.peer_rank is not None and world.node_of(culprit.peer_rank) != rank:
-            return ""
-    return _name(report, rank, culprit.node or "")
+            alone = culprit.kind in _OF_A_HOST and culprit.peer_node in (None, culprit.node)
+            if culprit.node and alone and (not of_fleet or culprit.node in sick):
+                yield _name(report, culprit.node_rank, culprit.node)
 
 
 def _name(report: Report, node_rank: int | None, hostname: str) -> str:
     """As who started the nodes calls it: SLURM's name of a node may be another than its own."""
     expected = report.world.expected_hosts if report.world is not None and node_rank is not None else ()
-    if node_rank is not None and node_rank < len(expected):
-        return expected[node_rank]
-    return hostname or next((node.hostname for node in report.nodes if node.node_rank == node_rank), "")
+    return expected[node_rank] if node_rank is not None and node_rank < len(expected) else hostname
 
 
 def _lines(hosts: Iterable[str]) -> str:

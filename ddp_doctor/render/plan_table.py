@@ -39,9 +39,7 @@ _MOST_NAMES = 16
 def show(plan: RunPlan, out: "Console") -> None:
     """Print it."""
     width = width_of(out)
-    rows = [
-        (f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _PLACES[step.where], _what(step)) for step in plan.steps
-    ]
+    rows = [(f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _place(step), _what(step)) for step in plan.steps]
     most = plan.most_seconds * len(plan.nodes) / 60
     total = f"expected; after {plan.most_seconds:g} s, {most:.2f} node-minutes, nothing new begins"
     rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
@@ -50,10 +48,15 @@ def show(plan: RunPlan, out: "Console") -> None:
         out.print(line)
 
 
+def _place(step: PlannedStep) -> str:
+    repeats = step.where is Where.GROUPS and not step.rounds_with_one_bad
+    return "all ranks, again and again" if repeats else _PLACES[step.where]
+
+
 def _what(step: PlannedStep) -> str:
     names = ", ".join(step.checks)
-    if step.most_rounds > step.rounds:
-        return f"{names}: {step.rounds} rounds if all pass, about {step.most_rounds} with one bad node"
+    if step.rounds_with_one_bad:
+        return f"{names}: {step.rounds} rounds if all pass, about {step.rounds_with_one_bad} with one bad node"
     return f"{names}: {step.rounds} times" if step.rounds > 1 else names
 
 

@@ -1,11 +1,11 @@
-"""Live progress: one line on a terminal, and nothing elsewhere.
+"""Live progress: one line on a terminal; elsewhere a line every few minutes, which only a run that takes long reaches.
 
 12 of 19  allreduce, 3 s
 1.2 of 2.0 GiB read, 640 MB/s, 2 s
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 def _can_write_over(out: "Console") -> bool:
     """Whether it is a terminal whose cursor may be moved; FORCE_COLOR makes a file look like one."""
     return out.is_terminal and out.file.isatty() and not is_plain()
+
+
+#: Between two lines where none can be written over.
+_EVERY_S = 300.0
 
 
 @contextmanager
@@ -59,20 +63,25 @@ def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], 
 @contextmanager
 def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Progress on ``out`` while the block runs: the number among ``checks`` of the one that runs, and the time."""
-    if quiet or not _can_write_over(out):
+    if quiet:
         yield lambda _text: None
         return
-    started, number, shown = monotonic(), 0, "starting"
+    started, number, shown, is_live = monotonic(), 0, "starting", _can_write_over(out)
+    told_at = started
 
     def line() -> str:
         of = f"{number} of {len(checks)}  " if checks else ""
         return f"{of}{shown}, {monotonic() - started:.0f} s"
 
     def tell(text: str) -> None:
-        nonlocal number, shown
+        nonlocal number, shown, told_at
         number = checks.index(text) + 1 if text in checks else number
         shown = one_line(text)
-        live.refresh()
+        if live is not None:
+            live.refresh()
+        elif monotonic() - told_at >= _EVERY_S:
+            told_at = monotonic()
+            out.print(line(), markup=False, highlight=False, soft_wrap=True)
 
-    with _live(out, line) as live:
+    with _live(out, line) if is_live else nullcontext() as live:
         yield tell

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Sequence
 
+from ddp_doctor.knowledge.slow_jobs import LASTS_MOST_S
 from ddp_doctor.watch.evidence import Evidence, Output
 from ddp_doctor.watch.pace import Fall, Pace
 from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
@@ -10,7 +11,7 @@ from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
 #: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
 _SEARCH_S, _BEGINNING_S = 60.0, 300.0
 #: While the ranks are judged, somebody looks ten times a second.
-_LEAST_PAUSE_S = 2.0
+_LEAST_PAUSE_S = 1.5
 _UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB", 1.0: "bytes"}
 
 
@@ -47,7 +48,9 @@ class Slowdown:
             for pace in self._paces.values():
                 pace.pause()
         self._looked_s = now
-        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else self._doors.look(now, pids)
+        seen = (Source.GLOO, self._gloo.look(now)) if self._gloo.threads else None
+        if seen is None and self._speaks:  # the doors tell of all nodes
+            seen = self._doors.look(now, pids)
         outputs = {output.path: output for output in (*self._evidence.outputs(), *self._outputs)}
         for source, look in (*filter(None, [seen]), *self._said.look(now, outputs.values())):
             self._paces[source].add(look)
@@ -57,7 +60,7 @@ class Slowdown:
         self._doors.close()
 
     def news(self) -> str:
-        """What is to be said of the job that was not said yet: it is slower, or is no longer."""
+        """What is to be said of the job that was not said yet: it is slower, or no longer."""
         source, fall = self._fall()
         was_slow = self._told is not None and self._told.until_s is None
         if fall is None or (fall.until_s is None) == was_slow:
@@ -66,12 +69,13 @@ class Slowdown:
         if fall.until_s is None:
             return self._slower(source, fall)
         is_measured = self._speaks and self._paces[source].windows  # other ranks have begun, if not
-        return f"is no longer slower since {_clock(fall.until_s)}" if is_measured else ""
+        return f"became faster again at {_clock(fall.until_s)}" if is_measured else ""
 
     def whole(self) -> str:
-        """What is to be said of the job when it has ended."""
+        """What is to be said of the job when it has ended: nothing of a fall that soon was over."""
         source, fall = self._fall()
-        return self._slower(source, fall) if fall else ""
+        soon = fall and fall.until_s is not None and fall.until_s - fall.since_s < LASTS_MOST_S
+        return self._slower(source, fall) if fall and not soon else ""
 
     def _fall(self) -> tuple[Source, Fall | None]:
         """The last one, by the best source that has measured about as much as any."""
@@ -82,13 +86,13 @@ class Slowdown:
         return source, None if fall and fall.is_deep and source is Source.LINES else fall
 
     def _slower(self, source: Source, fall: Fall) -> str:
-        when = f"since {_clock(fall.since_s)}"
+        when = f"became slower at {_clock(fall.since_s)}"
         if fall.until_s is not None:
-            when = f"from {_clock(fall.since_s)} to {_clock(fall.until_s)}"
+            when = f"was slower from {_clock(fall.since_s)} to {_clock(fall.until_s)}"
         counted, by = source.value
-        said = f"is slower {when}: {_rates(fall, counted)}, {by}"
+        said = f"{when}: {_rates(fall, counted)}, {by}"
         if last := self._paces[source].last_rank():
-            of = " of those on this node" if self._gloo.world_size > len(self._pids) else ""
+            of = " of those on this node" if source is Source.GLOO and self._gloo.world_size > len(self._pids) else ""
             return f"{said}; rank {last.rank} came last{of} in {last.times} of {last.looks} looks at ranks that waited"
         return said if self._speaks else ""
 

@@ -27,13 +27,12 @@ from ddp_doctor.watch.pace import Look
 _GLOO, _GLOO_LOOP, _NCCL = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
 #: futex of x86-64 and of arm64.
 _FUTEX = ("202", "98")
-#: A child has modules to import (0.1 s of a processor). After so many that found no door it looks seldom.
-_DOORS_S, _NO_DOORS_S, _MOST_IN_VAIN = 30.0, 600.0, 10
+#: A child has modules to import (0.1 s of a processor). Where it finds no door the next comes after twice the time.
+_DOORS_S, _LATEST_DOORS_S = 30.0, 600.0
 _DOORS_PATIENCE_S, _CHILD_S = 5.0, 20.0
 _MOST_BYTES = 1 << 20
 #: A number of a step that has risen so often is one.
 _LEAST_RISES = 3
-_MOST_NAMES = 16
 
 
 class Source(Enum):
@@ -106,23 +105,21 @@ class Doors:
     def __init__(self) -> None:
         self._file = os.memfd_create("doors")
         self._child: Judging | None = None
-        self._next_s = 0.0
-        self._in_vain = 0
+        self._next_s, self._pause_s = 0.0, _DOORS_S
 
     def look(self, now: float, pids: Collection[int]) -> tuple[Source, Look] | None:
         """The answer that has come since the last look; the next child is started when it is time."""
         if self._child is None and now >= self._next_s:
-            self._next_s = now + (_DOORS_S if self._in_vain < _MOST_IN_VAIN else _NO_DOORS_S)
+            self._next_s = now + self._pause_s
             os.ftruncate(self._file, 0)
             self._child = Judging(lambda: _ask(pids, self._file), _CHILD_S)
         if self._child is None or not self._child.has_ended():
             return None
         self._child = None
         text = os.pread(self._file, _MOST_BYTES, 0)
+        self._pause_s = _DOORS_S if text else min(2 * self._pause_s, _LATEST_DOORS_S)
         if not text:
-            self._in_vain += 1
             return None
-        self._in_vain = 0
         source, at_s, launched = json.loads(text)
         behind = [int(rank) for rank, count in launched.items() if count == min(launched.values())]
         waits = len(behind) < len(launched)
@@ -143,15 +140,11 @@ def _ask(pids: Collection[int], file: int) -> int:
     from ddp_doctor.sources.live_process import candidate
 
     now = time.monotonic()
-    ranks = [rank for pid in pids if (rank := candidate(pid))]
+    end, ranks = now + _DOORS_PATIENCE_S, [rank for pid in pids if (rank := candidate(pid))]
     port = live_doors.ras_port(ranks)
-    source, launched = (
-        Source.RAS,
-        launches(live_doors.ras_status(port, now + _DOORS_PATIENCE_S, as_json=True)) if port else {},
-    )
+    source, launched = Source.RAS, launches(live_doors.ras_status(port, end, as_json=True) if port else "")
     if not launched:
-        servers = live_doors.worker_servers(ranks[:1], now + _DOORS_PATIENCE_S)
-        answers = live_doors.flight_dumps(servers, now + _DOORS_PATIENCE_S).values()
+        answers = live_doors.flight_dumps(live_doors.worker_servers(ranks[:1], end), end).values()
         counts = [sum(group.highest_seq for group in read_dump(answer, "", None).groups) for answer in answers]
         source, launched = Source.RECORDER, {0: max(counts)} if any(counts) else {}
     if launched:
@@ -172,7 +165,8 @@ class Said:
         """Read on, and count; of a flood the end alone."""
         for output in outputs:
             with suppress(OSError), open(output.path, "rb") as file:
-                start = max(self._read.get(output.path, output.start), file.seek(0, os.SEEK_END) - _MOST_BYTES)
+                size = file.seek(0, os.SEEK_END)
+                start = max(min(self._read.get(output.path, output.start), size), size - _MOST_BYTES)
                 file.seek(start)
                 data = file.read(_MOST_BYTES)
                 whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r")) + 1]
@@ -185,8 +179,6 @@ class Said:
     def _count(self, text: str) -> None:
         self._lines += text.count("\n") or text.count("\r")
         for name, number in numbers_of_steps(text):
-            if name not in self._steps and len(self._steps) == _MOST_NAMES:
-                continue
             steps = self._steps.setdefault(name, [number, 0, 0])
             highest = steps[0]
             if number > highest:

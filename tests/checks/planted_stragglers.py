@@ -64,26 +64,43 @@ def measured(ctx: HarnessContext, odd: int | None, plant: Callable[[], Any], dat
         return read(CHECK.id, probe, ctx, rank=ctx.rank)
 
 
-@contextmanager
-def quota(share: float = 0.1) -> Iterator[None]:
-    """This process may use so much of a CPU."""
-    group = CPU_GROUPS / f"ddp-doctor-test-{os.getpid()}"
-    group.mkdir()
+def calm(ctx: HarnessContext, odd: int | None, plant: Callable[[], Any], data: str = "") -> Reading:
+    """The same in a control group that goes before all others: whatever else runs on the machine matters little."""
+    own_group().mkdir()
     try:
-        if (group / "cpu.max").exists():
-            (group / "cpu.max").write_text(f"{int(share * 100_000)} 100000")
-        else:
-            (group / "cpu.cfs_quota_us").write_text(str(int(share * 100_000)))
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-        yield
+        _write("cpu.shares", "262144")
+        _write("cpu.weight", "10000")
+        _write("cgroup.procs", str(os.getpid()))
+        return measured(ctx, odd, plant, data)
     finally:
         (CPU_GROUPS / "cgroup.procs").write_text(str(os.getpid()))
-        group.rmdir()
+        own_group().rmdir()
+
+
+def own_group() -> Path:
+    """Of this process, which was forked after this module was imported."""
+    return CPU_GROUPS / f"ddp-doctor-test-{os.getpid()}"
+
+
+def _write(name: str, text: str) -> None:
+    """Version 1 and 2 have different files."""
+    if (own_group() / name).exists():
+        (own_group() / name).write_text(text)
+
+
+@contextmanager
+def quota() -> Iterator[None]:
+    """The control group of this process may use half of a CPU."""
+    _write("cpu.cfs_quota_us", "50000")
+    _write("cpu.max", "50000 100000")
+    yield
 
 
 @contextmanager
 def neighbour() -> Iterator[None]:
-    """This process may use one CPU, on which another one spins."""
+    """This process may use one CPU, on which another one of its group spins; ranks of other groups go before both."""
+    _write("cpu.shares", "16384")
+    _write("cpu.weight", "625")
     cpus = os.sched_getaffinity(0)
     cpu = {max(cpus)}
     with _beside((sys.executable, "-c", SPIN)) as spinner:

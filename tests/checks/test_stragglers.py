@@ -1,5 +1,6 @@
 """stragglers: ranks slowed by a quota, a stop, slow products or reads, whom the samples name, and what is unsure."""
 
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -42,6 +43,36 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(r
 
     assert (finding.code, blamed(finding)) == ("DD661", [2])
     assert finding.title.endswith("it is stopped, and neither a quota nor another process does it")
+
+
+@pytest.fixture
+def control_groups() -> None:
+    """Control groups of CPUs that can be made; so does tests/lab/test_cgroup_limits.py skip."""
+    group = planted_stragglers.own_group()
+    try:
+        group.mkdir()
+        can = any((group / name).exists() for name in ("cpu.cfs_quota_us", "cpu.max"))
+        group.rmdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    if not can:
+        pytest.skip("the cpu controller is not given to this part of the tree")
+
+
+@pytest.mark.ranks
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("plant", "reason"),
+    [
+        (planted_stragglers.quota, "a CPU quota of 0.5 processors stops it"),
+        (planted_stragglers.neighbour, "it waits for a CPU that others use"),
+    ],
+)
+def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ranks: Ranks, plant: Any, reason: str):
+    readings = ranks.facts(planted_stragglers.calm, 3, plant)
+
+    [finding] = warned(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)}))
+    assert (finding.code, blamed(finding), reason in finding.title) == ("DD661", [3], True), finding
 
 
 @pytest.mark.ranks
@@ -121,27 +152,24 @@ def test_what_no_rank_can_read_is_a_usage_error(ranks: Ranks, tmp_path: Path, ki
     )
 
     assert [reading.misused for reading in readings] == [True] * 4
+    report = app.judge(record(CHECK, [], []).model_copy(update={"readings": tuple(readings)})).report
+    assert (report.exit_code, report.summary.startswith("Unsure: --data: ")) == (2, True)
     assert re.match(r"--data: .*" + (said or "of the kernel"), readings[0].reason)
 
 
 # --- turns -----------------------------------------------------------------------------------------------
 
 
-def place(cpus: Sequence[int], machine: str = "one") -> dict[str, Any]:
-    return {"machine": machine, "cpus": cpus}
-
-
 def test_no_two_ranks_of_a_machine_have_the_same_cpu_in_a_turn_and_every_rank_has_one():
-    places = [place((0, 1))] * 3 + [place((1,))] + [place((0, 1), "two")] * 2
+    cpus_of = {0: (0, 1), 2: (0, 1), 5: (0, 1), 7: (1,)}
     for number in range(20):
-        turns = waves(places, number)
-        assert sorted(rank for turn in turns for rank in turn) == list(range(6))
+        turns = waves(cpus_of, number)
+        assert sorted(rank for turn in turns for rank in turn) == [0, 2, 5, 7]
         assert len(turns) == 2
         for turn in turns:
-            used = [(places[rank]["machine"], cpu) for rank, cpu in turn.items()]
-            assert len(set(used)) == len(used)
-            assert all(cpu in places[rank]["cpus"] for rank, cpu in turn.items())
-    assert len({str(waves(places, number)) for number in range(20)}) > 5
+            assert len(set(turn.values())) == len(turn)
+            assert all(cpu in cpus_of[rank] for rank, cpu in turn.items())
+    assert len({str(waves(cpus_of, number)) for number in range(20)}) > 5
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 9])
@@ -172,8 +200,11 @@ def sample(**fields: Any) -> Sample:
     return Sample.model_validate({**usual, "waited_share": 0.01, "throttled_share": 0.0, **fields})
 
 
+_machines = itertools.count()
+
+
 def fact(samples: Sequence[Sample], **fields: Any) -> StragglersFact:
-    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {len(fields)}", "cpus": (0, 1)}
+    usual = {"device": "cpu", "model": "AMD EPYC", "machine": f"machine {next(_machines)}", "cpus": (0, 1)}
     return StragglersFact.model_validate({**usual, "samples": tuple(samples), **fields})
 
 
@@ -193,9 +224,9 @@ FAST_CLOCK = sampled(mhz=3000)()
     ("odd", "code", "severity", "reason"),
     [
         pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "stress-ng (pid 47, 98% of a CPU)", id="neighbour"),
+        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
         pytest.param(STOLEN, "DD661", "warning", "the hypervisor takes its CPUs for others", id="steal"),
-        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the others' at 3.0", id="clock"),
+        pytest.param(SLOW_CLOCK, "DD660", "warning", "runs at 1.2 GHz, the usual one at 3.0", id="clock"),
         pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "nothing that its host shows", id="no reason"),
         pytest.param(sampled(products_per_s=6e4, major_faults=9)(), "DD660", "warning", "from a disk", id="swap"),
         pytest.param(sampled(products_per_s=6e4)(is_memory_far=True), "DD660", "warning", "NUMA node", id="far memory"),
@@ -205,6 +236,20 @@ def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, cod
     finding = only(judge(FAST_CLOCK, odd, FAST_CLOCK), code)
 
     assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
+
+
+def test_the_busiest_others_are_evidence_and_no_culprits():
+    finding = only(judge(USUAL, CROWDED, USUAL), "DD661")
+
+    assert finding.evidence[0].text.partition("; slow in")[0].endswith("stress-ng (pid 47) takes 98% of a CPU")
+
+
+def test_who_waits_for_cpus_that_usual_ranks_use_as_well_is_chance():
+    shared = [rank.model_copy(update={"machine": "one"}) for rank in (USUAL, CROWDED, USUAL, USUAL)]
+    pinned = [*shared[:1], shared[1].model_copy(update={"cpus": (1,)}), *shared[2:]]
+
+    assert only(judge(*shared), "DD665").culprits == ()
+    assert blamed(only(judge(*pinned), "DD661")) == [1]
 
 
 def test_of_two_ranks_only_one_that_a_quota_stops_is_named():

@@ -60,8 +60,19 @@ def test_an_isolation_comes_before_the_ranks_in_the_rounds_that_healthy_nodes_ta
     assert list(places)[2] == ("isolation",)
     assert isolation["where"] == "groups"
     assert isolation["rounds"] % 3 == 0
-    assert isolation["rounds"] < isolation["most_rounds"] < 2 * isolation["rounds"]
+    assert isolation["rounds"] < isolation["rounds_with_one_bad"] < 2 * isolation["rounds"]
     assert isolation["seconds"] == isolation["rounds"]
+    assert ("repeats",) not in places
+
+
+def test_repeats_come_behind_the_ranks_and_beyond_the_budget(plan):
+    soak = plan("--isolate", "--repeat", "3", "--soak", "2", "--hosts", "n[1-8]")
+    often = plan("--repeat", "40")
+
+    assert [step["checks"] for step in soak["steps"]].index(["repeats"]) == len(soak["steps"]) - 2
+    assert soak["steps"][-2]["seconds"] == 120
+    assert soak["most_seconds"] == 60 + 120
+    assert [step["rounds"] for step in often["steps"] if step["checks"] == ["repeats"]] == [40]
 
 
 def test_nodes_that_nobody_names_are_counted(plan):
@@ -108,6 +119,12 @@ def test_what_a_run_refuses_its_plan_refuses(asked, args, sentence):
 
     assert (done.returncode, done.stdout) == (2, ""), done
     assert sentence in done.stderr
+
+
+def test_a_list_of_hosts_on_stdin_is_read_once(asked):
+    done = asked("run", "--plan", "--hostfile", "-", text="node1\nnode2\n")
+
+    assert "2 nodes over ssh: node1, node2." in done.stdout, done
 
 
 def test_more_nodes_than_the_slurm_job_has_are_refused(asked):

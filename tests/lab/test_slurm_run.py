@@ -125,7 +125,7 @@ def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
         assert job.wait(200) == "COMPLETED", job.output
         return job.output
 
-    with loss(slurm.lab, slurm["node2"], 10):
+    with loss(slurm.lab, slurm["node2"]):
         said = batch(f"{' '.join(SHORT)} --good-nodes good")
         assert (slurm.folder / "bad").read_text() == "node2\n", said
         assert (slurm.folder / "good").read_text() == "node1\nnode3\n", said

@@ -83,12 +83,19 @@ def test_progress_is_one_plain_line_on_a_terminal_with_its_number_and_the_time()
     assert CLIPBOARD not in out.getvalue()
 
 
-def test_elsewhere_there_is_no_progress() -> None:
-    out = io.StringIO()
-    with progress(screen.console(out), ("p2p",), quiet=False) as tell:
-        tell("p2p")
+def test_elsewhere_there_is_no_progress_but_a_line_every_few_minutes_of_a_run_that_takes_long(monkeypatch) -> None:
+    out, now = io.StringIO(), 1000.0
+    monkeypatch.setattr("ddp_doctor.render.progress.monotonic", lambda: now)
+    with progress(screen.console(out), ("p2p", "repeats"), quiet=False) as tell:
+        for name in ("p2p", "repeats", *(f"repeat {number}" for number in range(1, 9))):
+            now += 100.0
+            tell(name)
 
-    assert out.getvalue() == ""
+    assert out.getvalue().splitlines() == [
+        "2 of 2  repeat 1, 300 s",
+        "2 of 2  repeat 4, 600 s",
+        "2 of 2  repeat 7, 900 s",
+    ]
 
 
 def test_a_sentence_on_a_terminal_of_thirty_columns_is_broken_between_words(monkeypatch) -> None:

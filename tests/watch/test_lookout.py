@@ -110,10 +110,10 @@ def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_
 @pytest.mark.parametrize("asked", [True, False])
 def test_that_the_job_is_slower_is_told_when_it_happens_only_where_that_is_asked_for(monkeypatch, asked):
     job = Played(monkeypatch, [], tell_slow=asked)
-    job.news = ["", "is slower since 02:14"]
+    job.news = ["", "became slower at 02:14"]
     job.stands_still(20)
 
-    assert job.said == (["the job is slower since 02:14"] if asked else [])
+    assert job.said == (["the job became slower at 02:14"] if asked else [])
 
 
 def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):

@@ -49,6 +49,16 @@ def test_steps_are_counted_over_epochs_ranks_that_print_in_turns_and_lines_that_
     assert [seen[Source.LINES] for seen in found] == [7, 7, 8, 11, 12]
 
 
+def test_a_file_that_was_emptied_is_read_on(tmp_path):
+    said, output = Said(), Output(str(tmp_path / "out"), 0)
+    lines = []
+    for text in ("a\n" * 9, "", "b\n"):
+        (tmp_path / "out").write_text(text)
+        lines.append(dict(said.look(0.0, [output]))[Source.LINES].total)
+
+    assert lines == [9, 9, 10]
+
+
 def test_output_without_numbers_of_steps_is_counted_by_its_lines(tmp_path):
     assert said_of(tmp_path / "out", "loss 0.3\nloss 0.2\n") == [{Source.LINES: 2}]
 
@@ -151,20 +161,21 @@ class Told:
             Source.STEPS,
             Fall(134, 4.12, 1.31),
             None,
-            "is slower since 02:14: from 4.1 to 1.3 steps a second, by its output",
+            "became slower at 02:14: from 4.1 to 1.3 steps a second, by its output",
         ),
         (
             Source.GLOO,
             Fall(134, 5e6, 1.8e6),
             LastRank(5, 9, 10),
-            "is slower since 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 {}",
+            "became slower at 02:14: from 5 to 1.8 MB a second, {}; rank 5 came last in 9 of 10 {}",
         ),
         (
             Source.RAS,
-            Fall(134, 0.1, 0.05, 200),
+            Fall(134, 0.1, 0.05, 800),
             None,
-            "is slower from 02:14 to 03:20: from 6 to 3 collectives a minute, by NCCL RAS",
+            "was slower from 02:14 to 13:20: from 6 to 3 collectives a minute, by NCCL RAS",
         ),
+        (Source.STEPS, Fall(134, 4, 1, 200), None, ""),  # soon over
         (Source.LINES, Fall(134, 100, 3), None, ""),  # of 100 lines a second most are of another kind
     ],
 )
@@ -189,11 +200,11 @@ def test_news_are_told_once_and_the_end_of_the_fall_too(monkeypatch):
 
     assert [text.partition(":")[0] for text in news] == [
         "",
-        "is slower since 02",
+        "became slower at 02",
         "",
-        "is no longer slower since 03",
+        "became faster again at 03",
         "",
-        "is slower since 05",
+        "became slower at 05",
     ]
 
 

@@ -9,24 +9,27 @@ In DDP every rank waits for the slowest, in every step. What it loses has a caus
 quota, a neighbour, a low clock, a slow mount. Chance makes ranks slow, too, so that one sample names nobody.
 """
 
+from collections.abc import Iterator
 from statistics import median
 
 from ddp_doctor.checks.collectives.stragglers import rules
 from ddp_doctor.facts.collectives import StragglersFact
-from ddp_doctor.knowledge import stragglers
+from ddp_doctor.knowledge import deadlines, stragglers
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import STRAGGLERS, Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing.stragglers import Measurement
+from ddp_doctor.probing.stragglers import RankSamples
 
 __all__ = ["CHECK", "probe"]
 
 
 def probe(ctx: RankContext) -> StragglersFact:
     """Take this rank's samples. Raises Skip where time or memory is short, Misused where nobody can read --data."""
-    return Measurement(ctx).measure()
+    return RankSamples(ctx).measure()
 
 
 def untested(recording: Recording) -> str:
@@ -40,6 +43,15 @@ def untested(recording: Recording) -> str:
     return ""
 
 
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """What each rank read of --data in a second: medians."""
+    for rank in recording.facts(StragglersFact):
+        rates = grouped(rate for sample in rank.fact.samples for rate in sample.read_bytes_per_s.items())
+        for name, of_name in rates.items():
+            labels: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node, "reads": name}
+            yield Measurement(name="data_read_rate", value=median(of_name), unit="B/s", labels=labels)
+
+
 CHECK = Check(
     id=STRAGGLERS,
     title="No rank is slower than its peers",
@@ -51,5 +63,7 @@ CHECK = Check(
     min_ranks=2,
     cost_s=8.0,
     deadline_s=60.0,
+    still_s=deadlines.STILL_S,
+    measurements=measurements,
     untested=untested,
 )

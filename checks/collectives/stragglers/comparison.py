@@ -1,5 +1,6 @@
 """Who takes longer than its peers, how sure that is, and since when."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,9 +15,9 @@ from ddp_doctor.wording.ranks import rank_of
 #: What is timed. A rank that has work is stopped by a quota, waits for its turn on a CPU, or stands still otherwise.
 PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "products of the same matrices",
-    "programs, by quota",
-    "programs, by turns",
-    "programs, by stops",
+    "programs under its quota",
+    "programs beside others",
+    "programs",
     "exchanges with both neighbours",
     "reads of ",  # … large files, and so on
 )
@@ -112,6 +113,10 @@ def _compared(
             found.append(Slow(ranks[rank], work, median(values) / usual, spread, slow, len(at_once)))
     lasting = [slow for slow in found if len(slow.slow_samples) >= stragglers.IN_SAMPLES * slow.samples]
     far_off = [slow for slow in lasting if slow.factor >= 1 + stragglers.SPREADS * spread]
+    if work == WAITS:  # ranks that share their CPUs share their neighbours: who of them waits longer is chance
+        places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
+        all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
+        far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
     if len(costs) < stragglers.FEWEST_TO_JUDGE or 2 * len(far_off) >= len(costs):
         far_off = []
     for slow_rank in found:

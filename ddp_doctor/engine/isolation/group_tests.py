@@ -25,7 +25,11 @@ def group_test(round_number: int, nodes: Sequence[int], result: TrialResult, at_
     try:
         attempt = attempt_of("control", result)
     except Spoiled as why:
-        return test.model_copy(update={"reason": str(why)})
+        # a rank that was killed has failed: whoever did it, a job would have ended, too
+        outcome = "failed" if record.outcome == "broken" else "unknown"
+        return test.model_copy(update={"outcome": outcome, "reason": str(why)})
     is_wrong = attempt.outcome == "failed" and record.outcome == "finished"
-    found = {"bytes_per_s": attempt.bytes_per_s if attempt.outcome == "passed" else None, "reason": attempt.reason}
+    own = [rank for rank in record.evidence if rank.raised and not rank.raised.blames_peer]
+    reason = f"rank {own[0].rank}: {attempt.reason}" if len(own) == 1 else attempt.reason
+    found = {"bytes_per_s": attempt.bytes_per_s if attempt.outcome == "passed" else None, "reason": reason}
     return test.model_copy(update={"outcome": "wrong" if is_wrong else attempt.outcome, **found})

@@ -7,7 +7,7 @@ head, or never found it, ends with what it read itself.
 import secrets
 import time
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddp_doctor.agents import messages, roll_call, silence_watch
 from ddp_doctor.agents.agent_group import AgentGroup, Left, Lost
@@ -26,9 +26,10 @@ from ddp_doctor.engine.node_run.follower_agent import FollowerAgent
 from ddp_doctor.engine.node_run.node import NodeRun
 from ddp_doctor.engine.node_run.partial_recording import interrupted_after
 from ddp_doctor.engine.prove.experiments import prove
+from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
-from ddp_doctor.knowledge.deadlines import HAND_IN_S
+from ddp_doctor.knowledge.deadlines import HAND_IN_S, longest_s
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
@@ -203,7 +204,7 @@ class ManyNodes(NodeRun):
         self.request.starter.met()
         group.began_at = time.monotonic()
         beyond_s = _LONGEST_BEYOND_BUDGET_S - (_HEAD_DECIDES_S if group.is_head else 0.0)
-        group.until = group.began_at + begin.options.budget_s + beyond_s
+        group.until = group.began_at + longest_s(begin.options) + beyond_s
         assert self.listener is not None
         self.listener.admit(begin.secret)
         self._contacts = {contact.node: contact for contact in begin.contacts}
@@ -321,15 +322,15 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     agent = node.session.agent(run, node.roll_call.control, group)
     _isolate(node, agent)
     _run_ranks(node, group, agent)
+    repeats_s = repeat(node.plan.checks, agent if _is_whole(node, group) else None, node.so_far(), node.partial)
+    run = replace(run, until=run.until + repeats_s)
     afterwards = list(node.afterwards())
     if not node.partial.trials:
         afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
     if _is_lost(group):
         afterwards = _leave_out(node, afterwards, "a node fell silent")
     _probe(node, group, "afterwards", afterwards)
-    recording, control = node.so_far(), node.roll_call.control
-    is_whole = control is not None and not _is_lost(group) and not any(t.lost_nodes for t in recording.trials)
-    prover = agent if is_whole else None
+    recording, prover = node.so_far(), agent if _is_whole(node, group) else None
     prove(recording, diagnose(recording).findings, run, prover, node.partial.experiments)
     run_alone(node.plan.checks, recording, run, prover, node.partial)
     if group.unreadable:
@@ -385,6 +386,12 @@ def _is_lost(group: AgentGroup) -> bool:
     return bool(group.lost or group.silent())
 
 
+def _is_whole(node: ManyNodes, group: AgentGroup) -> bool:
+    """Whether ranks of all nodes can meet."""
+    has_lost = _is_lost(group) or any(trial.lost_nodes for trial in node.partial.trials)
+    return node.roll_call.control is not None and not has_lost
+
+
 def _isolate(node: ManyNodes, agent: Agent) -> None:
     checks = [check for check in node.plan.checks if check.id == ISOLATION]
     if refused := nccl_without_gpu(node.so_far()):
@@ -395,7 +402,7 @@ def _isolate(node: ManyNodes, agent: Agent) -> None:
 
 
 def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
-    checks = allowed(node, [check for check in node.rank_checks() if check.where is not Where.GROUPS])
+    checks = allowed(node, [check for check in node.rank_checks() if check.id != ISOLATION])
     if refused := nccl_without_gpu(node.so_far()):
         checks = _leave_out(node, checks, refused)
     if _is_lost(group):

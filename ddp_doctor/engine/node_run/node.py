@@ -15,6 +15,7 @@ from ddp_doctor.engine.node_run.alone import run_alone
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording, interrupted_after, note_interruption
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
+from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import deadlines
@@ -205,19 +206,20 @@ class OneNode(NodeRun):
             return
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
-        self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
         agent = self.session.agent(run) if self.session.can_fork else None
-        recording, run = self.so_far(), replace(run, until=self.started + budget_s)
+        repeats_s = repeat(self.plan.checks, agent, self.so_far(), self.partial)
+        self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
+        recording, run = self.so_far(), replace(run, until=self.started + budget_s + repeats_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
         run_alone(self.plan.checks, recording, run, agent, self.partial)
 
     def _run_ranks(self, run: Run) -> None:
-        launcher, ranks = self.plan.at(Where.LAUNCHER), self.plan.at(Where.RANK)
+        launcher, ranks = self.plan.at(Where.LAUNCHER), self.plan.at(Where.RANK, Where.GROUPS)
 
         def run_forked() -> None:
             if ranks and self.session.torch_is_imported(ranks):
                 self.session.start_control()
-                self.session.agent(run).run_checks(ranks)
+                self.session.agent(run).run_checks(self.plan.at(Where.RANK))
 
         if launcher:  # in the time that the forkserver needs to import torch
             self.session.agent(run).run_under_torchrun(launcher, meanwhile=run_forked)

@@ -31,7 +31,7 @@ class _Late:
     step: Step
 
 
-@rule("DD619", "rank-comes-late", Severity.WARNING)
+@rule("DD619", "rank-comes-late", Severity.WARNING, explained_by=("DD660", "DD661", "DD662", "DD663"))
 def late(recording: Recording) -> Iterator[Draft]:
     """A rank that makes the others wait, though not for ever.
 
@@ -71,6 +71,7 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
         ),
         remedy("Compare this rank's CPU core, clocks and the other programs on its node with its peers'"),
         detail=f"All ranks run the same code, so {alone} lost the time.",
+        nodes=tuple({rank.node for rank in late}),
     )
 
 

@@ -1,0 +1,161 @@
+"""All ranks, again and again: how often do they fail to meet and to reduce, and do they become slower?
+
+Raw input, of each repeat (RepeatsFact):
+
+    {"round": 6, "nodes": [0, 1], "outcome": "failed", "reason": "RuntimeError: Connection reset", "at_s": 41.2, …}
+
+A fault that comes one time in twenty passes every other check, and ends a job that forms its groups once an hour.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import ceil, log
+from statistics import median
+
+from ddp_doctor.facts.collectives import RepeatsFact
+from ddp_doctor.knowledge.thresholds import SLOWER_REPEATS, SLOWER_REPEATS_ON_CPU
+from ddp_doctor.model.check import REPEATS, Check
+from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.context import Context
+from ddp_doctor.model.fact import Fact, Skip
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.report import Measurement
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.views.rates import FAILED, far_slower, repeats_of, slowed, wilson
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
+from ddp_doctor.wording.proofs import rate
+from ddp_doctor.wording.repeats import clock, percent
+
+
+def probe(_ctx: Context) -> Fact:
+    """The head repeats trials of all ranks (engine/repeats.py)."""
+    raise Skip("it is the head's to repeat")
+
+
+@rule("DD670", "repeats-fail-now-and-then", Severity.ERROR, RepeatsFact)
+def repeats_fail(recording: Recording) -> Iterator[Draft]:
+    """Some of the repeated tests of all ranks fail, hang or give wrong sums.
+
+    Finds: Repeats that did not pass, with the rate, and the 95 % interval in which it lies (Wilson's). Nobody is named:
+        that some rank failed first, or waited, in one of many repeats shows no more than where the fault was seen.
+    Why: What fails one time in twenty passes a single test, and ends a job of many hours, or of many starts.
+    Remedy: The reasons say what failed. Of several nodes, `--isolate --repeat` finds those at fault; of one node, fewer
+        ranks (`--nproc-per-node`) that still fail.
+    See: docs/how-to/find-a-fault-that-comes-and-goes.md
+        https://doi.org/10.1214/ss/1009213286 (Brown, Cai and DasGupta, on the interval)
+    """
+    tests = repeats_of(recording)
+    failed = [test for test in tests if test.outcome in FAILED]
+    if not failed:
+        return
+    share, (low, high) = len(failed) / len(tests), map(percent, wilson(len(failed), len(tests)))
+    last = f", the last after {clock(failed[-1].at_s)}" if len(failed) > 1 else ""
+    took = clock(tests[-1].at_s + tests[-1].duration_s)
+    ends = Counter(
+        f"no end in {test.duration_s:.0f} s" if test.outcome == "hung" else test.reason or test.outcome
+        for test in failed
+    )
+    yield proved(
+        NOBODY,
+        f"{len(failed)} of {len(tests)} repeats failed: {percent(share)} %, 95 % interval {low} to {high} %",
+        [
+            Evidence(text=f"{len(tests)} repeats in {took}; the first failed after {clock(failed[0].at_s)}{last}"),
+            *(Evidence(text=f"{times} of {len(failed)}: {end}") for end, times in ends.most_common(LINES_OF_EVIDENCE)),
+        ],
+        *([_narrow_down(share)] if recording.nnodes > 1 else []),
+    )
+
+
+def _narrow_down(share: float) -> Remedy:
+    """In so many repeats what is at fault shows itself with 95 %."""
+    times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
+    return by_operator(
+        "Test groups of nodes as often, to find whose fault it is",
+        f"ddp-doctor run --isolate --repeat {times}",
+        cost="some minutes of these nodes",
+    )
+
+
+_LOOK = by_operator(
+    "See what changed on the nodes meanwhile: clocks and heat, other programs, errors of links",
+    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+    "nstat -az | grep -i retrans",
+    "ethtool -S IFACE | grep -iE 'err|drop|discard'",
+)
+
+
+@rule("DD671", "repeats-become-slower", Severity.WARNING, RepeatsFact)
+def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
+    """The last repeats are slower than the first.
+
+    Finds: The median rate of the last third of the repeats below that of the first by 15 % and more over NCCL, by half
+        and more over gloo, which shares the cores, and by more than both scatter. Of fewer than fifteen repeats that
+        passed nothing is judged.
+    Why: GPUs that get hot, a link that drops more and more, or a neighbour: a job would slow down the same way.
+    Remedy: Look at clocks, temperatures, counters of links and other programs, at the start and again at the end.
+    See: docs/how-to/find-a-fault-that-comes-and-goes.md
+    """
+    tests = repeats_of(recording)
+    found = slowed(tests, SLOWER_REPEATS if recording.on_nccl else SLOWER_REPEATS_ON_CPU)
+    if found is not None:
+        first, last = found
+        yield likely(
+            NOBODY,
+            f"Repeats became {percent(1 - last / first)} % slower in {clock(tests[-1].at_s)}:"
+            f" {rate(first)} at first, {rate(last)} at last",
+            Evidence(
+                text="median of the last third of the repeats",
+                value=last,
+                unit="B/s",
+                expected=first,
+                expected_from="the first third",
+            ),
+            _LOOK,
+        )
+
+
+@rule("DD672", "repeats-far-slower-than-the-rest", Severity.WARNING, RepeatsFact)
+def repeats_far_slower(recording: Recording) -> Iterator[Draft]:
+    """Single repeats that are many times slower than the usual one.
+
+    Finds: Two and more repeats that passed at a fourth of the usual rate or less, and farther off than all scatter. Of
+        fewer than fifteen repeats that passed nothing is judged.
+    Why: A step of a job waits for its slowest collective: pauses that come now and then cost all ranks.
+    Remedy: Look for what comes now and then: lost packets, other programs, clocks that fall.
+    See: docs/how-to/find-a-fault-that-comes-and-goes.md
+    """
+    tests = repeats_of(recording)
+    if slow := far_slower(tests):
+        usual = median(test.bytes_per_s for test in tests if test.bytes_per_s is not None)
+        worst = min(test.bytes_per_s or 0.0 for test in slow)
+        began = ", ".join(clock(test.at_s) for test in slow[:LINES_OF_EVIDENCE])
+        yield likely(
+            NOBODY,
+            f"{len(slow)} of {len(tests)} repeats were far slower than the usual {rate(usual)}: down to {rate(worst)}",
+            Evidence(text=f"they began after {began}; the slowest", value=worst, unit="B/s"),
+            _LOOK,
+        )
+
+
+def measurements(recording: Recording) -> Iterator[Measurement]:
+    """The share of the repeats that failed."""
+    if tests := repeats_of(recording):
+        failed = sum(test.outcome in FAILED for test in tests)
+        yield Measurement(
+            name="repeats_failed", value=failed / len(tests), unit="", labels={"failed": failed, "repeats": len(tests)}
+        )
+
+
+CHECK = Check(
+    id=REPEATS,
+    title="All ranks pass again and again",
+    where=Where.GROUPS,
+    probe=probe,
+    facts=(RepeatsFact,),
+    rules=(repeats_fail, repeats_become_slower, repeats_far_slower),
+    min_ranks=2,
+    cost_s=0.5,  # of one repeat
+    measurements=measurements,
+)

@@ -1,0 +1,219 @@
+"""repeats: real ranks again and again, a fault that comes one time in five, runs that are cut short, and replay."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_doctor import app
+from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
+from ddp_doctor.model.choices import CheckStatus, Status, Verdict
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
+from ddp_doctor.model.report import Report
+from tests import recorded
+from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.once import free_port
+
+#: Rank 1 raises in the fourth of five worlds. It is planted in the process from which ranks are forked.
+_NOW_AND_THEN = """
+import os, sys
+
+def plant():
+    dist = sys.modules.get("torch.distributed")
+    if dist is None:
+        return
+    usual, called = dist.all_reduce, []
+
+    def all_reduce(*args, **kwargs):
+        if os.environ.get("RANK") == "1" and not called:
+            called.append(True)
+            with open(os.environ["WORLDS"], "a") as file:
+                file.write(".")
+            if os.path.getsize(os.environ["WORLDS"]) % 5 == 4:
+                raise RuntimeError("a link that comes and goes")
+        return usual(*args, **kwargs)
+
+    dist.all_reduce = all_reduce
+
+os.register_at_fork(after_in_child=plant)
+"""
+
+# --- real ranks -------------------------------------------------------------------------------------------
+
+
+def planted(folder: Path) -> dict[str, str]:
+    """The environment of a run whose rank 1 fails one time in five."""
+    (folder / "sitecustomize.py").write_text(_NOW_AND_THEN)
+    return {"PYTHONPATH": str(folder), "WORLDS": str(folder / "worlds")}
+
+
+def start(folder: Path, *options: str, **env: str) -> "subprocess.Popen[str]":
+    argv = [sys.executable, "-m", "ddp_doctor", "run", "--only", "repeats", *options, "--json", str(folder / "r.json")]
+    own = {**os.environ, "XDG_STATE_HOME": str(folder), **env}
+    return subprocess.Popen(argv, env=own, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def run(folder: Path, *options: str, **env: str) -> Report:
+    with start(folder, *options, **env) as process:
+        said = process.communicate(timeout=PATIENCE_S)[0]
+    assert (folder / "r.json").exists(), said
+    return Report.model_validate_json((folder / "r.json").read_text())
+
+
+def shares(report: Report) -> dict[str, float]:
+    return {measured.name: measured.value for measured in report.measurements}
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+def test_twenty_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp_path: Path):
+    report = run(tmp_path, "--repeat", "20")
+
+    assert (report.verdict, [finding for finding in report.findings if finding.code == "DD670"]) == ("healthy", [])
+    assert report.summary.endswith("no failure in 20 repeats: fewer than 16 % fail.")
+    assert shares(report)["repeats_failed"] == 0.0
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reason_and_nobody_is_named(tmp_path: Path):
+    report = run(tmp_path, "--repeat", "15", **planted(tmp_path))
+
+    (found,) = [finding for finding in report.findings if finding.code == "DD670"]
+    assert (report.verdict, found.culprits) == (Verdict.SICK, ())
+    assert found.title == "3 of 15 repeats failed: 20 %, 95 % interval 7 to 45 %"
+    assert "3 of 3: rank 1: RuntimeError: a link that comes and goes" in [evidence.text for evidence in found.evidence]
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
+    env = planted(tmp_path)
+    with start(tmp_path, "--repeat", "9999", **env) as process:
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until and not (tmp_path / "worlds").exists():
+            time.sleep(0.1)
+        while time.monotonic() < until and (tmp_path / "worlds").stat().st_size < 6:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    report = Report.model_validate_json((tmp_path / "r.json").read_text())
+
+    (check,) = [check for check in report.checks if check.id == "repeats"]
+    assert process.returncode == 130
+    assert [finding.code for finding in report.findings][:1] == ["DD670"]
+    assert check.status is CheckStatus.FOUND
+    assert report.summary.startswith("Interrupted: ")
+    assert shares(report)["repeats_failed"] > 0.0
+
+
+@pytest.mark.ranks
+def test_a_soak_of_three_seconds_ends_in_time(tmp_path: Path):
+    began = time.monotonic()
+    report = run(tmp_path, "--soak", "0.05")
+
+    (check,) = [check for check in report.checks if check.id == "repeats"]
+    assert report.verdict is Verdict.HEALTHY
+    assert 3.0 <= check.duration_s <= time.monotonic() - began
+
+
+@pytest.mark.lab
+@pytest.mark.ranks
+def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_it(tmp_path: Path):
+    port = free_port()
+    agents = [Agent(tmp_path, port, 2, claims, "--only", "repeats", "--repeat", "9999") for claims in range(2)]
+    try:
+        agents[0].wait_for("repeat 5,")
+        agents[1].process.kill()
+        report = Report.model_validate(agents[0].report())
+    finally:
+        end(agents)
+
+    assert "DD540" in [finding.code for finding in report.findings]
+    assert report.verdict is not Verdict.HEALTHY
+    assert shares(report)["repeats_failed"] == 0.0
+
+
+# --- replay -------------------------------------------------------------------------------------------------
+
+
+def judged(tests: list[GroupTest], stopped: str = "", nnodes: int = 1, **options: Any) -> Report:
+    fact = RepeatsFact(tests=tuple(tests), stopped=stopped)
+    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(nnodes))
+    world = World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=nodes)
+    reading = Reading(check="repeats", status=Status.COLLECTED, fact=fact.recorded())
+    given = Options(only=("repeats",), **{"repeat": 40, **options})
+    return app.judge(Recording(run_id="test", world=world, options=given, readings=(reading,))).report
+
+
+def repeats(*outcomes: Any, reason: str = "") -> list[GroupTest]:
+    return [
+        GroupTest(
+            round=number,
+            nodes=(0,),
+            outcome=outcome,
+            bytes_per_s=1e9 if outcome == "passed" else None,
+            reason=reason if outcome == "failed" else "",
+            at_s=float(number),
+            duration_s=0.5,
+        )
+        for number, outcome in enumerate(outcomes)
+    ]
+
+
+def test_of_several_nodes_the_remedy_repeats_groups_so_often_that_the_fault_shows_itself():
+    report = judged(repeats("hung", "wrong", *["passed"] * 38), nnodes=2)
+
+    (found,) = report.findings
+    assert found.remedies[0].commands == ("ddp-doctor run --isolate --repeat 59",)
+    assert [evidence.text for evidence in found.evidence][1:] == ["1 of 2: no end in 0 s", "1 of 2: wrong"]
+
+
+def test_a_single_failure_and_failures_only_are_told_without_a_division_by_zero():
+    one, all_of_them = judged(repeats(*["passed"] * 39, "failed")), judged(repeats(*["failed"] * 5, reason="no route"))
+
+    assert one.findings[0].evidence[0].text == "40 repeats in 00:40; the first failed after 00:39"
+    assert all_of_them.findings[0].title == "5 of 5 repeats failed: 100 %, 95 % interval 57 to 100 %"
+
+
+@pytest.mark.parametrize(
+    ("stopped", "options", "says"),
+    [
+        ("a node fell silent", {}, "--repeat 40 (a node fell silent)"),
+        ("the forkserver ended", {"repeat": 1, "soak_s": 90.0}, "--soak 1.5 (the forkserver ended)"),
+    ],
+)
+def test_fewer_repeats_than_were_asked_for_are_no_healthy_run(stopped: str, options: dict[str, Any], says: str):
+    report = judged(repeats(*["passed"] * 9), stopped, **options)
+
+    assert (report.verdict, report.checks[0].status) == (Verdict.UNSURE, CheckStatus.SKIPPED)
+    assert says in report.summary
+
+
+def test_a_soak_of_which_nothing_follows_is_no_healthy_run():
+    alone = repeats("unknown")[0].model_copy(update={"reason": "no end in 30 s, where others took up to 9 s"})
+    report = judged([alone], repeat=1, soak_s=3.0)
+
+    assert report.verdict is Verdict.UNSURE
+    assert "--soak 0.05 (no end in 30 s, where others took up to 9 s)" in report.summary
+
+
+def test_repeats_that_nobody_began_are_no_healthy_run_either():
+    recording = recorded.load("repeats/forty-pass")
+    left_out = (NotRun(check="repeats", reason="no word of a node"),)
+    report = app.judge(recording.model_copy(update={"readings": (), "not_run": left_out})).report
+
+    assert report.verdict is Verdict.UNSURE
+
+
+def test_repeats_from_which_nothing_follows_may_have_failed_so_less_is_excluded():
+    report = judged(repeats("unknown", *["passed"] * 40))
+
+    assert report.verdict is Verdict.HEALTHY
+    assert report.summary.endswith("no failure in 40 repeats, and 1 that tell nothing: fewer than 13 % fail.")
