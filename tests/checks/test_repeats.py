@@ -204,6 +204,12 @@ def test_a_soak_of_which_nothing_follows_is_no_healthy_run():
     assert "--soak 0.05 (no end in 30 s, where others took up to 9 s)" in report.summary
 
 
+def test_a_soak_that_ended_before_its_first_repeat_is_no_healthy_run():
+    report = judged([], repeat=1, soak_s=1e-6)
+
+    assert (report.verdict, report.summary.startswith("Unsure: ")) == (Verdict.UNSURE, True)
+
+
 def test_repeats_that_nobody_began_are_no_healthy_run_either():
     recording = recorded.load("repeats/forty-pass")
     left_out = (NotRun(check="repeats", reason="no word of a node"),)
