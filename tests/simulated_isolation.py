@@ -22,6 +22,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Leaf, Node, Options, Recording, World
 from ddp_doctor.render import terminal
+from ddp_doctor.views.isolation import settle
 
 #: Bytes a second of a healthy group, and how far each test may be off.
 _RATE, _NOISE = 1e9, 0.2
@@ -105,6 +106,13 @@ class Cluster:
     def rounds(self) -> int:
         """How many there were."""
         return 1 + max(test.round for test in self.tests)
+
+    def named_in(self, guilty: set[int]) -> int:
+        """After how many rounds all of these nodes are blamed."""
+        after = range(1, self.rounds + 1, self.repeat)
+        told = ([test for test in self.tests if test.round < rounds] for rounds in after)
+        found = (settle(tests, range(self.nodes), {}).blamed >= guilty for tests in told)
+        return next((rounds for rounds, is_named in zip(after, found, strict=True) if is_named), self.rounds)
 
     def recording(self) -> Recording:
         """What a run on it would record."""
@@ -200,6 +208,7 @@ class Outcome:
     right: bool  # all that was planted was named, with what it does
     wrong: int  # accusations of innocents
     rounds: int
+    named_in: int  # rounds until all nodes that were planted were named; 0: there are none, or they were not
     tests: int
     seconds: float
     said: str = ""
@@ -223,7 +232,7 @@ def judged(cluster: Cluster) -> Outcome:
         if finding.code in ("DD635", "DD636")
     }
     blamed = {culprit.node_rank for finding in found if finding.code < "DD635" for culprit in finding.culprits}
-    guilty = {*cluster.bad, *cluster.alone, *cluster.flaky} | ({cluster.dies} - {None})
+    guilty = {*cluster.bad, *cluster.alone, *cluster.flaky, *([] if cluster.dies is None else [cluster.dies])}
     wrong = len(blamed - guilty)
     expected = {("DD635", tuple(sorted(f"node{node}" for node in pair))) for pair in cluster.pairs}
     if cluster.leaf is not None and cluster.topology:
@@ -241,7 +250,8 @@ def judged(cluster: Cluster) -> Outcome:
         is_named = title.startswith(f"{cluster.at_most + 1} nodes")
     is_surely_seen = not cluster.flaky or cluster.repeat > 1
     right = is_named and (blamed == guilty or not is_surely_seen or cluster.leaf is not None)
-    return Outcome(right, wrong, cluster.rounds, len(cluster.tests), seconds, page.getvalue())
+    named_in = cluster.named_in(guilty) if guilty and guilty <= blamed else 0
+    return Outcome(right, wrong, cluster.rounds, named_in, len(cluster.tests), seconds, page.getvalue())
 
 
 def runs(kind: Kind, nodes: int, count: int) -> Iterator[Outcome]:
@@ -250,27 +260,38 @@ def runs(kind: Kind, nodes: int, count: int) -> Iterator[Outcome]:
         yield judged(kind.plant(nodes, random.Random(f"{kind.name} {nodes} {number}")))
 
 
+def row(kind: Kind, nodes: int, count: int) -> str:
+    """A line of the table."""
+    found = list(runs(kind, nodes, count))
+    rounds, named = sorted(each.rounds for each in found), [each.named_in for each in found if each.named_in]
+    cells = (
+        nodes,
+        kind.name,
+        count,
+        sum(each.right for each in found),
+        sum(each.wrong for each in found),
+        max(named, default=0) or "",
+        f"{kind.bar(nodes):.3g}" if kind.bar else "",
+        f"{rounds[len(rounds) // 2]} to {rounds[-1]}",
+        max(each.tests for each in found),
+        f"{max(each.seconds for each in found):.2f}",
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100, help="of each kind at 64 nodes; fewer of more nodes")
+    parser.add_argument("--runs", type=int, default=200, help="of each kind up to 64 nodes; fewer of more nodes")
     parser.add_argument("--nodes", type=int, nargs="*", default=[8, 16, 64, 256, 1024, 4096, 16384])
-    parser.add_argument("--kind", default="")
+    parser.add_argument("--kind", default="", help="only kinds with this in their name")
     asked = parser.parse_args()
-    print(f"{'nodes':>6}  {'kind':24}  runs right wrong       rounds    bar    tests  s a run")
+    titles = ["nodes", "kind", "runs", "right", "wrong", "named in", "bar", "rounds", "tests", "CPU seconds"]
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for nodes in asked.nodes:
         for kind in KINDS:
             if kind.least <= nodes <= kind.most and asked.kind in kind.name:
-                count = max(2, min(asked.runs, asked.runs * 64 // nodes))
-                found = list(runs(kind, nodes, count))
-                rounds = sorted(each.rounds for each in found)
-                print(
-                    f"{nodes:>6}  {kind.name:24} {count:>5} {sum(each.right for each in found):>5}"
-                    f" {sum(each.wrong for each in found):>5}  {rounds[len(rounds) // 2]:>4}, <= {rounds[-1]:<3}"
-                    f"  {kind.bar(nodes) if kind.bar else 0:>5.3g}  {max(each.tests for each in found):>7}"
-                    f"  {max(each.seconds for each in found):.2f}",
-                    flush=True,
-                )
+                print(row(kind, nodes, max(2, min(asked.runs, asked.runs * 64 // nodes))), flush=True)
     print(f"at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
 
 

@@ -20,7 +20,10 @@ CHANCE = 1e-4
 PAIR_RATIO = 1 / 50
 ONE_RATE_RATIO = 1 / 100
 #: A pair must fail together so often: a node that fails one time in five does so with one partner alone by chance, too,
-#: but in less than one run of five hundred.
-PAIR_FAILURES = 4
+#: but in less than one run of a thousand (0.2 to the power of 5, for each partner).
+PAIR_FAILURES = 5
+#: … and be slower than this share of the usual rate, where that is all: no partner bears it out, and hosts of one
+#: machine differ more than machines do (of eight on two cores a healthy pair reached 31 % at best, ten times).
+SLOW_PAIR = 1 / 4
 #: A node is tested with no more partners than these: what they leave open, others will not settle.
 MOST_PARTNERS = 8

@@ -34,7 +34,7 @@ EXCHANGE_SLOWER, EXCHANGE_SLOWER_ON_NCCL = 2.0, 4.0
 #: A reason explains a loss where it accounts for this share of it (judgement).
 REASON_SHARE = 0.5
 #: Ranks that wait so much of their time for a CPU are slow now and then by chance (four ranks on two cores
-#: beside 30 busy processes: medians of ranks up to seven times apart).
+#: under a load of 30, 20 runs: medians of ranks up to 2.7 times apart).
 BUSY_SHARE = 0.5
 #: A CPU's clock below this share of its peers' explains slow products (judgement).
 CLOCK_SHARE = 0.85

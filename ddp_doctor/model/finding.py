@@ -98,10 +98,11 @@ class Reproducer(Frozen):
     """The smallest test that shows a fault; a trial of a remedy repeats it.
 
     ``meet``: the ranks form a group and reduce ``size_bytes``, which is one number unless more is at stake.
-    ``all_reduce`` and ``exchange`` (between two ranks) move ``size_bytes`` as well, and how fast is compared.
+    ``all_reduce`` and ``exchange`` (between two ranks) move ``size_bytes`` as well, and how fast is compared;
+    ``all_reduces`` does so again and again, and the fastest counts.
     """
 
-    kind: Literal["meet", "all_reduce", "exchange"]  # what the ranks do in it
+    kind: Literal["meet", "all_reduce", "all_reduces", "exchange"]  # what the ranks do in it
     ranks: tuple[int, ...] = ()  # empty: all of the world
     size_bytes: int = 4  # moved in each operation
     healthy_bytes_per_s: float | None = None  # what those without the fault reach, where that was measured

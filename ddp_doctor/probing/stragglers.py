@@ -9,7 +9,6 @@ osnoise of the kernel and hwlatdetect look for it. Who took it, as far as the ke
     /proc/pressure/cpu            some avg10=0.87 avg60=1.33 avg300=7.48 total=7540908817   us (accounting/psi)
 """
 
-import json
 import os
 import re
 import resource
@@ -19,9 +18,12 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from pydantic import Field
+
 from ddp_doctor.facts.collectives import Sample, StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.parse import cgroup
@@ -39,25 +41,19 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ON_GPU_BYTES = 16 << 20
 
 
-def waves(places: Sequence[Mapping[str, Any]], number: int) -> list[dict[int, int]]:
-    """The turns of one sample, each with the CPU on which a rank begins: on a machine no two ranks have the same.
+def waves(cpus_of: Mapping[int, Sequence[int]], number: int) -> list[dict[int, int]]:
+    """The turns of one sample for the ranks of one machine, each with the CPU on which a rank begins, no two the same.
 
-    Those that may run on few CPUs choose first; the order is another in each sample, the same on all ranks.
+    Those that may run on few CPUs choose first; the order is another in each sample, the same on all these ranks.
     """
-    order = list(range(len(places)))
-    Random(number).shuffle(order)  # noqa: S311 - nothing is kept secret by it
+    chance = Random(number)  # noqa: S311 - nothing is kept secret by it
     found: list[dict[int, int]] = []
-    taken: list[set[tuple[str, int]]] = []
-    for rank in sorted(order, key=lambda rank: len(places[rank]["cpus"])):
-        cpus = [(places[rank]["machine"], cpu) for cpu in places[rank]["cpus"]]
-        Random(number * len(places) + rank).shuffle(cpus)  # noqa: S311
-        turn = next((turn for turn, used in enumerate(taken) if not used.issuperset(cpus)), len(found))
-        if turn == len(found):
-            found.append({})
-            taken.append(set())
-        cpu = next(cpu for cpu in cpus if cpu not in taken[turn])
-        taken[turn].add(cpu)
-        found[turn][rank] = cpu[1]
+    for rank in sorted(chance.sample(sorted(cpus_of), len(cpus_of)), key=lambda rank: len(cpus_of[rank])):
+        cpus = chance.sample(cpus_of[rank], len(cpus_of[rank]))
+        turn = next((turn for turn in found if not set(cpus) <= {*turn.values()}), {})
+        if not turn:
+            found.append(turn)
+        turn[rank] = next(cpu for cpu in cpus if cpu not in turn.values())
     return found
 
 
@@ -68,6 +64,23 @@ def ring(ranks: int) -> list[list[tuple[int, int]]]:
     return [turn for turn in (whole[0::2], whole[1::2], pairs[len(whole) :]) if turn]
 
 
+class _Data(Frozen):
+    """The answer of sources/child_data.py."""
+
+    problem: str = ""
+    file_system: str = ""
+    cache: str = ""
+    read_bytes_per_s: dict[str, float] = Field(default_factory=dict)
+
+
+class _Place(Frozen):
+    """What a rank tells the others of where it runs, and of --data."""
+
+    machine: str
+    cpus: tuple[int, ...]
+    problem: str
+
+
 class RankSamples:
     """What one rank measures, and what it waits for."""
 
@@ -76,7 +89,7 @@ class RankSamples:
         self.machine = ctx.machine(ctx.remaining())
         self.read = reader(self.machine)
         self.began = ctx.clock()
-        self.data: dict[str, Any] = {"problem": ""}  # the last answer of sources/child_data.py
+        self.data = _Data()
         self.cpus = tuple(sorted(os.sched_getaffinity(0)))
 
     def measure(self) -> StragglersFact:
@@ -87,13 +100,14 @@ class RankSamples:
         with ctx.step("look at the data"):
             self._read_data(0.0, 0)
         boot = first_line(self.machine, "/proc/sys/kernel/random/boot_id") or f"node {ctx.node}"
+        mine = _Place(machine=boot, cpus=self.cpus, problem=self.data.problem)
         with ctx.step("exchange", "places"):
-            text = json.dumps({"machine": boot, "cpus": self.cpus, "problem": self.data["problem"]})
-            places = [json.loads(text) for text in ctx.exchange("places", text)]
-        if all(place["problem"] for place in places):
-            raise Misused(f"--data: {self.data['problem']}")
+            places = [_Place.model_validate_json(text) for text in ctx.exchange("places", mine.model_dump_json())]
+        if all(place.problem for place in places):
+            raise Misused(f"--data: {self.data.problem}")
         before = self._taken()
-        samples = tuple(self._samples(places))
+        mates = {rank: place.cpus for rank, place in enumerate(places) if place.machine == boot}
+        samples = tuple(self._samples(mates))
         steal_s, pressure_s = (now - old for now, old in zip(self._taken(), before, strict=True))
         with ctx.step("look at other processes"):
             waits = median(sample.waited_share or 0.0 for sample in samples) > 1 - 1 / stragglers.SLOWER
@@ -111,17 +125,18 @@ class RankSamples:
             pressure_share=pressure_s / self._spent_s(),
             is_memory_far=self._is_memory_far(),
             busiest=others,
-            data_problem=self.data["problem"],
-            data_file_system=self.data.get("file_system", ""),
-            data_cache=self.data.get("cache", ""),
+            data_problem=self.data.problem,
+            data_file_system=self.data.file_system,
+            data_cache=self.data.cache,
         )
 
-    def _samples(self, places: Sequence[Mapping[str, Any]]) -> Iterator[Sample]:
+    def _samples(self, mates: Mapping[int, Sequence[int]]) -> Iterator[Sample]:
         ctx, needed_s = self.ctx, 0.0
         most_s = stragglers.SHARE_OF_CHECK * min(ctx.remaining(), ctx.budget_s)
         left, right = matrices(ctx.device, rows(ctx.device))
         for number in range(stragglers.SAMPLES):
-            turns = waves(places, number)
+            turns = waves(mates, number)
+            turns += [{}] * (int(agreed(ctx, len(turns))) - len(turns))  # of the machine that has most
             needed_s = needed_s or len(turns) * (stragglers.READS_S * bool(ctx.options.data) + stragglers.SAMPLE_S)
             missing = max(stragglers.FEWEST_SAMPLES - number, 1)
             if agreed(ctx, self._spent_s() + missing * needed_s) > most_s:
@@ -210,19 +225,18 @@ class RankSamples:
     def _read_data(self, seconds: float, number: int) -> dict[str, float]:
         """Read some of --data in a process of its own, which is killed where reads hang; not again after a problem."""
         path = self.ctx.options.data
-        if not path or self.data["problem"]:
+        if not path or self.data.problem:
             return {}
-        asked = {"path": path, "seed": number * self.ctx.world_size + self.ctx.rank, "seconds": seconds}
-        asked |= {"bytes": stragglers.READ_BYTES, "files": stragglers.READ_FILES, "workers": stragglers.WORKERS}
-        result = self.ctx.machine(stragglers.READS_HANG_S).child("data", json.dumps(asked))
+        seed, most = number * self.ctx.world_size + self.ctx.rank, (stragglers.READ_BYTES, stragglers.READ_FILES)
+        asked = map(str, (seconds, seed, *most, stragglers.WORKERS))
+        result = self.ctx.machine(stragglers.READS_HANG_S).child("data", path, *asked)
         if result.status == "timed_out":
-            self.data["problem"] = f"reading {path} did not end within {stragglers.READS_HANG_S:g} s"
+            self.data = _Data(problem=f"reading {path} did not end within {stragglers.READS_HANG_S:g} s")
         elif not result.ok:
-            self.data["problem"] = f"{path}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}"
+            self.data = _Data(problem=f"{path}: {(result.stderr.strip().splitlines() or ['no answer'])[-1]}")
         else:
-            self.data |= json.loads(result.stdout)
-        rates: dict[str, float] = self.data.get("read_bytes_per_s", {})
-        return {} if self.data["problem"] else rates
+            self.data = _Data.model_validate_json(result.stdout)
+        return self.data.read_bytes_per_s
 
     def _exchanged(self) -> dict[int, float]:
         """The exchange with each neighbour, in GB/s each way."""

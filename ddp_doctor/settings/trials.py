@@ -37,7 +37,7 @@ NCCL_HUNG_S = 8.0
 #: … where speed matters, because a slow run must be distinguished from a hang.
 SLOW_SHARE = 3.0
 #: What the ranks of a group of nodes reduce when it is tested, by backend. Over a path of 100 Mbit/s 4 MiB take some
-#: 0.6 s, so that four of them are slow and do not hang; GPUs take more to fill theirs.
+#: 0.6 s, so that five of them are slow and do not hang; GPUs take more to fill theirs.
 GROUP_BYTES = {"gloo": 4 << 20, "nccl": 64 << 20}
 #: What a trial moves at most, on each rank; four times as much as any rule asks for.
 LARGEST_BYTES = 1 << 30

@@ -1,6 +1,6 @@
 """Read some of a job's data, as its loaders would; a program of its own, so that reads that hang can be ended.
 
-    python -I child_data.py '{"path": "/data", "seed": 3, "bytes": 67108864, "files": 64, "seconds": 0.1, "workers": 4}'
+    python -I child_data.py PATH SECONDS SEED BYTES FILES WORKERS
     {"problem": "", "file_system": "nfs4", "cache": "O_DIRECT",
      "read_bytes_per_s": {"large files": 1.2e9, "small pieces": 3e7, "four workers": 9e7}}
 
@@ -31,7 +31,7 @@ MOST_ENTRIES, LOOK_S = 5000, 0.3
 NO_DATA = ("/proc/", "/sys/")
 
 
-def main(path: str, seed: int, most_bytes: int, most_files: int, seconds: float, workers: int) -> dict[str, object]:
+def main(path: str, seconds: float, seed: int, most_bytes: int, most_files: int, workers: int) -> dict[str, object]:
     """What was read, or why nothing could be. Raises OSError."""
     random.seed(seed)
     if f"{os.path.realpath(path)}/".startswith(NO_DATA):
@@ -131,9 +131,8 @@ def in_processes(pieces: "partial[float]", workers: int) -> Iterator[float]:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
     try:
-        answer = main(*(asked[name] for name in ("path", "seed", "bytes", "files", "seconds", "workers")))
+        answer = main(sys.argv[1], float(sys.argv[2]), *map(int, sys.argv[3:]))
     except OSError as error:
-        answer = {"problem": f"{error.filename or asked['path']}: {error.strerror}"}
+        answer = {"problem": f"{error.filename or sys.argv[1]}: {error.strerror}"}
     print(json.dumps(answer))  # noqa: T201  the answer to the rank

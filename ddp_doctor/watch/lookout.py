@@ -20,7 +20,8 @@ from ddp_doctor.watch.judging import CUT_SHORT, ENDED, SLOW, WAITS, Judging, Pic
 from ddp_doctor.watch.progress import Progress
 from ddp_doctor.watch.slowdown import Slowdown
 
-#: Between two looks; after the first minutes more rarely.
+#: Between two looks; in the first minutes, from which its pace is to be known, more often, and later more rarely.
+_FIRST_PAUSE_S, _FIRST_S = 2.5, 120.0
 _PAUSE_S, _LATER_PAUSE_S, _LATER_S = 5.0, 15.0, 600.0
 _PAUSE_OF_JUDGING_S = 0.1
 #: Without a look for so long, this process was stopped, or the machine slept.
@@ -130,8 +131,10 @@ class Lookout:
         self.slowdown.look(self._progress.pids(), _GAP_S)
         if self._options.tell_slow and (news := self.slowdown.news()):
             self._say(f"the job {news}")
-        is_later = now - self._command.started_s > _LATER_S and not self._command.told.get(signal.SIGTERM)
-        pause_s = min(_LATER_PAUSE_S if is_later else _PAUSE_S, self._options.stuck_after_s / 4)
+        ran_s = now - self._command.started_s
+        is_later = ran_s > _LATER_S and not self._command.told.get(signal.SIGTERM)
+        usual_s = _FIRST_PAUSE_S if ran_s < _FIRST_S else _LATER_PAUSE_S if is_later else _PAUSE_S
+        pause_s = min(usual_s, self._options.stuck_after_s / 4)
         if self._has_head and not self._agent_came and self._still_s > self._options.stuck_after_s / 2:
             pause_s = min(pause_s, _PAUSE_FOR_AGENT_S)
         pause_s *= random.uniform(0.8, 1.0)  # noqa: S311 - so that looks are not in step with the job

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Sequence
 
+from ddp_doctor.knowledge.slow_jobs import LASTS_MOST_S
 from ddp_doctor.watch.evidence import Evidence, Output
 from ddp_doctor.watch.pace import Fall, Pace
 from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
@@ -10,7 +11,7 @@ from ddp_doctor.watch.step_counts import Doors, Gloo, Said, Source
 #: Groups are made while the job runs, each with threads of its own, and the first some time after a rank's start.
 _SEARCH_S, _BEGINNING_S = 60.0, 300.0
 #: While the ranks are judged, somebody looks ten times a second.
-_LEAST_PAUSE_S = 2.0
+_LEAST_PAUSE_S = 1.5
 _UNITS = {1e9: "GB", 1e6: "MB", 1e3: "kB", 1.0: "bytes"}
 
 
@@ -59,7 +60,7 @@ class Slowdown:
         self._doors.close()
 
     def news(self) -> str:
-        """What is to be said of the job that was not said yet: it is slower, or so no longer."""
+        """What is to be said of the job that was not said yet: it is slower, or no longer."""
         source, fall = self._fall()
         was_slow = self._told is not None and self._told.until_s is None
         if fall is None or (fall.until_s is None) == was_slow:
@@ -71,9 +72,10 @@ class Slowdown:
         return f"became faster again at {_clock(fall.until_s)}" if is_measured else ""
 
     def whole(self) -> str:
-        """What is to be said of the job when it has ended."""
+        """What is to be said of the job when it has ended: nothing of a fall that soon was over."""
         source, fall = self._fall()
-        return self._slower(source, fall) if fall else ""
+        soon = fall and fall.until_s is not None and fall.until_s - fall.since_s < LASTS_MOST_S
+        return self._slower(source, fall) if fall and not soon else ""
 
     def _fall(self) -> tuple[Source, Fall | None]:
         """The last one, by the best source that has measured about as much as any."""

@@ -1,6 +1,9 @@
 """The search for bad nodes, in simulation: clusters with planted faults (tests/simulated_isolation.py)."""
 
 import random
+import resource
+import time
+from statistics import median
 
 import pytest
 
@@ -23,6 +26,25 @@ def test_planted_faults_are_found_and_no_innocent_is_named(name, nodes):
 
     assert [each.wrong for each in found] == [0, 0, 0]
     assert [each.right for each in found] == [True, True, True]
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("nodes", [8, 64, 1024, 16384])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name.replace(" ", "-"))
+def test_bar_of_accusations_in_99_of_100_runs_all_are_named_and_in_none_an_innocent(kind, nodes):
+    if not kind.least <= nodes <= kind.most:
+        return
+    began = time.process_time()
+
+    found = list(runs(kind, nodes, max(2, min(200, 6400 // nodes))))
+
+    assert sum(each.wrong for each in found) == 0
+    assert sum(each.right for each in found) >= 0.99 * len(found)
+    if kind.bar is not None:
+        assert median(each.named_in for each in found) <= kind.bar(nodes)
+    assert (time.process_time() - began) / len(found) < 60
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**20  # KiB
 
 
 def test_a_fault_that_comes_one_time_in_five_is_found_by_repeats():
@@ -81,3 +103,11 @@ def test_a_node_that_dies_alone_is_a_result_and_the_search_goes_on():
 
     assert next_round(tests, range(4), {}) == ((0, 1, 2),)
     assert [bad.nodes for bad in settle(tests, range(4), {}).lost] == [(3,)]
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("name", ["none", "one hangs", "one fails alone", "a pair"])
+def test_few_nodes_are_enough_to_find_one_fault(nodes, name):
+    found = list(runs(BY_NAME[name], nodes, 2))
+
+    assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]

@@ -49,7 +49,7 @@ ROWS = (
     Row("wrong-sum", ("misdeed:node5:wrong",), blames=FIVE),
     Row("starved", strike="starved:node5:3", blames=FIVE),
     Row("two-at-once", ("misdeed:node5:die", "misdeed:node2:wrong"), blames=_of("node2", "node5")),
-    Row("bad-pair", ("cut-path:node2:node5",), blames=_of("node2~node5")),
+    Row("bad-pair", ("cut-path:node2:node5",), blames=_of("node2~node5"), options=("--budget", "120")),
     Row("leaf", ("apart:6",), blames=_of("leaf3"), options=("--topology", "leaves")),
     Row("now-and-then", ("misdeed:node5:wrong:5",), blames=FIVE, options=("--repeat", "10", "--budget", "120")),
     Row("killed", strike="kill-all:node5", blames=FIVE, lost=("node5",)),

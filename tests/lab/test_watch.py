@@ -53,30 +53,33 @@ dist.init_process_group("gloo")
 rank, begun, done = dist.get_rank(), time.monotonic(), torch.zeros(1)
 while not done.item():
     at_s = time.monotonic() - begun
-    time.sleep(0.6 if at_s > 70 and (rank == 1 or sys.argv[1] == "all") else 0.15)
+    time.sleep(3 if at_s > 90 and (rank == 1 or sys.argv[1] == "all") else 0.5)
     dist.all_reduce(torch.ones(10_000))
-    done[0] = at_s > 170
+    done[0] = at_s > 220
     dist.broadcast(done, 0)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("who", ["rank 1", "all"])
-def test_a_job_that_becomes_slower_is_told_with_the_rank_that_is_to_blame_alone(who: str, tmp_path: Path):
+def test_a_job_that_becomes_slower_is_told_with_the_one_rank_that_the_others_wait_for(tmp_path: Path):
     (tmp_path / "train.py").write_text(SLOWING)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "train.py", who)
-    done = subprocess.run(
-        (sys.executable, "-m", "ddp_doctor", "watch", "--", *torchrun),
-        cwd=tmp_path,
-        env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S + 170,
-        check=False,
-    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+    watch = (sys.executable, "-m", "ddp_doctor", "watch", "--")
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    jobs = [
+        subprocess.Popen(
+            (*watch, *torchrun, "--nproc-per-node=3", "train.py", who),
+            cwd=tmp_path,
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for who in ("rank 1", "all")
+    ]
+    said = [job.communicate(timeout=2 * PATIENCE_S + 220)[1] for job in jobs]
 
-    assert done.returncode == 0
-    told = [line for line in done.stderr.splitlines() if " became slower at " in line]
-    assert len(told) == 1
-    assert "by what gloo sends between its ranks" in told[0]
-    assert ("; rank " in told[0]) == ("; rank 1 came last in " in told[0]) == (who == "rank 1")
+    assert [job.returncode for job in jobs] == [0, 0]
+    told = [[line for line in text.splitlines() if " became slower at " in line] for text in said]
+    assert [len(lines) for lines in told] == [1, 1]
+    assert "; rank 1 came last in " in told[0][0]
+    assert "rank" not in told[1][0].partition("by what gloo sends between its ranks")[2]

@@ -171,10 +171,11 @@ class Told:
         ),
         (
             Source.RAS,
-            Fall(134, 0.1, 0.05, 200),
+            Fall(134, 0.1, 0.05, 800),
             None,
-            "was slower from 02:14 to 03:20: from 6 to 3 collectives a minute, by NCCL RAS",
+            "was slower from 02:14 to 13:20: from 6 to 3 collectives a minute, by NCCL RAS",
         ),
+        (Source.STEPS, Fall(134, 4, 1, 200), None, ""),  # soon over
         (Source.LINES, Fall(134, 100, 3), None, ""),  # of 100 lines a second most are of another kind
     ],
 )

@@ -18,7 +18,7 @@ from ddp_doctor.wording.nodes import hosts, name_list, node_culprit, node_pair
 def pair_fails(recording: Recording) -> Iterator[Draft]:
     """Two nodes that fail together, and with nobody else.
 
-    Finds: Two nodes that hang, fail, sum wrongly or are slow together four times or more, while both pass with others
+    Finds: Two nodes that hang, fail, sum wrongly or are slow together five times or more, while both pass with others
         so often that one of them, failing now and then, is 50 times less likely.
     Why: The path between them is at fault, or what the two have set against each other; a ring or tree that uses that
         path hangs, another order of the nodes may not.

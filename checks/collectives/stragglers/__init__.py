@@ -14,7 +14,7 @@ from statistics import median
 
 from ddp_doctor.checks.collectives.stragglers import rules
 from ddp_doctor.facts.collectives import StragglersFact
-from ddp_doctor.knowledge import stragglers
+from ddp_doctor.knowledge import deadlines, stragglers
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import STRAGGLERS, Check
 from ddp_doctor.model.choices import Level, Where
@@ -63,6 +63,7 @@ CHECK = Check(
     min_ranks=2,
     cost_s=8.0,
     deadline_s=60.0,
+    still_s=deadlines.STILL_S,
     measurements=measurements,
     untested=untested,
 )

@@ -15,9 +15,9 @@ from ddp_doctor.wording.ranks import rank_of
 #: What is timed. A rank that has work is stopped by a quota, waits for its turn on a CPU, or stands still otherwise.
 PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
     "products of the same matrices",
-    "programs, by quota",
-    "programs, by turns",
-    "programs, by stops",
+    "programs under its quota",
+    "programs beside others",
+    "programs",
     "exchanges with both neighbours",
     "reads of ",  # … large files, and so on
 )

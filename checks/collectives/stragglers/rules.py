@@ -1,19 +1,11 @@
 """DD660-DD666: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 
-from ddp_doctor.checks.collectives.stragglers.comparison import (
-    EXCHANGE,
-    LOSSES,
-    PRODUCTS,
-    QUOTA,
-    READS,
-    WAITS,
-    Slow,
-    since_s,
-    slow_ranks,
-)
+from ddp_doctor.checks.collectives.stragglers import comparison
+from ddp_doctor.checks.collectives.stragglers.comparison import LOSSES, READS, Slow, since_s, slow_ranks
 from ddp_doctor.facts.collectives import StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.model.base import grouped
@@ -31,41 +23,31 @@ Why = Callable[[Recording, Slow], tuple[str, Remedy]]
 
 _QUOTA = by_administrator(
     "Raise the CPU quota: --cpus in Docker, resources.limits.cpu in Kubernetes, CPUQuota= of a systemd unit",
-    "docker update --cpus=8 CONTAINER",
-    "systemctl set-property UNIT CPUQuota=",
+    "docker update --cpus=8 CONTAINER; systemctl set-property UNIT CPUQuota=",
     cost="others get less of it",
     undo="set the former quota again",
 )
-_OTHERS = by_operator(
+_look = partial(by_operator, cost="a minute of this node")
+_OTHERS = _look(
     "End or move what else runs on its CPUs, or give the job CPUs of its own: sbatch --exclusive, a cpuset",
-    "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head",
-    "taskset -cp 8-15 PID",
-    cost="other programs get less processor time",
+    "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head; taskset -cp 8-15 PID",
 )
-_STOPS = by_operator(
+_STOPS = _look(
     "Look for what stops it: SIGSTOP or a debugger, a host of virtual machines that is oversold, firmware, interrupts",
-    "grep -e State -e TracerPid /proc/PID/status",
-    "vmstat 1 5   # the column st",
+    "grep -e State -e TracerPid /proc/PID/status; vmstat 1 5   # the column st",
     "sudo rtla osnoise top -d 10s; sudo hwlatdetect --duration=10",
-    cost="a minute of this node",
 )
-_COMPUTE = by_administrator(
+_COMPUTE = _look(
     "Compare clocks, power profile and memory placement with a usual host, for a GPU with --only gpu_speed",
-    "cpupower frequency-info; cpupower frequency-set -g performance",
-    "numactl --show; lscpu; free -h",
-    cost="more power, where the clock is raised",
+    "cpupower frequency-info; numactl --show; lscpu; free -h",
 )
-_DATA = by_administrator(
+_DATA = _look(
     "Compare mount, cache and server of the data with those on a usual host, or copy the data to a local disk",
-    "findmnt -T PATH; ls -ld PATH",
-    "nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
-    cost="time, and room on the local disk",
+    "findmnt -T PATH; ls -ld PATH; nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
 )
-_EXCHANGE = by_operator(
+_EXCHANGE = _look(
     "Test the paths between all ranks and nodes, then the network interfaces of this one",
-    "ddp-doctor run --only connectivity,p2p --level thorough",
-    "ethtool -S INTERFACE | grep -i -e err -e drop",
-    cost="a minute of these nodes",
+    "ddp-doctor run --only connectivity,p2p --level thorough; ethtool -S INTERFACE",
 )
 
 
@@ -83,16 +65,12 @@ def _drafts(recording: Recording, slow: list[Slow], why: Why, seen: Callable[[Sl
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
         yield (proved if remedy is _QUOTA else likely)(
             rank_culprits(recording, StragglersFact, ranks),
-            f"{capital(ranks_at(recording, ranks))}: {_word(work)} take {times} as on the usual rank: {reason}",
+            f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on the usual rank: {reason}",
             [_evidence(recording, one, seen(one)) for one in group[:LINES_OF_EVIDENCE]],
             remedy,
             detail="In DDP every rank waits for the slowest one, in every step.",
             severity=Severity.ERROR if worst >= stragglers.MUCH_SLOWER else Severity.WARNING,
         )
-
-
-def _word(work: str) -> str:
-    return work.partition(",")[0]
 
 
 def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
@@ -115,7 +93,7 @@ def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: By what differs: the clock of the CPU, pages read back from a disk, memory of another NUMA node.
     See: docs/explanation/measurements.md
     """
-    yield from _drafts(recording, _named(recording, PRODUCTS), _why_computing, _products)
+    yield from _drafts(recording, _named(recording, comparison.PRODUCTS), _why_computing, _products)
 
 
 def _products(slow: Slow) -> str:
@@ -124,18 +102,14 @@ def _products(slow: Slow) -> str:
 
 def _why_computing(recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     fact = slow.rank.fact
-    clocks = grouped(
-        (rank.rank == slow.rank.rank, sample.mhz / 1e3)
-        for rank in recording.facts(StragglersFact)
-        for sample in rank.fact.samples
-        if sample.mhz
-    )
-    own, others = (median(clocks[mine]) if clocks.get(mine) else 0.0 for mine in (True, False))
+    own = [sample.mhz / 1e3 for sample in fact.samples if sample.mhz]
+    ranks = recording.facts(StragglersFact)
+    everyone = [sample.mhz / 1e3 for rank in ranks for sample in rank.fact.samples if sample.mhz]
     reason = "nothing that its host shows says why"
     if fact.device.startswith("cuda"):
         reason = "its GPU is slow"
-    elif own and own < stragglers.CLOCK_SHARE * others:
-        reason = f"its CPU runs at {own:.1f} GHz, the others' at {others:.1f}"
+    elif own and median(own) < stragglers.CLOCK_SHARE * median(everyone):
+        reason = f"its CPU runs at {median(own):.1f} GHz, the usual one at {median(everyone):.1f}"
     elif sum(bool(sample.major_faults) for sample in fact.samples) >= stragglers.IN_SAMPLES * len(fact.samples):
         reason = "its memory is read back from a disk meanwhile"
     elif fact.is_memory_far:
@@ -175,9 +149,9 @@ def _gaps(slow: Slow) -> str:
 
 def _who_takes_it(_recording: Recording, slow: Slow) -> tuple[str, Remedy]:
     fact = slow.rank.fact
-    if slow.work == QUOTA:
+    if slow.work == comparison.QUOTA:
         return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA
-    if slow.work == WAITS:
+    if slow.work == comparison.WAITS:
         return "it waits for a CPU that others use", _OTHERS
     lost = median(sample.taken_share for sample in fact.samples)
     if fact.steal_share >= stragglers.REASON_SHARE * lost:
@@ -249,15 +223,15 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: Test its paths with connectivity and p2p, then its network interfaces.
     See: docs/explanation/measurements.md
     """
-    named = {rank_of(slow.rank) for slow in _named(recording, PRODUCTS, *LOSSES, READS)}
-    slow = [slow for slow in _named(recording, EXCHANGE) if rank_of(slow.rank) not in named]
+    named = {rank_of(slow.rank) for slow in _named(recording, comparison.PRODUCTS, *LOSSES, READS)}
+    slow = [slow for slow in _named(recording, comparison.EXCHANGE) if rank_of(slow.rank) not in named]
     yield from _drafts(recording, slow, _why_exchanging, _exchanges)
 
 
 def _why_exchanging(recording: Recording, _slow: Slow) -> tuple[str, Remedy]:
-    shared = len({rank.fact.machine for rank in recording.facts(StragglersFact)}) == 1
-    untold = "; all share a machine, so that no network between machines was tested" if shared else ""
-    return f"it computes as the others and loses no processor time{untold}", _EXCHANGE
+    machines = {rank.fact.machine for rank in recording.facts(StragglersFact)}
+    untold = "" if len(machines) > 1 else "; all share a machine: no network between machines was tested"
+    return f"nothing else of it is slow for sure{untold}", _EXCHANGE
 
 
 def _exchanges(slow: Slow) -> str:
@@ -277,11 +251,14 @@ def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
     """
     named = {rank_of(slow.rank) for slow in slow_ranks(recording) if slow.is_sure}
     if unsure := [slow for slow in slow_ranks(recording) if rank_of(slow.rank) not in named]:
-        ranks, works = [rank_of(slow.rank) for slow in unsure], list({_word(slow.work): 0 for slow in unsure})
+        ranks, works = (
+            [rank_of(slow.rank) for slow in unsure],
+            list({slow.work.partition(",")[0]: 0 for slow in unsure}),
+        )
         yield possible(
             NOBODY,
             f"{capital(ranks_at(recording, ranks))} took longer for {name_list(works)} than usual; unsure who is slow",
-            [_evidence(recording, slow, _word(slow.work)) for slow in unsure[:LINES_OF_EVIDENCE]],
+            [_evidence(recording, slow, slow.work) for slow in unsure[:LINES_OF_EVIDENCE]],
         )
 
 

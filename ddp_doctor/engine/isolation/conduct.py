@@ -56,14 +56,14 @@ class Isolation:
         return next_round(self.tests, self._nodes, self.leaf_of, self.agent.node_ranks.run.options.repeat)
 
     def _why_stop(self) -> str:
-        if time.monotonic() >= self.agent.node_ranks.run.until:
+        if self.tests and time.monotonic() >= self.agent.node_ranks.run.until:  # whatever came before: one round
             return "the time budget was used up"
         return self.agent.node_ranks.lost_helper() or ""
 
     def _test(self, groups: Groups) -> None:
         run = self.agent.node_ranks.run
         run.progress(self._stands(groups))
-        reproducer = Reproducer(kind="all_reduce", size_bytes=trials.GROUP_BYTES[run.world.backend])
+        reproducer = Reproducer(kind="all_reduces", size_bytes=trials.GROUP_BYTES[run.world.backend])
         at_s = time.monotonic() - self._began
         results = run_groups(self.agent, groups, reproducer, self._limit_s())
         self.tests += [

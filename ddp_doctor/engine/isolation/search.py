@@ -8,6 +8,7 @@ once, so that a hundred bad nodes are found in as many rounds as one.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from math import log2
 
 from ddp_doctor.facts.collectives import GroupTest
@@ -109,12 +110,9 @@ class _Search:
             in_order = [node for members in of_leaf.values() for node in members] + odd
             return [_pair(*two) for two in zip(in_order[::2], in_order[1::2], strict=False)]
         bad = [node for node in self.part if self.known.bad.get(node)]
-        return self._matched([*lonely, *bad], self._good(bad)) + self._across()
-
-    def _across(self) -> list[Group]:
-        """Those that are free in pairs, each of the first half with one of the second."""
+        found = self._matched([*lonely, *bad], self._good(bad))
         free = [node for node in self.part if node not in self.used]
-        return self._matched(free[: len(free) // 2], free[len(free) // 2 :])
+        return found + self._matched(free[: len(free) // 2], free[len(free) // 2 :])
 
     def _good(self, aside: Iterable[int]) -> list[int]:
         """The nodes that passed with a partner, those that never were bad and the fastest first, without these."""
@@ -159,11 +157,14 @@ class _Search:
         seekers, again = self._suspects()
         found = self._unless_used(again)
         found += self._matched(seekers, self._good(seekers))
-        if not found:  # nobody is left to test them with: whether it was chance
-            return self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
+        if not found:  # nobody is left to test them with; of few nodes, all pairs that were not; then if it was chance
+            few = self.part if len(self.part) < bars.FEW_NODES and self.settled.open_pairs else []
+            new = self._unless_used(pair for pair in combinations(sorted(few), 2) if not self.asked[pair])
+            return new or self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
         slow = [pair for pair in self.settled.open_pairs if pair in self.known.slow]
         if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
-            return found + self._across()  # with which their rates are compared
+            passed = (pair for pair, count in self.known.pairs.items() if not count.bad)
+            return found + self._unless_used(passed)  # with which their rates are compared
         rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
         return found + ([rest] if len(rest) > 2 and not self.asked[rest] and self._may_fail() else [])
 
@@ -171,7 +172,7 @@ class _Search:
         """The nodes that need another partner, and the pairs that need another test."""
         known, seekers, again = self.known, list[int](), list[Group]()
         often = Counter(node for pair in self.settled.open_pairs for node in pair)
-        least = min(2, len(self.part) - 1)
+        least = min(2, len(self.part) - 2)
         for pair in self.settled.open_pairs:
             bad, tests = known.pairs[pair]
             lonely = [node for node in pair if not known.good.get(node)]

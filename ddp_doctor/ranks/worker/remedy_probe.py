@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from ddp_doctor.facts.collectives import TrialMeasurement
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
+from ddp_doctor.probing.all_reduces import agreed
 from ddp_doctor.probing.collectives import timed
 from ddp_doctor.probing.exchanges import exchange
 from ddp_doctor.ranks.worker.rank_context import LiveRankContext
@@ -14,6 +15,9 @@ TRYING = "trying"
 PROBE = f"{__name__}:probe"
 #: Timed repetitions in one trial; the spread is seen between trials, whose processes are fresh.
 _REPETITIONS = 2
+#: … or as many as this takes: the fastest is that of a moment in which no other process had the processors.
+_SPELL_S = 0.3
+_MOST_CALLS = 50
 _LOG_READ = 8 << 20
 
 
@@ -26,6 +30,12 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
     if reproducer.kind == "all_reduce" and not wrong:
         measured = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, _REPETITIONS)
         rate, wrong = measured.size_bytes / (measured.time_us / 1e6), measured.wrong
+    elif reproducer.kind == "all_reduces" and not wrong:
+        first = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, 1)
+        calls = int(min(_SPELL_S / (agreed(ctx, first.time_us) / 1e6), _MOST_CALLS))
+        others = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, max(calls, 1), warmup=0)
+        rate = first.size_bytes / (min(first.min_us, others.min_us) / 1e6)
+        wrong = first.wrong + others.wrong
     elif reproducer.kind == "exchange" and not wrong:
         peer = 1 - ctx.group_rank
         swapped = exchange(ctx, peer, ctx.ranks[peer], reproducer.size_bytes)
