@@ -10,7 +10,6 @@ A fault that comes one time in twenty passes every other check, and ends a job t
 from collections import Counter
 from collections.abc import Iterator
 from math import ceil, log
-from statistics import median
 
 from ddp_doctor.facts.collectives import RepeatsFact
 from ddp_doctor.knowledge.thresholds import SLOWER_REPEATS, SLOWER_REPEATS_ON_CPU
@@ -23,7 +22,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.views.rates import FAILED, far_slower, repeats_of, slowed, wilson
+from ddp_doctor.views.rates import FAILED, repeats_of, slowed, wilson
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.proofs import rate
 from ddp_doctor.wording.repeats import clock, percent
@@ -78,14 +77,6 @@ def _narrow_down(share: float) -> Remedy:
     )
 
 
-_LOOK = by_operator(
-    "See what changed on the nodes meanwhile: clocks and heat, other programs, errors of links",
-    "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
-    "nstat -az | grep -i retrans",
-    "ethtool -S IFACE | grep -iE 'err|drop|discard'",
-)
-
-
 @rule("DD671", "repeats-become-slower", Severity.WARNING, RepeatsFact)
 def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     """The last repeats are slower than the first.
@@ -112,30 +103,12 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
                 expected=first,
                 expected_from="the first third",
             ),
-            _LOOK,
-        )
-
-
-@rule("DD672", "repeats-far-slower-than-the-rest", Severity.WARNING, RepeatsFact)
-def repeats_far_slower(recording: Recording) -> Iterator[Draft]:
-    """Single repeats that are many times slower than the usual one.
-
-    Finds: Two and more repeats that passed at a fourth of the usual rate or less, and farther off than all scatter. Of
-        fewer than fifteen repeats that passed nothing is judged.
-    Why: A step of a job waits for its slowest collective: pauses that come now and then cost all ranks.
-    Remedy: Look for what comes now and then: lost packets, other programs, clocks that fall.
-    See: docs/how-to/find-a-fault-that-comes-and-goes.md
-    """
-    tests = repeats_of(recording)
-    if slow := far_slower(tests):
-        usual = median(test.bytes_per_s for test in tests if test.bytes_per_s is not None)
-        worst = min(test.bytes_per_s or 0.0 for test in slow)
-        began = ", ".join(clock(test.at_s) for test in slow[:LINES_OF_EVIDENCE])
-        yield likely(
-            NOBODY,
-            f"{len(slow)} of {len(tests)} repeats were far slower than the usual {rate(usual)}: down to {rate(worst)}",
-            Evidence(text=f"they began after {began}; the slowest", value=worst, unit="B/s"),
-            _LOOK,
+            by_operator(
+                "See what changed on the nodes meanwhile: clocks and heat, other programs, errors of links",
+                "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+                "nstat -az | grep -i retrans",
+                "ethtool -S IFACE | grep -iE 'err|drop|discard'",
+            ),
         )
 
 
@@ -154,7 +127,7 @@ CHECK = Check(
     where=Where.GROUPS,
     probe=probe,
     facts=(RepeatsFact,),
-    rules=(repeats_fail, repeats_become_slower, repeats_far_slower),
+    rules=(repeats_fail, repeats_become_slower),
     min_ranks=2,
     cost_s=0.5,  # of one repeat
     measurements=measurements,

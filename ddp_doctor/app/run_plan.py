@@ -9,7 +9,7 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.isolation.search import next_round
 from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.facts.collectives import GroupTest
-from ddp_doctor.model.check import BASELINE, ISOLATION
+from ddp_doctor.model.check import BASELINE, ISOLATION, REPEATS
 from ddp_doctor.model.choices import Command, Where
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import Tool
@@ -33,7 +33,7 @@ def run_plan(
         require_usable(options, plan)
     leaves = options.leaves_of([host or "" for host in hosts])
     steps = tuple(_steps(plan, options, leaves))
-    repeats_s = sum(step.seconds for step in steps if step.where is Where.GROUPS and ISOLATION not in step.checks)
+    repeats_s = sum(step.seconds for step in steps if REPEATS in step.checks)
     planned = {check.id for check in plan.checks} | ({BASELINE} if options.baseline else set())
     return RunPlan(
         tool=Tool(version=__version__),
@@ -54,34 +54,35 @@ def run_plan(
 def _steps(plan: Plan, options: Options, leaves: Sequence[str]) -> Iterator[PlannedStep]:
     """In the order of engine/node_run."""
     alone = [check for check in plan.checks if check.environment]
-    repeats = [check for check in plan.at(Where.GROUPS) if check.id != ISOLATION]
     for where, checks in (
         (Where.NODE, plan.at(Where.NODE)),
         (Where.NODES, plan.at(Where.NODES)),
-        (Where.GROUPS, [check for check in plan.at(Where.GROUPS) if check not in repeats]),
+        (Where.GROUPS, [check for check in plan.checks if check.id == ISOLATION]),
         (Where.LAUNCHER, plan.at(Where.LAUNCHER)),
         (Where.RANK, [check for check in plan.at(Where.RANK) if check not in alone]),
-        (Where.GROUPS, repeats),
+        (Where.GROUPS, [check for check in plan.checks if check.id == REPEATS]),
         (Where.AFTERWARDS, plan.at(Where.AFTERWARDS)),
         (Where.RANK, alone),
     ):
-        costs = [check.cost_s for check in checks] or [0.0]
-        seconds, rounds, with_bad = max(costs) if where is Where.NODE else sum(costs), 1, None
-        if checks is repeats and checks:
-            rounds = 1 if options.soak_s else options.repeat
-            seconds = options.soak_s or rounds * _TRIAL_S
-        elif where is Where.GROUPS and checks:
+        if not checks:
+            continue
+        costs, rounds, with_bad = [check.cost_s for check in checks], 1, None
+        seconds = max(costs) if where is Where.NODE else sum(costs)
+        if checks[0].id == REPEATS:
+            often = options.repeat if options.repeat > 1 and not options.isolate else 0
+            rounds = 1 if options.soak_s else often
+            seconds = min(options.soak_s or float("inf"), often * _TRIAL_S or float("inf"))
+        elif where is Where.GROUPS:
             rounds, with_bad = (_rounds(leaves, options.repeat, bad) for bad in (None, 0))
             seconds = rounds * _TRIAL_S
-        if checks:
-            yield PlannedStep(
-                where=where,
-                checks=tuple(check.id for check in checks),
-                seconds=round(seconds, 2),
-                node_minutes=round(seconds * len(leaves) / 60, 2),
-                rounds=rounds,
-                rounds_with_one_bad=with_bad,
-            )
+        yield PlannedStep(
+            where=where,
+            checks=tuple(check.id for check in checks),
+            seconds=round(seconds, 2),
+            node_minutes=round(seconds * len(leaves) / 60, 2),
+            rounds=rounds,
+            rounds_with_one_bad=with_bad,
+        )
 
 
 def _rounds(leaves: Sequence[str], repeat: int, bad: int | None) -> int:

@@ -243,6 +243,8 @@ class Outputs:
             if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
                 with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
+            if list(self.paths.values()).count(path) > 1 and (Path(path).is_file() or not Path(path).exists()):
+                raise UsageError(f"two outputs would write {path}, the second over the first: give each its own")
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""

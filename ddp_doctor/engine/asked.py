@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.facts.cluster import BaselineFact
-from ddp_doctor.facts.collectives import RepeatsFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import (
@@ -46,7 +45,6 @@ from ddp_doctor.model.check import (
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
-from ddp_doctor.views.rates import telling
 from ddp_doctor.wording.nodes import first_names, hosts
 from ddp_doctor.wording.ranks import rank_list
 
@@ -99,8 +97,7 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
         *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
         *_collectives(recording),
         *_mesh(recording, by_id),
-        *_repeats(recording, by_id),
-        *_isolate(recording, by_id),
+        *_groups(recording, by_id),
         *_data(recording, by_id),
         *_baseline(recording, by_id),
         *_nodes(recording),
@@ -220,29 +217,22 @@ def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[No
         yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
 
 
-def _repeats(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    options, fact = recording.options, recording.first(RepeatsFact)
-    why = _why(by_id.get(REPEATS)) if fact is None else fact.stopped
-    if fact is not None and not telling(fact.tests):
-        why = why or next((test.reason for test in fact.tests), "")
-    if options.repeats_all and why:
-        typed = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
-        yield NotAsAsked(typed, REPEATS, why)
+def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
+    """--isolate, and --repeat and --soak of all ranks."""
+    from ddp_doctor.facts.collectives import IsolationFact, RepeatsFact
 
-
-def _isolate(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    if not recording.options.isolate:
-        return
-    from ddp_doctor.facts.collectives import IsolationFact
-
-    fact = recording.first(IsolationFact)
-    if fact is None:
-        yield NotAsAsked("--isolate", ISOLATION, _why(by_id.get(ISOLATION)))
-    elif fact.stopped:
-        yield NotAsAsked("--isolate", ISOLATION, fact.stopped)
-    elif all(test.outcome == "unknown" for test in fact.tests):
-        reasons = [test.reason for test in fact.tests if test.reason]
-        yield NotAsAsked("--isolate", ISOLATION, next(iter(reasons), "no group of nodes was tested"))
+    options = recording.options
+    repeats = f"--repeat {options.repeat}" if options.soak_s is None else f"--soak {options.soak_s / 60:g}"
+    asked: tuple[tuple[bool, str, str, RepeatsFact | IsolationFact | None], ...] = (
+        (options.repeats_all, repeats, REPEATS, recording.first(RepeatsFact)),
+        (options.isolate, "--isolate", ISOLATION, recording.first(IsolationFact)),
+    )
+    for is_asked, typed, check, fact in asked:
+        why = _why(by_id.get(check)) if fact is None else fact.stopped
+        if fact is not None and all(test.outcome == "unknown" for test in fact.tests):
+            why = why or next((test.reason for test in fact.tests if test.reason), "nothing was tested")
+        if is_asked and why:
+            yield NotAsAsked(typed, check, why)
 
 
 def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

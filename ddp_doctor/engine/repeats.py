@@ -45,7 +45,8 @@ def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, p
         stopped = _repeat(agent, tests, began)
     except BaseException as error:
         ran = f"{failures(tests)} in {len(tests)} repeats" if tests else "no repeat had ended"
-        stopped = str(error) if isinstance(error, RunIsOver) else interrupted_after(time.monotonic() - began, ran)
+        is_over = isinstance(error, RunIsOver) and str(error) != "interrupted"  # by whichever node's user
+        stopped = f"{error}; {ran}" if is_over else interrupted_after(time.monotonic() - began, ran)
         raise
     finally:
         fact, took_s = RepeatsFact(tests=tuple(tests), stopped=stopped), time.monotonic() - began

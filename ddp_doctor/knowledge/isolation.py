@@ -23,7 +23,7 @@ ONE_RATE_RATIO = 1 / 100
 #: but in less than one run of a thousand (0.2 to the power of 5, for each partner).
 PAIR_FAILURES = 5
 #: … and be slower than this share of the usual rate, where that is all: no partner bears it out, and hosts of one
-#: machine differ more than machines do (of eight on two cores a healthy pair reached 55 %, three times).
-SLOW_PAIR = 1 / 3
+#: machine differ more than machines do (of eight on two cores a healthy pair reached 31 % at best, ten times).
+SLOW_PAIR = 1 / 4
 #: A node is tested with no more partners than these: what they leave open, others will not settle.
 MOST_PARTNERS = 8

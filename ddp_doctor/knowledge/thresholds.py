@@ -130,5 +130,3 @@ FEWEST_REPEATS = 5
 #: and tested all the while (16 MiB, torch 2.13) 3 lost a third beyond scatter, 2 a half; of 239 rows of 100 none.
 SLOWER_REPEATS = 0.15
 SLOWER_REPEATS_ON_CPU = 0.5
-#: A repeat at this fraction of the usual rate is far slower, as a pair of ranks is (SLOW_PAIR_RATIO).
-FAR_SLOWER_REPEAT = 4.0

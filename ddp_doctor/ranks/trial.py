@@ -31,8 +31,6 @@ _PAUSED_SHARE = 0.25
 _PAUSED_S = 0.25
 #: Between two looks at the doctor's own processes, each a few reads of /proc.
 _LOOK_AT_HELPERS_S = 0.2
-#: From the error of a peer until the end of the rank that it lost is noticed.
-_ENDS_SHOW_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -149,10 +147,8 @@ class Trial:
             pass
         elif self.record.limit_s is None:
             self._gather_evidence()
-        elif outcome == "broken":  # the peers of a rank that was killed report first; its own end shows a moment later
-            time.sleep(_ENDS_SHOW_S)
-            for rank in self.ranks:
-                rank.absorb(time.monotonic())
+        elif outcome == "broken":
+            self._await_first_cause()
         result = self._result(outcome, check, waited)
         self._kill()
         return result
@@ -325,6 +321,17 @@ class Trial:
                 rank.keep_first_answer()
                 rank.signal(signal.SIGUSR2)
             self._await_answers(again)
+
+    def _await_first_cause(self) -> None:
+        """The peers of a rank that was killed report first, and its own end shows later, on another node never."""
+        grace_s = deadlines.ON_ITS_WAY_S if self.remote is None else deadlines.ECHO_GRACE_S
+        ends = time.monotonic() + grace_s
+        while all(rank.raised.blames_peer if rank.raised else rank.exited_at is None for rank in self.ranks):
+            if time.monotonic() > ends:
+                return
+            time.sleep(0.01)
+            for rank in self.ranks:
+                rank.absorb(time.monotonic())
 
     def _ask_where_they_stand(self, alive: Sequence[RankState]) -> None:
         for rank in alive:  # before any signal disturbs it

@@ -17,22 +17,24 @@ _OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
 
 def good(report: Report, recording: Recording) -> str:
     """The hosts that were tested to the end and to which no error points; of a fleet those healthy in the last run."""
-    tested = {reading.node for reading in recording.collected() if reading.rank is not None}
-    tested |= {
-        node
-        for fact in recording.facts(IsolationFact)
-        for test in fact.fact.tests
-        if test.outcome == "passed"
-        for node in test.nodes
-    }
-    everybody = report.verdict is Verdict.HEALTHY or recording.command is Command.FLEET
-    healthy = [
-        _name(report, node.node_rank, node.hostname)
-        for node in report.nodes
-        if node.verdict is Verdict.HEALTHY and (everybody or node.node_rank in tested)
-    ]
+    tested = {node.node_rank for node in report.nodes}
+    if report.verdict is not Verdict.HEALTHY and recording.command is not Command.FLEET:
+        tested = _tested(recording) if report.verdict is Verdict.SICK else set()
+    healthy = [node for node in report.nodes if node.verdict is Verdict.HEALTHY and node.node_rank in tested]
     blamed = set(_blamed(report, recording))
-    return _lines(host for host in healthy if host not in blamed)
+    return _lines(host for node in healthy if (host := _name(report, node.node_rank, node.hostname)) not in blamed)
+
+
+def _tested(recording: Recording) -> set[int]:
+    """The nodes that ranks or groups tested to the end, where some fault was found."""
+    if recording.interrupted:
+        return set()
+    to_the_end = all(trial.outcome == "finished" for trial in recording.trials)
+    tested = {reading.node for reading in recording.collected() if reading.rank is not None and to_the_end}
+    fact = recording.first(IsolationFact)
+    if fact is not None and not fact.stopped:
+        tested |= {node for test in fact.tests if test.outcome == "passed" for node in test.nodes}
+    return tested
 
 
 def bad(report: Report, recording: Recording) -> str:
@@ -45,7 +47,10 @@ def _blamed(report: Report, recording: Recording) -> Iterator[str]:
     sick = {node.hostname for node in report.nodes if node.verdict is Verdict.SICK}
     bar = Severity(recording.options.fail_on.value)
     for finding in report.findings:
+        scopes = {remedy.scope for remedy in finding.remedies}
         for culprit in finding.culprits if finding.severity.at_least(bar) else ():
+            if culprit.kind == "rank" and scopes and scopes <= {"job", "code"}:
+                continue  # it would do the same on other hosts
             alone = culprit.kind in _OF_A_HOST and culprit.peer_node in (None, culprit.node)
             if culprit.node and alone and (not of_fleet or culprit.node in sick):
                 yield _name(report, culprit.node_rank, culprit.node)

@@ -141,13 +141,13 @@ class Tests:
         is_slow = len(group) == 2 and group in self.slow
         return Count(len(tests) if is_slow else sum(test.outcome in FAILED for test in tests), len(tests))
 
-    def of_node(self, node: int) -> list[Group]:
-        """The pairs in which a node was tested, those that are bad first."""
-        return [(min(node, each), max(node, each)) for each in (*self.bad.get(node, ()), *self.good.get(node, ()))]
+    def with_each(self, node: int, partners: Iterable[int]) -> list[Group]:
+        """The pairs of a node with these partners."""
+        return [(min(node, each), max(node, each)) for each in partners]
 
     def passed(self, node: int) -> int:
         """How many tests of it with partners passed with whom it always passes."""
-        return sum(self.pairs[min(node, each), max(node, each)].tests for each in self.good.get(node, ()))
+        return sum(self.pairs[pair].tests for pair in self.with_each(node, self.good.get(node, ())))
 
     def fault(self, nodes: Group, groups: Sequence[Group]) -> Fault:
         """What the tests of these groups say of some nodes."""
@@ -271,24 +271,23 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
     ``is_told`` says of two nodes whether a bad leaf is between them.
     """
     need = bars.PARTNERS if count >= bars.FEW_NODES else bars.PARTNERS - 1
-    suspects = {}
+    suspects = dict[int, tuple[bool, Group]]()
     for node, bad in known.bad.items():
-        who = tuple(each for each in bad if known.good.get(each) and each not in aside and not is_told(node, each))
-        if node not in aside and len(who) >= need and _has_one_rate(known, node):
-            suspects[node] = who
-    lonely = {node for node, bad in known.bad.items() if len(bad) > 1 and not known.good.get(node)}
-    lonely |= suspects.keys()
-    others = [pair for pair in known.pairs if lonely.isdisjoint(pair)]
+        fit = [each for each in bad if known.good.get(each) and each not in aside and not is_told(node, each)]
+        is_slow = [pair in known.slow for pair in known.with_each(node, fit)]
+        for slowly, some in grouped(zip(is_slow, fit, strict=True)).items():
+            least = need + (slowly and count >= 2 * bars.FEW_NODES)  # of so many some are slow three times by chance
+            if node not in aside and len(some) >= least and _has_one_rate(known, node):
+                suspects[node] = slowly, tuple(some)
+    aside_of_chance = suspects.keys() | {n for n, bad in known.bad.items() if len(bad) > 1 and not known.good.get(n)}
+    others = [pair for pair in known.pairs if aside_of_chance.isdisjoint(pair)]
     slow = sum(pair in known.slow for pair in others)
     fails = sum(known.pairs[pair].bad > 0 for pair in others) - slow
-    for node, who in suspects.items():
-        pairs = [(min(node, each), max(node, each)) for each in (*who, *known.good.get(node, ()))]
-        fault = known.fault((node,), pairs)
-        by_chance = (slow if fault.how == "slow" else fails) / max(len(others), 1)
-        if fault.how == "slow" and count >= 2 * bars.FEW_NODES and len(who) == need:
-            continue  # of so many some are slow three times by chance
-        if count * comb(len(who) + len(known.good.get(node, ())), len(who)) * by_chance ** len(who) <= bars.CHANCE:
-            yield replace(fault, partners=who)
+    for node, (slowly, who) in suspects.items():
+        good = known.good.get(node, ())
+        by_chance = (slow if slowly else fails) / max(len(others), 1)
+        if count * comb(len(who) + len(good), len(who)) * by_chance ** len(who) <= bars.CHANCE:
+            yield replace(known.fault((node,), known.with_each(node, (*who, *good))), partners=who)
 
 
 def _has_one_rate(known: Tests, node: int) -> bool:
@@ -298,7 +297,7 @@ def _has_one_rate(known: Tests, node: int) -> bool:
     """
     if not known.good.get(node):
         return True
-    of_each = [known.pairs[pair] for pair in known.of_node(node)]
+    of_each = [known.pairs[pair] for pair in known.with_each(node, (*known.bad[node], *known.good[node]))]
     if sum(0 < each.bad < each.tests for each in of_each) < 2:
         return False
     bad, tests = (sum(numbers) for numbers in zip(*of_each, strict=True))

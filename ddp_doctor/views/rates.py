@@ -1,4 +1,4 @@
-"""Tests that were repeated: how often they fail, whether they become slower, and which are far slower than the rest."""
+"""Tests that were repeated: how often they fail, and whether they become slower."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -6,7 +6,7 @@ from statistics import median
 
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.knowledge.baselines import DEVIATIONS, SIGMA
-from ddp_doctor.knowledge.thresholds import FAR_SLOWER_REPEAT, FEWEST_REPEATS
+from ddp_doctor.knowledge.thresholds import FEWEST_REPEATS
 from ddp_doctor.model.recording import Recording
 
 #: The quantile of the normal distribution for an interval of 95 %.
@@ -44,7 +44,7 @@ def slowed(tests: Sequence[GroupTest], least: float) -> tuple[float, float] | No
 
     What chance makes of two medians does not count.
     """
-    rates = _rates(tests)
+    rates = [test.bytes_per_s for test in tests if test.outcome == "passed" and test.bytes_per_s is not None]
     third = len(rates) // 3
     if third < FEWEST_REPEATS:
         return None
@@ -52,20 +52,6 @@ def slowed(tests: Sequence[GroupTest], least: float) -> tuple[float, float] | No
     before, after = median(first), median(last)
     deviation = SIGMA * _OF_MEDIAN * sqrt((_mad(first) ** 2 + _mad(last) ** 2) / third)
     return (before, after) if before - after > max(DEVIATIONS * deviation, least * before) else None
-
-
-def far_slower(tests: Sequence[GroupTest]) -> list[GroupTest]:
-    """The passed tests that are many times slower than usual, if those are not just one."""
-    rates = _rates(tests)
-    if len(rates) < 3 * FEWEST_REPEATS:
-        return []
-    limit = min(median(rates) / FAR_SLOWER_REPEAT, median(rates) - DEVIATIONS * SIGMA * _mad(rates))
-    slow = [test for test in tests if test.bytes_per_s is not None and test.bytes_per_s < limit]
-    return slow if len(slow) > 1 else []
-
-
-def _rates(tests: Sequence[GroupTest]) -> list[float]:
-    return [test.bytes_per_s for test in tests if test.outcome == "passed" and test.bytes_per_s is not None]
 
 
 def _mad(values: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from ddp_doctor.parse.json_value import json_value
 from ddp_doctor.parse.steps_said import numbers_of_steps
 from ddp_doctor.sources import proc
 from ddp_doctor.watch.evidence import Output
@@ -120,7 +121,7 @@ class Doors:
         self._pause_s = _DOORS_S if text else min(2 * self._pause_s, _LATEST_DOORS_S)
         if not text:
             return None
-        source, at_s, launched = json.loads(text)
+        source, at_s, launched = json_value(text)
         behind = [int(rank) for rank, count in launched.items() if count == min(launched.values())]
         waits = len(behind) < len(launched)
         last = behind[0] if waits and len(behind) == 1 else None

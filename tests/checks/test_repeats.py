@@ -6,11 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ddp_doctor import app
+from ddp_doctor.agents.agent_group import Left
+from ddp_doctor.checks import CHECKS
+from ddp_doctor.engine.node_run.partial_recording import PartialRecording
+from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.model.choices import CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
@@ -140,6 +145,30 @@ def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_i
     assert shares(report)["repeats_failed"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [
+        ("interrupted", "interrupted after 0.0 s; none failed in 3 repeats"),
+        ("a bug", "a bug; none failed in 3 repeats"),
+    ],
+)
+def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(monkeypatch, why: str, says: str):
+    def leave(_agent: object, tests: list[GroupTest], _began: float) -> str:
+        tests += repeats("passed", "passed", "passed")
+        raise Left(1, why)
+
+    monkeypatch.setattr("ddp_doctor.engine.repeats._repeat", leave)
+    node_ranks = SimpleNamespace(run=SimpleNamespace(progress=lambda _: None))
+    agent: Any = SimpleNamespace(world=World(world_size=4), node_ranks=node_ranks)
+    partial = PartialRecording()
+    with pytest.raises(Left):
+        repeat(CHECKS, agent, Recording(run_id="test"), partial)
+
+    fact = partial.added_to(Recording(run_id="test")).first(RepeatsFact)
+    assert fact is not None
+    assert fact.stopped == says
+
+
 # --- replay -------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +231,12 @@ def test_a_soak_of_which_nothing_follows_is_no_healthy_run():
 
     assert report.verdict is Verdict.UNSURE
     assert "--soak 0.05 (no end in 30 s, where others took up to 9 s)" in report.summary
+
+
+def test_a_soak_that_ended_before_its_first_repeat_is_no_healthy_run():
+    report = judged([], repeat=1, soak_s=1e-6)
+
+    assert (report.verdict, report.summary.startswith("Unsure: ")) == (Verdict.UNSURE, True)
 
 
 def test_repeats_that_nobody_began_are_no_healthy_run_either():

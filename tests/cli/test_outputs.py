@@ -100,6 +100,7 @@ def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tm
     ("paths", "form", "sentence"),
     [
         ({"env": "-", "docker": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
+        ({"good_nodes": "nodes", "bad_nodes": "nodes"}, OutputFormat.FULL, "two outputs would write nodes"),
         ({"json": "-", "record": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
         ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl goes to stdout"),
     ],

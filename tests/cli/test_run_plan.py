@@ -68,10 +68,12 @@ def test_an_isolation_comes_before_the_ranks_in_the_rounds_that_healthy_nodes_ta
 def test_repeats_come_behind_the_ranks_and_beyond_the_budget(plan):
     soak = plan("--isolate", "--repeat", "3", "--soak", "2", "--hosts", "n[1-8]")
     often = plan("--repeat", "40")
+    both = plan("--repeat", "40", "--soak", "2")  # what is over first ends it
 
     assert [step["checks"] for step in soak["steps"]].index(["repeats"]) == len(soak["steps"]) - 2
     assert soak["steps"][-2]["seconds"] == 120
     assert soak["most_seconds"] == 60 + 120
+    assert [step["seconds"] for step in both["steps"] if step["checks"] == ["repeats"]] == [40]
     assert [step["rounds"] for step in often["steps"] if step["checks"] == ["repeats"]] == [40]
 
 

@@ -103,3 +103,11 @@ def test_a_node_that_dies_alone_is_a_result_and_the_search_goes_on():
 
     assert next_round(tests, range(4), {}) == ((0, 1, 2),)
     assert [bad.nodes for bad in settle(tests, range(4), {}).lost] == [(3,)]
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("name", ["none", "one hangs", "one fails alone", "a pair"])
+def test_few_nodes_are_enough_to_find_one_fault(nodes, name):
+    found = list(runs(BY_NAME[name], nodes, 2))
+
+    assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]

@@ -18,7 +18,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.finding import Reproducer
 
 once = Agent.run_checks
-SMALL = Reproducer(kind="all_reduce", size_bytes=1 << 20)
+SMALL = Reproducer(kind="all_reduces", size_bytes=1 << 20)
 
 
 def with_groups(agent: Agent, checks: Sequence[Check]) -> None:

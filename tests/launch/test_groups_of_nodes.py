@@ -33,7 +33,7 @@ def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobo
 
 def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_path: Path):
     port = free_port()
-    options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "1")
+    options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "5")
     agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
     try:
         reports = [agent.report() for agent in agents]

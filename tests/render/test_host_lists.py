@@ -9,6 +9,7 @@ from ddp_doctor.facts.collectives import GroupTest, IsolationFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.hostlist import read_host_file
 from ddp_doctor.render import host_lists
 from tests.recorded import judged, load
@@ -33,6 +34,9 @@ def _lists(recording: Recording) -> tuple[list[str], list[str]]:
         # A setting of the job's, or all that is known is that it hangs.
         ("interfaces/nccl-lo-on-one-of-four", [], []),
         ("hang/nccl2-nobody-leaves-init-of-two-nodes", [], []),
+        # Its program, or a setting of it, is wrong: so it would be on other hosts.
+        ("user_model/has-another-layer-on-one-rank", [], []),
+        ("consistency/first-ranks-of-two-nodes-connect-late", [], []),
         # What a node that never met the head knows of it.
         ("roll_call/endpoint-port-mute", ["node0"], []),
     ],
@@ -49,6 +53,36 @@ def test_hosts_that_passed_in_a_group_by_themselves_are_good_though_no_ranks_ran
     _, good = _lists(recording.model_copy(update={"readings": (*recording.readings, reading)}))
 
     assert good == ["node0", "node1"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"interrupted": True},
+        # Behind a hang that has one culprit may be another.
+        {"trials": (TrialRecord(trial="t0", outcome="stuck", checks=("allreduce",), ranks=(0, 1)),)},
+    ],
+)
+def test_nobody_is_good_in_a_run_that_found_a_bad_node_and_did_not_come_to_its_end(change):
+    assert _lists(load("p2p/node-sends-slowly").model_copy(update=change)) == (["node1"], [])
+
+
+def test_nobody_is_good_after_an_isolation_that_ran_out_of_time():
+    recording = load("isolation/fails-alone")
+    (reading,) = recording.of_check("isolation")
+    assert reading.fact is not None
+    fact = {**reading.fact, "stopped": "the time budget was used up"}
+    stopped = recording.model_copy(update={"readings": (reading.model_copy(update={"fact": fact}),)})
+
+    assert _lists(stopped) == (["node5"], [])
+
+
+def test_nobody_is_good_in_a_run_that_is_unsure_though_one_node_alone_handed_nothing_in():
+    recording = load("connectivity/healthy")
+    ran = Reading(check="process_group", status=Status.COLLECTED, node=0, rank=0)
+    failed = Reading(check="interfaces", status=Status.FAILED, node=1, reason="no answer")
+
+    assert _lists(recording.model_copy(update={"readings": (*recording.readings, ran, failed)})) == ([], [])
 
 
 def test_a_node_is_called_as_slurm_calls_it_where_its_own_name_is_another():

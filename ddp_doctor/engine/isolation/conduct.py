@@ -56,7 +56,7 @@ class Isolation:
         return next_round(self.tests, self._nodes, self.leaf_of, self.agent.node_ranks.run.options.repeat)
 
     def _why_stop(self) -> str:
-        if time.monotonic() >= self.agent.node_ranks.run.until:
+        if self.tests and time.monotonic() >= self.agent.node_ranks.run.until:  # whatever came before: one round
             return "the time budget was used up"
         return self.agent.node_ranks.lost_helper() or ""
 

@@ -8,6 +8,7 @@ once, so that a hundred bad nodes are found in as many rounds as one.
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from math import log2
 
 from ddp_doctor.facts.collectives import GroupTest
@@ -156,8 +157,10 @@ class _Search:
         seekers, again = self._suspects()
         found = self._unless_used(again)
         found += self._matched(seekers, self._good(seekers))
-        if not found:  # nobody is left to test them with: whether it was chance
-            return self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
+        if not found:  # nobody is left to test them with; of few nodes, all pairs that were not; then if it was chance
+            few = self.part if len(self.part) < bars.FEW_NODES and self.settled.open_pairs else []
+            new = self._unless_used(pair for pair in combinations(sorted(few), 2) if not self.asked[pair])
+            return new or self._unless_used(pair for pair in self.settled.open_pairs if self.asked[pair] < 2)
         slow = [pair for pair in self.settled.open_pairs if pair in self.known.slow]
         if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
             passed = (pair for pair, count in self.known.pairs.items() if not count.bad)
@@ -169,7 +172,7 @@ class _Search:
         """The nodes that need another partner, and the pairs that need another test."""
         known, seekers, again = self.known, list[int](), list[Group]()
         often = Counter(node for pair in self.settled.open_pairs for node in pair)
-        least = min(2, len(self.part) - 1)
+        least = min(2, len(self.part) - 2)
         for pair in self.settled.open_pairs:
             bad, tests = known.pairs[pair]
             lonely = [node for node in pair if not known.good.get(node)]

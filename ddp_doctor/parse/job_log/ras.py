@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ddp_doctor.facts.live_job import Launched
-from ddp_doctor.parse.json_value import OTHER_SHAPE
+from ddp_doctor.parse.json_value import OTHER_SHAPE, json_object
 
 #: NCCL's and CUDA's versions stand in front of it; further down in a job's output scan.py finds it.
 _BEGINS_WITHIN = 500
@@ -68,7 +68,7 @@ def stand_still(first: str, last: str) -> tuple[Launched, ...]:
 def launches(answer: str) -> dict[int, int]:
     """How many collectives each rank has launched, by the largest communicator of an answer as JSON; else none."""
     try:
-        groups = json.loads(_NO_COMMA.sub(r"\1,\2", answer[answer.find("{") :]))["communicators"]
+        groups = json_object(_NO_COMMA.sub(r"\1,\2", answer[answer.find("{") :]))["communicators"]
         world: dict[str, Any] = max(groups, key=lambda group: group["size"], default={})
         return {int(rank["rank"]): sum(rank["collective_counts"].values()) for rank in world.get("ranks", ())}
     except OTHER_SHAPE:
