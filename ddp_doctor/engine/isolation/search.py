@@ -199,7 +199,8 @@ class _Search:
         if not self.settled.open_groups:
             return []
         group = self.settled.open_groups[0]
-        halves = self._halves(group) if self._longest(group, group[::-1]) <= len(group) // 2 else []
+        is_trimmed = self._longest(group, group[::-1]) > (len(group) + 1) // 2
+        halves = [] if is_trimmed else self._halves(group)
         return self._unless_used(halves or self._shorter(group))
 
     def _halves(self, group: Group) -> list[Group]:
