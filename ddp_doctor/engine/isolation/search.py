@@ -82,7 +82,7 @@ class _Search:
         whole = tuple(sorted(self.part))
         if not any(len(test.nodes) > 1 and test.outcome != "lost" for test in self.known.all):
             return self.alone + [whole] * (len(whole) > 1 and not self.asked[whole])
-        return self.alone + (self._in_pairs() or self._of_suspects() or self._rest() or self._halved())
+        return self.alone + (self._in_pairs() or self._of_suspects() or self._halved())
 
     def _in_pairs(self) -> list[Group]:
         """Every node with a neighbour on its leaf, and then once more with another partner."""
@@ -149,8 +149,7 @@ class _Search:
         if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
             passed = (pair for pair, count in self.known.pairs.items() if not count.bad)
             return found + self._unless_used(passed)  # with which their rates are compared
-        rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
-        return found + ([rest] if len(rest) > 2 and not self.asked[rest] and self._may_fail() else [])
+        return found + self._rest()
 
     def _suspects(self) -> tuple[list[int], list[Group]]:
         """The nodes that need another partner, and the pairs that need another test."""
@@ -176,28 +175,24 @@ class _Search:
             seekers += [node for node in wanted if len(self.met[node]) < bars.MOST_PARTNERS]
         return seekers, again
 
-    def _to_pass(self) -> list[int]:
-        """The nodes that ought to pass together: without those of bad leaves, and one end of each bad pair."""
+    def _rest(self) -> list[Group]:
+        """All but those who are blamed, nodes of bad leaves, and one end of each bad pair: whether they pass together.
+
+        Only where more than two nodes failed together, and too few of these have passed together.
+        """
         leaves = {fault.leaf for fault in self.settled.leaves}
         ends = {fault.nodes[0] for fault in self.settled.pairs}
-        return [node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves]
-
-    def _may_fail(self) -> bool:
-        """Whether more than two nodes failed together, and too few of those that should pass have passed together."""
-        wanted, larger = set(self._to_pass()), self.known.larger.items()
-        most = max((len(wanted.intersection(group)) for group, count in larger if not count.bad), default=0)
-        return any(count.bad for _, count in larger) and len(wanted) - most > len(self.settled.blamed)
-
-    def _rest(self) -> list[Group]:
-        """All but those who are blamed: whether they pass without them."""
-        rest = tuple(sorted(self._to_pass()))
-        wanted = len(rest) > 2 and not self.asked[rest] and not self.settled.open_groups and self._may_fail()
-        return [rest] if wanted else []
+        others = {node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves}
+        larger = self.known.larger.items()
+        most = max((len(others.intersection(group)) for group, count in larger if not count.bad), default=0)
+        may_fail = any(count.bad for _, count in larger) and len(others) - most > len(self.settled.blamed)
+        rest = tuple(sorted(others - self.used))
+        return [rest] if may_fail and len(rest) > 2 and not self.asked[rest] else []
 
     def _halved(self) -> list[Group]:
-        """What divides the smallest group that fails though its pairs pass."""
+        """What divides the smallest group that fails though its pairs pass; if there is none, all others at once."""
         if not self.settled.open_groups:
-            return []
+            return self._rest()
         group = self.settled.open_groups[0]
         is_trimmed = self._longest(group, group[::-1]) > (len(group) + 1) // 2
         halves = [] if is_trimmed else self._halves(group)
@@ -226,9 +221,9 @@ class _Search:
             return [group[1:] if self.asked[group[:-1]] else group[-((size + self._longest(group[::-1])) // 2) :]]
         if self.asked[group] < 2:
             return [group]
-        some = sorted(self.part)
-        other = next((each for each in (some[-size:], some[:size]) if tuple(each) != group), [])
-        return [tuple(other)] * (len(other) == size and not self.asked[tuple(other)])
+        some = tuple(sorted(self.part))
+        other = some[-size:] if some[-size:] != group else some[:size]
+        return [other] * (not self.asked[other])
 
     def _longest(self, *orders: Group) -> int:
         """How many nodes at the beginning of one of these orders passed together; at least half of them do."""
