@@ -66,11 +66,9 @@ class _Search:
         self.used = set[int]()  # nodes that have a part in this round
         #: How often each group was tested, and with whom each node was, also where nothing followed from it.
         self.asked = Counter(tuple(sorted(test.nodes)) for test in tests)
-        self.met = defaultdict[int, set[int]](set)
-        for group in self.asked:
-            if len(group) == 2:
-                self.met[group[0]].add(group[1])
-                self.met[group[1]].add(group[0])
+        pairs = (group for group in self.asked if len(group) == 2)
+        ends = ((one, other) for pair in pairs for one, other in (pair, pair[::-1]))
+        self.met = defaultdict(list, grouped(ends))
         once = (group for group, times in self.asked.items() if times == len(group) == 1 and group in self.known.groups)
         self.alone = [group for group in once if self.known.count(group).bad]  # once more: it may have been chance
         aside = self.settled.blamed | {node for group in self.alone for node in group}
