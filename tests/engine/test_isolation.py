@@ -10,7 +10,7 @@ import pytest
 from ddp_doctor.engine.isolation.search import next_round
 from ddp_doctor.facts.collectives import GroupTest
 from ddp_doctor.views.isolation import settle
-from tests.simulated_isolation import KINDS, Cluster, runs
+from tests.simulated_isolation import KINDS, Cluster, judged, runs
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
@@ -59,6 +59,13 @@ def test_a_node_that_hangs_costs_no_more_rounds_than_halving_would(nodes):
     cluster.run()
 
     assert cluster.rounds == 5
+
+
+def test_slow_nodes_are_named_where_half_of_the_tests_of_a_round_are_of_them():
+    cluster = BY_NAME["several, mixed"].plant(16, random.Random("several, mixed 16 46"))
+    assert cluster.bad == dict.fromkeys((0, 2, 4, 12), "slow")
+
+    assert judged(cluster).right
 
 
 def test_first_every_node_is_tested_alone():

@@ -7,7 +7,7 @@ once, so that a hundred bad nodes are found in as many rounds as one.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from math import log2
 
@@ -35,35 +35,22 @@ def next_round(
     """
     if not tests:
         return tuple((node,) for node in sorted(nodes))
-    if again := _again(tests, repeat):
-        return tuple(again)
+    if again := tuple(_again(tests, repeat)):
+        return again
     rounds = 1 + tests[-1].round
     if rounds > repeat * (8 + 8 * log2(len(nodes) + 1)):
         return ()  # whatever is open, more of the same will not settle it
     return tuple(_Search(tests, nodes, leaf_of, repeat).groups())
 
 
-def _again(tests: Sequence[GroupTest], repeat: int) -> list[Group]:
+def _again(tests: Sequence[GroupTest], repeat: int) -> Iterator[Group]:
     """The groups of the last round that are to be tested more often."""
-    if repeat == 1:
-        return []
-    rounds = grouped((test.round, test) for test in tests)
-    last, *before = (
-        {test.nodes: test.outcome in FAILED for test in rounds[number]} for number in sorted(rounds, reverse=True)
-    )
-    in_a_row = {group: [is_bad] for group, is_bad in last.items()}
-    for earlier in before:
-        running = [group for group, found in in_a_row.items() if group in earlier and len(found) < repeat]
-        if not running:
-            break
-        for group in running:
-            in_a_row[group].append(earlier[group])
-    lost = {node for test in tests for node in test.lost_nodes}
-    return [
-        group
-        for group, found in in_a_row.items()
-        if len(found) < repeat and not (len(found) >= _ALWAYS and all(found)) and lost.isdisjoint(group)
-    ]
+    last, lost = tests[-1].round, {node for test in tests for node in test.lost_nodes}
+    for group, its in grouped((test.nodes, test) for test in tests).items():
+        in_a_row = [test.outcome in FAILED for ago, test in enumerate(reversed(its)) if test.round == last - ago]
+        fails_always = len(in_a_row) >= _ALWAYS and all(in_a_row)
+        if len(in_a_row) % repeat and not fails_always and lost.isdisjoint(group):
+            yield group
 
 
 class _Search:
@@ -79,11 +66,9 @@ class _Search:
         self.used = set[int]()  # nodes that have a part in this round
         #: How often each group was tested, and with whom each node was, also where nothing followed from it.
         self.asked = Counter(tuple(sorted(test.nodes)) for test in tests)
-        self.met = defaultdict[int, set[int]](set)
-        for group in self.asked:
-            if len(group) == 2:
-                self.met[group[0]].add(group[1])
-                self.met[group[1]].add(group[0])
+        pairs = (group for group in self.asked if len(group) == 2)
+        ends = ((one, other) for pair in pairs for one, other in (pair, pair[::-1]))
+        self.met = defaultdict(list, grouped(ends))
         once = (group for group, times in self.asked.items() if times == len(group) == 1 and group in self.known.groups)
         self.alone = [group for group in once if self.known.count(group).bad]  # once more: it may have been chance
         aside = self.settled.blamed | {node for group in self.alone for node in group}
@@ -95,7 +80,7 @@ class _Search:
         whole = tuple(sorted(self.part))
         if not any(len(test.nodes) > 1 and test.outcome != "lost" for test in self.known.all):
             return self.alone + [whole] * (len(whole) > 1 and not self.asked[whole])
-        return self.alone + (self._in_pairs() or self._of_suspects() or self._rest() or self._halved())
+        return self.alone + (self._in_pairs() or self._of_suspects() or self._halved())
 
     def _in_pairs(self) -> list[Group]:
         """Every node with a neighbour on its leaf, and then once more with another partner."""
@@ -105,10 +90,7 @@ class _Search:
         if len(self.part) < 2 or (len(fresh) < 3 and not lonely):
             return []
         if len(lonely) > len(self.part) // 2:
-            of_leaf = grouped((self.leaf_of.get(node), node) for node in self.part)
-            odd = [members.pop() for members in of_leaf.values() if len(members) % 2]
-            in_order = [node for members in of_leaf.values() for node in members] + odd
-            return [_pair(*two) for two in zip(in_order[::2], in_order[1::2], strict=False)]
+            return [_pair(*two) for two in zip(self.part[::2], self.part[1::2], strict=False)]
         bad = [node for node in self.part if self.known.bad.get(node)]
         found = self._matched([*lonely, *bad], self._good(bad))
         free = [node for node in self.part if node not in self.used]
@@ -165,8 +147,7 @@ class _Search:
         if len(slow) > _FEW_SLOW or any(not self.known.good.get(node) for pair in slow for node in pair):
             passed = (pair for pair, count in self.known.pairs.items() if not count.bad)
             return found + self._unless_used(passed)  # with which their rates are compared
-        rest = tuple(sorted(node for node in self._to_pass() if node not in self.used))
-        return found + ([rest] if len(rest) > 2 and not self.asked[rest] and self._may_fail() else [])
+        return found + self._rest()
 
     def _suspects(self) -> tuple[list[int], list[Group]]:
         """The nodes that need another partner, and the pairs that need another test."""
@@ -192,39 +173,28 @@ class _Search:
             seekers += [node for node in wanted if len(self.met[node]) < bars.MOST_PARTNERS]
         return seekers, again
 
-    def _to_pass(self) -> list[int]:
-        """The nodes that ought to pass together: without those of bad leaves, and one end of each bad pair."""
+    def _rest(self) -> list[Group]:
+        """All but those who are blamed, nodes of bad leaves, and one end of each bad pair: whether they pass together.
+
+        Only where more than two nodes failed together, and too few of these have passed together.
+        """
         leaves = {fault.leaf for fault in self.settled.leaves}
         ends = {fault.nodes[0] for fault in self.settled.pairs}
-        return [node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves]
-
-    def _may_fail(self) -> bool:
-        """Whether more than two nodes failed together, and too few of those that should pass have passed together."""
-        wanted, larger = set(self._to_pass()), self.known.larger.items()
-        most = max((len(wanted.intersection(group)) for group, count in larger if not count.bad), default=0)
-        return any(count.bad for _, count in larger) and len(wanted) - most > len(self.settled.blamed)
-
-    def _rest(self) -> list[Group]:
-        """All but those who are blamed: whether they pass without them."""
-        rest = tuple(sorted(self._to_pass()))
-        wanted = len(rest) > 2 and not self.asked[rest] and not self.settled.open_groups and self._may_fail()
-        return [rest] if wanted else []
+        others = {node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves}
+        larger = self.known.larger.items()
+        most = max((len(others.intersection(group)) for group, count in larger if not count.bad), default=0)
+        may_fail = any(count.bad for _, count in larger) and len(others) - most > len(self.settled.blamed)
+        rest = tuple(sorted(others - self.used))
+        return [rest] if may_fail and len(rest) > 2 and not self.asked[rest] else []
 
     def _halved(self) -> list[Group]:
-        """What divides the groups that fail though their pairs pass; several of them at once."""
-        found = []
-        for group in self.settled.open_groups:
-            base = self._base_of(group)
-            found += (self._halves(group) if base == group else []) or list(self._shorter(base))[:1]
-        return self._unless_used(found)
-
-    def _base_of(self, group: Group) -> Group:
-        """The group of which this one is a part that was found by its length; itself where there is none."""
-        for bigger, count in reversed(self.known.larger.items()):
-            is_longer = len(group) < len(bigger) < 2 * len(group)
-            if is_longer and count.bad and set(group) <= set(bigger) and all(map(self._passes, _parts(bigger))):
-                return bigger
-        return group
+        """What divides the smallest group that fails though its pairs pass; if there is none, all others at once."""
+        if not self.settled.open_groups:
+            return self._rest()
+        group = self.settled.open_groups[0]
+        is_trimmed = self._longest(group, group[::-1]) > (len(group) + 1) // 2
+        halves = [] if is_trimmed else self._halves(group)
+        return self._unless_used(halves or self._shorter(group))
 
     def _halves(self, group: Group) -> list[Group]:
         """Its halves, then what has a half of each; those that neither were tested nor pass within others."""
@@ -239,32 +209,25 @@ class _Search:
             return True
         return any(not count.bad and members.issubset(each) for each, count in known.larger.items())
 
-    def _shorter(self, group: Group) -> Iterator[Group]:
-        """What is to be tested for the shortest piece of ``group`` that fails, no pieces of half its length do: first
-        where it ends, then where it begins, then that piece once more, and another one of its length."""
-        fails, passes = self._lengths(group, lambda length: group[:length], len(group))
-        if fails - passes > 1:
-            yield group[: (fails + passes) // 2]
-            return
-        front = group[:fails]
-        fails, passes = self._lengths(group, lambda length: front[-length:], len(front))
-        if fails - passes > 1:  # mostly it is the length that counts, and one less passes
-            yield front[1:] if fails == len(front) and not self.asked[front[1:]] else front[-((fails + passes) // 2) :]
-            return
-        piece = front[-fails:]
-        other = group[-fails:] if group[-fails:] != piece else group[:fails]
-        yield from [piece] * (self.asked[piece] < 2) + [other] * (not self.asked[other])
+    def _shorter(self, group: Group) -> list[Group]:
+        """What is to be tested for the shortest piece of ``group`` that fails, no halves of which do: first where it
+        ends, then where it begins, then that piece once more, and another group of its length."""
+        size = len(group)
+        if not self._passes(group[:-1]):
+            return [group[: (size + self._longest(group)) // 2]]
+        if not self._passes(group[1:]):  # mostly it is the length that counts, and one less passes
+            return [group[1:] if self.asked[group[:-1]] else group[-((size + self._longest(group[::-1])) // 2) :]]
+        if self.asked[group] < 2:
+            return [group]
+        some = tuple(sorted(self.part))
+        other = some[-size:] if some[-size:] != group else some[:size]
+        return [other] * (not self.asked[other])
 
-    def _lengths(self, group: Group, piece: Callable[[int], Group], longest: int) -> tuple[int, int]:
-        """The lengths of the shortest piece that fails and of the longest one that passes."""
-        fails, passes = longest, len(group) // 2
-        for each in self.known.groups:
-            if 1 < len(each) < longest and piece(len(each)) == each:
-                if self.known.count(each).bad:
-                    fails = min(fails, len(each))
-                else:
-                    passes = max(passes, len(each))
-        return fails, min(passes, fails - 1)
+    def _longest(self, *orders: Group) -> int:
+        """How many nodes at the beginning of one of these orders passed together; at least half of them do."""
+        passed = [set(each) for each, count in self.known.larger.items() if not count.bad]
+        fit = (len(each) for each in passed for order in orders if each == {*order[: len(each)]})
+        return max([len(orders[0]) // 2, *fit])
 
 
 def _parts(group: Group) -> list[Group]:
