@@ -15,6 +15,8 @@ from ddp_doctor.views.isolation import Fault, in_common, isolated
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, Who, likely, proved
 from ddp_doctor.wording.nodes import hosts, node_culprit
 
+_NETWORK = "network: interface, cable, switch port, driver, firewall"
+
 
 @rule("DD632", "node-fails-alone", Severity.ERROR, IsolationFact, explained_by=("DD540",))
 def node_fails_alone(recording: Recording) -> Iterator[Draft]:
@@ -71,7 +73,7 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
             else f"{{who}} {verb(how, count)} now and then, with {partners} other nodes, which pass without {without}"
             + (f": {counted(how, some[0].failed, some[0].tests)}" if count == 1 else ""),
             _evidence(recording, some),
-            _leave_out(recording, some, "network: interface, cable, switch port, driver, firewall"),
+            _leave_out(recording, some, "memory, GPUs and network interface" if how == "wrong" else _NETWORK),
             detail=_shared(recording, some),
         )
 
