@@ -229,8 +229,11 @@ def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
     )
     for is_asked, typed, check, fact in asked:
         why = _why(by_id.get(check)) if fact is None else fact.stopped
-        if fact is not None and all(test.outcome == "unknown" for test in fact.tests):
-            why = why or next((test.reason for test in fact.tests if test.reason), "nothing was tested")
+        # That smaller groups pass says nothing of the largest one.
+        largest = max((test.nodes for test in fact.tests), key=len, default=()) if fact is not None else ()
+        of_most = [test for test in fact.tests if test.nodes == largest] if fact is not None else []
+        if fact is not None and all(test.outcome == "unknown" for test in of_most):
+            why = why or next((test.reason for test in of_most if test.reason), "nothing was tested")
         if is_asked and why:
             yield NotAsAsked(typed, check, why)
 

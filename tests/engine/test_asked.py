@@ -70,6 +70,7 @@ UNTRIED = StepTimeFact(
 )
 PASSED = GroupTest(round=0, nodes=(0,), outcome="passed")
 UNKNOWN = GroupTest(round=0, nodes=(0,), outcome="unknown", reason="node1 handed nothing in")
+UNKNOWN_WHOLE = GroupTest(round=1, nodes=(0, 1), outcome="unknown", reason="the doctor was starved of processor time")
 NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
 BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
 PREFIX = "Unsure: what was asked for was not run: "
@@ -115,6 +116,8 @@ PREFIX = "Unsure: what was asked for was not run: "
          "--isolate (time was short)"),
         ({"isolate": True}, [read("isolation", IsolationFact(tests=(UNKNOWN,)))], [],
          "--isolate (node1 handed nothing in)"),
+        ({"isolate": True}, [read("isolation", IsolationFact(tests=(PASSED, UNKNOWN_WHOLE)))], [],
+         "--isolate (the doctor was starved of processor time)"),
         ({"nnodes": 2}, [], [], "--nnodes 2 (nothing was read on node rank 1)"),
     ],
 )  # fmt: skip

@@ -118,3 +118,11 @@ def test_few_nodes_are_enough_to_find_one_fault(nodes, name):
     found = list(runs(BY_NAME[name], nodes, 2))
 
     assert [(each.right, each.wrong) for each in found] == [(True, 0), (True, 0)]
+
+
+def test_a_test_of_the_whole_that_tells_nothing_is_tried_again():
+    nodes = tuple(range(4))
+    tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in nodes]
+
+    assert next_round(tests, nodes, {}) == (nodes,)
+    assert next_round([*tests, GroupTest(round=1, nodes=nodes, outcome="unknown")], nodes, {}) == (nodes,)

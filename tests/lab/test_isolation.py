@@ -10,8 +10,8 @@ from tests.lab.isolation_run import ROWS, run_row
 
 pytestmark = pytest.mark.lab
 
-#: A slow one, two that fail each in its own way, two that are healthy but for each other, one that dies, and none.
-THESE = ("healthy", "slow-nic", "two-at-once", "bad-pair", "killed")
+#: A slow one, two that fail each in its own way, one that dies, and none.
+THESE = ("healthy", "slow-nic", "two-at-once", "killed")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.id in THESE], ids=lambda row: row.id)

@@ -23,6 +23,8 @@ _WINDOW = 16
 _ALWAYS = 3
 #: Slow pairs that may be tested again without others beside them.
 _FEW_SLOW = 3
+#: A test from which nothing follows is tried so often again: its machine may have been busy.
+_TRIED_AGAIN = 2
 
 
 def next_round(
@@ -64,8 +66,10 @@ class _Search:
         self.leaf_of = leaf_of
         self.repeat = repeat
         self.used = set[int]()  # nodes that have a part in this round
-        #: How often each group was tested, and with whom each node was, also where nothing followed from it.
+        #: How often each group was tested, and with whom each node was; where nothing followed it is tried twice more.
+        untold = Counter(tuple(sorted(test.nodes)) for test in tests if test.outcome == "unknown")
         self.asked = Counter(tuple(sorted(test.nodes)) for test in tests)
+        self.asked -= Counter({group: min(times, _TRIED_AGAIN) for group, times in untold.items()})
         pairs = (group for group in self.asked if len(group) == 2)
         ends = ((one, other) for pair in pairs for one, other in (pair, pair[::-1]))
         self.met = defaultdict(list, grouped(ends))
@@ -78,8 +82,10 @@ class _Search:
     def groups(self) -> list[Group]:
         """The groups of the next round."""
         whole = tuple(sorted(self.part))
-        if not any(len(test.nodes) > 1 and test.outcome != "lost" for test in self.known.all):
-            return self.alone + [whole] * (len(whole) > 1 and not self.asked[whole])
+        if len(whole) < 2:
+            return self.alone
+        if not self.asked[whole] and not any(len(group) > 1 for group in self.known.groups):
+            return [*self.alone, whole]
         return self.alone + (self._in_pairs() or self._of_suspects() or self._halved())
 
     def _in_pairs(self) -> list[Group]:
