@@ -83,7 +83,7 @@ class _Search:
         """The groups of the next round."""
         whole = tuple(sorted(self.part))
         if len(whole) < 2:
-            return self.alone
+            return [*self.alone]
         if not self.asked[whole] and not any(len(group) > 1 for group in self.known.groups):
             return [*self.alone, whole]
         return self.alone + (self._in_pairs() or self._of_suspects() or self._halved())
