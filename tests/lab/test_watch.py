@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ddp_doctor.watch.pace import Look
+from ddp_doctor.watch.step_counts import Gloo
 from tests.lab.processes import PATIENCE_S
 
 pytestmark = pytest.mark.lab
@@ -46,40 +50,38 @@ def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_as
     assert (tmp_path / "ddp-doctor" / "runs").is_dir()
 
 
-SLOWING = """
-import sys, time
+WAITING = """
+import os, time
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
-rank, begun, done = dist.get_rank(), time.monotonic(), torch.zeros(1)
-while not done.item():
-    at_s = time.monotonic() - begun
-    time.sleep(3 if at_s > 90 and (rank == 1 or sys.argv[1] == "all") else 0.5)
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(10_000))
+with open(f"rank{rank}.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(f"rank{rank}.new", f"rank{rank}")
+while True:
+    time.sleep(1 if rank == 1 else 0)
     dist.all_reduce(torch.ones(10_000))
-    done[0] = at_s > 220
-    dist.broadcast(done, 0)
-dist.destroy_process_group()
 """
 
 
-def test_a_job_that_becomes_slower_is_told_with_the_one_rank_that_the_others_wait_for(tmp_path: Path):
-    (tmp_path / "train.py").write_text(SLOWING)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
-    watch = (sys.executable, "-m", "ddp_doctor", "watch", "--")
-    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    jobs = [
-        subprocess.Popen(
-            (*watch, *torchrun, "--nproc-per-node=3", "train.py", who),
-            cwd=tmp_path,
-            env=env,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for who in ("rank 1", "all")
-    ]
-    said = [job.communicate(timeout=2 * PATIENCE_S + 220)[1] for job in jobs]
+def test_looks_at_a_job_tell_that_it_gets_on_and_for_which_rank_the_others_wait(tmp_path: Path):
+    (tmp_path / "train.py").write_text(WAITING)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "train.py")
+    job = subprocess.Popen(torchrun, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    looks: list[Look] = []
+    try:
+        ends_s, files = time.monotonic() + PATIENCE_S, [tmp_path / f"rank{rank}" for rank in range(3)]
+        while not all(file.exists() for file in files) and time.monotonic() < ends_s:
+            time.sleep(0.2)
+        gloo = Gloo()
+        gloo.search(int(file.read_text()) for file in files)
+        while sum(look.waits for look in looks) < 20 and time.monotonic() < ends_s:
+            looks.append(gloo.look(time.monotonic()))
+            time.sleep(0.3)
+    finally:
+        job.terminate()
+        job.wait(PATIENCE_S)
 
-    assert [job.returncode for job in jobs] == [0, 0]
-    told = [[line for line in text.splitlines() if " became slower at " in line] for text in said]
-    assert [len(lines) for lines in told] == [1, 1]
-    assert "; rank 1 came last in " in told[0][0]
-    assert "rank" not in told[1][0].partition("by what gloo sends between its ranks")[2]
+    assert looks[-1].total > looks[0].total
+    assert Counter(look.last for look in looks if look.waits).most_common(1)[0][0] == 1
