@@ -180,8 +180,8 @@ def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Ma
         if len(group) == 1 and known.count(group).bad > 1 and group[0] not in known.lost
     ]
     aside = {fault.nodes[0] for fault in (*lost, *alone)}
-    failing = [known, Tests(known.all, is_timed=False)] if leaf_of else []  # which hosts are slow may be noise
-    leaves = [*{leaf.leaf: leaf for each in failing for leaf in _leaves(each, leaf_of, aside)}.values()]
+    views = (known, Tests(known.all, is_timed=False))  # which hosts are slow may be noise
+    leaves = [*{leaf.leaf: leaf for each in views for leaf in _leaves(each, leaf_of, aside)}.values()]
     names = {fault.leaf for fault in leaves}
     together = list(_with_others(known, count, lambda one, other: _crosses(leaf_of, names, (one, other)), aside))
     blamed = aside | {fault.nodes[0] for fault in together}
@@ -191,9 +191,12 @@ def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Ma
         if known.count(group).bad and blamed.isdisjoint(group) and not _crosses(leaf_of, names, group)
     ]
     open_pairs = [group for group in left if len(group) == 2]
-    often = Counter(node for pair in open_pairs for node in pair)
-    pairs = [known.fault(pair, [pair]) for pair in open_pairs if _is_bad_pair(known, pair, often)]
-    named = {fault.nodes for fault in pairs}
+    named = set[Group]()
+    for each in views:
+        bad = [pair for pair in open_pairs if each.pairs[pair].bad]
+        often = Counter(node for pair in bad for node in pair)
+        named |= {pair for pair in bad if _is_bad_pair(each, pair, often)}
+    pairs = [known.fault(pair, [pair]) for pair in open_pairs if pair in named]
     groups = _smallest(left)
     open_pairs = [pair for pair in open_pairs if pair not in named]
     smallest = _smallest_fault(known, groups)

@@ -126,3 +126,16 @@ def test_a_test_of_the_whole_that_tells_nothing_is_tried_again():
 
     assert next_round(tests, nodes, {}) == (nodes,)
     assert next_round([*tests, GroupTest(round=1, nodes=nodes, outcome="unknown")], nodes, {}) == (nodes,)
+
+
+def test_a_pair_that_hangs_is_named_though_one_end_is_slow_with_another_by_chance():
+    def of(*nodes: int, rate: float | None = 100.0) -> GroupTest:
+        return GroupTest(round=1, nodes=nodes, outcome="passed" if rate else "hung", bytes_per_s=rate)
+
+    passed = [of(*nodes) for nodes in ((0, 2), (2, 3), (2, 6), (3, 5), (4, 5), (1, 3), (0, 1), (6, 7))]
+    tests = [*passed, *[of(1, 5, rate=60.0)] * 2, *[of(2, 5, rate=None)] * 5]
+
+    settled = settle(tests, range(8), {})
+
+    assert [fault.nodes for fault in settled.pairs] == [(2, 5)]
+    assert settled.nodes == ()
