@@ -50,7 +50,8 @@ MENDED = (
     pytest.param(("link-down:node0", "link-down:node1"), SECOND, "DD521", "passes", id="links down"),
     pytest.param(BLOCKED_ON_ETH0, FIRST, "DD531", "passes", id="ports blocked on the first"),
     pytest.param(("mtu-black-hole:node1",), FIRST, "DD532", "B/s", id="swallows large packets"),
-    pytest.param(("loss:node1:10",), FIRST, "DD536", "B/s", id="loses packets", marks=pytest.mark.serial),
+    # Of ten in a hundred the nodes themselves may hear nothing of each other for too long.
+    pytest.param(("loss:node1:5",), FIRST, "DD536", "B/s", id="loses packets", marks=pytest.mark.serial),
 )
 
 

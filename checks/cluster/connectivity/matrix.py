@@ -32,6 +32,11 @@ class Loss:
         """Losses per round trip."""
         return self.retransmits / self.round_trips
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether so many are no chance."""
+        return self.retransmits >= path_quality.LOST_PACKETS and self.share >= path_quality.LOST_SHARE
+
 
 class Matrix:
     """All that the nodes saw of each other."""
@@ -118,11 +123,7 @@ class Matrix:
     def lossy(self) -> Blame:
         """Where packets get lost; a pair with few round trips or few losses is neither good nor bad."""
         losses = self.losses
-        bad = {
-            pair
-            for pair, loss in losses.items()
-            if loss.retransmits >= path_quality.LOST_PACKETS and loss.share >= path_quality.LOST_SHARE
-        }
+        bad = {pair for pair, loss in losses.items() if loss.is_bad}
         good = {
             pair
             for pair, loss in losses.items()

@@ -5,7 +5,7 @@ from statistics import median
 
 from ddp_doctor.checks.cluster.connectivity import wording
 from ddp_doctor.checks.cluster.connectivity.matrix import PATHS_SHOWN, Loss, Matrix, is_slow_answer, usual_answer
-from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, detour, take, way_out, ways
+from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, MOVE_MUCH, Way, detour, take, way_out, ways
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.network import path_quality
@@ -156,8 +156,7 @@ def path_loses_packets(recording: Recording) -> Iterator[Draft]:
 
 def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draft:
     lost, trips = (sum(getattr(loss, name) for loss in losses.values()) for name in ("retransmits", "round_trips"))
-    # None where a small message had to be sent again, or nobody counted.
-    around = detour(recording, lambda way: all(peer.retransmits == 0 for peer in way.seen.values()))
+    around = detour(recording, _loses_little)
     delay_s = lost / trips * path_quality.RETRANSMIT_S
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
@@ -179,8 +178,15 @@ def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draf
         detail=f"Each was one small packet on a path that ddp-doctor left idle otherwise. A loss stops a"
         f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
-        reproduced_by=MOVE if around else None,
+        reproduced_by=MOVE_MUCH if around else None,
     )
+
+
+def _loses_little(way: Way) -> bool:
+    """Whether that network, where the kernel counts losses, has no more of them than chance: a trial shows the rest."""
+    lost = [peer.retransmits for peer in way.seen.values() if peer.retransmits is not None]
+    trips = sum(peer.round_trips for peer in way.seen.values())
+    return len(lost) == len(way.seen) and not (trips and Loss(sum(lost), trips, 0.0).is_bad)
 
 
 @rule("DD532", "path-swallows-large-packets", Severity.ERROR, ConnectivityFact)
