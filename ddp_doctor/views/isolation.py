@@ -111,7 +111,8 @@ class Tests:
     @cached_property
     def slow(self) -> dict[Group, float]:
         """The pairs that are slow at their best, and their share of the median: one far off by chance is none of them
-        once it was tested again. Each rate is held against those of its round."""
+        once it was tested again, and none is slower than usual by less than healthy ones are in one of two tests. Each
+        rate is held against those of its round."""
         rated = [
             (group, test.round, test.bytes_per_s)
             for group, tests in self.groups.items()
@@ -124,7 +125,8 @@ class Tests:
             for number, rates in grouped((number, rate) for _, number, rate in rated).items()
         }
         shares = [(group, rate / of_round[number]) for group, number, rate in rated]
-        best = {group: max(some) for group, some in grouped(shares).items()}
+        of_group = grouped(shares)
+        best = {group: max(some) for group, some in of_group.items()}
         of_node = grouped((node, share) for group, share in best.items() for node in group)
         # Of few nodes half of all pairs may have the slow one, but half of the nodes have not.
         middle = median(map(max, of_node.values())) if rated else 0.0
@@ -132,7 +134,9 @@ class Tests:
         usual = median(healthy) if healthy else 0.0
         # Of factors: no rate is below zero.
         spread = SIGMA * median(abs(log(share / usual)) for share in healthy) if healthy else 0.0
-        limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread))
+        # Of those that were well at first: the others were tested again because they were slow.
+        again = [min(some) / max(some) for some in of_group.values() if len(some) > 1 and 2 * some[0] > middle]
+        limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread), median(again) if again else 1.0)
         return {group: share / usual for group, share in best.items() if share < limit}
 
     def count(self, group: Group) -> Count:

@@ -139,3 +139,15 @@ def test_a_pair_that_hangs_is_named_though_one_end_is_slow_with_another_by_chanc
 
     assert [fault.nodes for fault in settled.pairs] == [(2, 5)]
     assert settled.nodes == ()
+
+
+def test_nobody_is_slow_by_less_than_a_healthy_pair_is_from_one_test_to_the_next():
+    """Of eight hosts with eight ranks each on two cores, as seen; node 4 was named before."""
+    rates = {(0, 1): 46.0, (2, 3): 51.6, (4, 6): 15.4, (2, 7): 47.4, (3, 4): 25.9, (0, 6): 44.4, (2, 4): 26.1}
+    tests = [
+        GroupTest(round=2 + index // 3, nodes=pair, outcome="passed", bytes_per_s=rate * 1e6)
+        for index, (pair, rate) in enumerate([*rates.items(), ((0, 1), 18.0)])
+    ]
+
+    assert [fault.nodes for fault in settle(tests[:-1], range(8), {}).nodes] == [(4,)]
+    assert settle(tests, range(8), {}).nodes == ()
