@@ -30,6 +30,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     proof,
     remedy,
     setting,
+    sick_gpu,
+    sick_host,
     victim,
 )
 
@@ -70,11 +72,9 @@ SIGNS = {
 }
 
 CAUSES = {
-    "DDJ110": JobCause(
+    "DDJ110": sick_gpu(
         name="nvlink-error",
         title="An NVLink failed on {who}[, GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="A fatal NVLink error of a GPU or NVSwitch in the kernel log (Xid 74, 136, 144 to 150, 155, SXid),"
         " CUDA's error for it, or NVLinks between two GPUs over which the driver allows no P2P.",
         why="Transfers between the GPUs of the node stop or are lost. Other GPUs of the node report Xid 45 or CUDA"
@@ -96,11 +96,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ111": JobCause(
+    "DDJ111": sick_gpu(
         name="gpu-ecc-error",
         title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it; as a"
         " hint, Xid 63: a row is to be remapped.",
         why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
@@ -119,11 +117,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ112": JobCause(
+    "DDJ112": sick_gpu(
         name="gpu-off-bus",
         title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="The driver no longer reaches a GPU: Xid 79, its own message, or NVML's error that the GPU is lost.",
         why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
         " old firmware are the usual reasons; a program is not.",
@@ -153,11 +149,9 @@ CAUSES = {
             "gpu-is-lost": proof("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost"),
         },
     ),
-    "DDJ113": JobCause(
+    "DDJ113": sick_gpu(
         name="gsp-timeout",
         title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="Xid 119 or 120: the driver waited in vain for the GPU's system processor, or that failed.",
         why="Each call to the GPU hangs or fails until it is reset. Firmware of some drivers does this; where"
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
@@ -183,11 +177,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ114": JobCause(
+    "DDJ114": sick_host(
         name="fabric-manager-down",
         title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
-        domain="host",
-        restart="on other nodes",
         finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
         why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
         " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
@@ -211,11 +203,9 @@ CAUSES = {
             "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         },
     ),
-    "DDJ115": JobCause(
+    "DDJ115": sick_gpu(
         name="fabric-manager-restarted",
         title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
-        domain="gpu",
-        restart="on other nodes",
         finds="NCCL fails to bind multicast memory of the NVSwitches.",
         why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
         " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
@@ -299,11 +289,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ124": JobCause(
+    "DDJ124": sick_gpu(
         name="gpu-fault",
         title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
-        domain="gpu",
-        restart="on other nodes",
         finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
         " a hint, any that is not known; a GPU that the driver cannot start.",
         why="The programs that use the GPU hang or end.",
@@ -320,11 +308,9 @@ CAUSES = {
             "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
         },
     ),
-    "DDJ137": JobCause(
+    "DDJ137": sick_host(
         name="imex-not-working",
         title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
-        domain="host",
-        restart="on other nodes",
         finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
         why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
         " device.",

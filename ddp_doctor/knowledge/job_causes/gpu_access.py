@@ -12,8 +12,10 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     Page,
     Sign,
     Tier,
+    code_cause,
     context,
     hint,
+    host_cause,
     in_code,
     kernel_sign,
     nccl_context,
@@ -23,6 +25,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     proof,
     remedy,
     setting,
+    sick_gpu,
+    sick_host,
     watchdog_hint,
 )
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
@@ -144,11 +148,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ117": JobCause(
+    "DDJ117": host_cause(
         name="mig-unsupported",
         title="Ranks of this job use MIG slices of one GPU, which NCCL does not join",
-        domain="host",
-        restart="no",
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
@@ -166,11 +168,9 @@ CAUSES = {
             "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
         },
     ),
-    "DDJ118": JobCause(
+    "DDJ118": code_cause(
         name="duplicate-gpu",
         title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
-        domain="code",
-        restart="no",
         finds="NCCL finds two ranks of one node on the same GPU.",
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",
@@ -195,11 +195,9 @@ CAUSES = {
             "usage-refused": nccl_hint(*_REFUSED),
         },
     ),
-    "DDJ119": JobCause(
+    "DDJ119": sick_host(
         name="acs-p2p-fault",
         title="PCIe ACS or the IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
-        domain="host",
-        restart="on other nodes",
         finds="Faults of the IOMMU in the kernel log of a job with GPUs, local protection errors of RDMA"
         " transfers, or NCCL's own hint that ACS is on.",
         why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
@@ -231,11 +229,9 @@ CAUSES = {
             "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
         },
     ),
-    "DDJ120": JobCause(
+    "DDJ120": sick_host(
         name="iommu-p2p-hang",
         title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
-        domain="host",
-        restart="on other nodes",
         finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
         why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
@@ -255,11 +251,9 @@ CAUSES = {
         references=(_NCCL_GUIDE,),
         signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
-    "DDJ122": JobCause(
+    "DDJ122": sick_gpu(
         name="nvls-hang",
         title="{who} hangs while NVLink SHARP (NVLS) is set up",
-        domain="gpu",
-        restart="on other nodes",
         finds="The set-up of NVLS is the last that NCCL says of a communicator that does not come to be.",
         why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
         " plain P2P works.",
@@ -278,11 +272,9 @@ CAUSES = {
             "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
         },
     ),
-    "DDJ162": JobCause(
+    "DDJ162": code_cause(
         name="invalid-device-ordinal",
         title="{who} used a GPU by a number that it is not shown",
-        domain="code",
-        restart="no",
         finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"

@@ -1,6 +1,6 @@
 """Causes that the dumps of torch's flight recorder show: who waits for whom (engine/causes/wait_graph.py)."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, remedy
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, in_code, remedy
 
 CAUSES = {
     "DDJ195": JobCause(
@@ -23,12 +23,10 @@ CAUSES = {
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
-    "DDJ196": JobCause(
+    "DDJ196": code_cause(
         name="cross-group-deadlock",
         title="Ranks wait for each other in different process groups[, or {otherwise}]"
         "[: {odd} took them in another order]",
-        domain="code",
-        restart="no",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
         " dumps of torch's flight recorder.",
         why="A collective ends when all members of its group have entered it. Where ranks take two groups in different"

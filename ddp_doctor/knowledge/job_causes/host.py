@@ -1,9 +1,9 @@
 """Causes in the host or its container: memory, disk, limits."""
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
     Sign,
     hint,
+    host_cause,
     in_code,
     kernel_proof,
     nccl_hint,
@@ -15,11 +15,9 @@ from ddp_doctor.knowledge.job_causes.kinds import (
 )
 
 CAUSES = {
-    "DDJ106": JobCause(
+    "DDJ106": host_cause(
         name="host-oom-kill",
         title="Memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
-        domain="host",
-        restart="no",
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
@@ -70,11 +68,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ107": JobCause(
+    "DDJ107": host_cause(
         name="disk-full",
         title="The disk that {who} wrote to is full[: {path}]",
-        domain="host",
-        restart="no",
         finds="A write ends with “No space left on device”, or the user's quota is used up.",
         why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
         " stops and takes the job with it.",
@@ -100,11 +96,9 @@ CAUSES = {
             "no-temporary-directory": hint("No usable temporary directory found in"),
         },
     ),
-    "DDJ108": JobCause(
+    "DDJ108": host_cause(
         name="too-many-open-files",
         title="Too many open files on {who}: the limit (ulimit -n) is too low",
-        domain="host",
-        restart="no",
         finds="A call ends with “Too many open files”.",
         why="Sockets to peers, shared tensors of DataLoader workers and files of a dataset all count; many hosts allow"
         " 1024 a process.",
@@ -122,11 +116,9 @@ CAUSES = {
         found_by=("DD223",),
         signs={"too-many-files": proof(("Too many open files", "received 0 items of ancdata"))},
     ),
-    "DDJ109": JobCause(
+    "DDJ109": host_cause(
         name="host-out-of-memory",
         title="Not enough host memory on {who}[, at {raised_at}][: {bytes} bytes were asked for]",
-        domain="host",
-        restart="no",
         finds="An allocation of host memory failed in the rank itself.",
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
         " promises more than it has, it kills the process later instead.",
@@ -147,11 +139,9 @@ CAUSES = {
             "bad-alloc": Sign("std::bad_alloc"),
         },
     ),
-    "DDJ150": JobCause(
+    "DDJ150": host_cause(
         name="memlock-limit",
         title="{who} may lock too little memory for RDMA (ulimit -l)",
-        domain="host",
-        restart="no",
         finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
         why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
         " kB to 8 MB.",

@@ -147,3 +147,14 @@ class JobCause(NamedTuple):
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()
     code: str = ""  # its key in the table
+
+
+#: Causes by where the fault is, and whether the same job may be started again: "no" is that somebody has to mend
+#: something first.
+code_cause = partial(JobCause, domain="code", restart="no")
+host_cause = partial(JobCause, domain="host", restart="no")
+network_cause = partial(JobCause, domain="network", restart="no")
+sick_host = partial(JobCause, domain="host", restart="on other nodes")
+sick_gpu = partial(JobCause, domain="gpu", restart="on other nodes")
+sick_network = partial(JobCause, domain="network", restart="on other nodes")
+scheduler_cause = partial(JobCause, domain="scheduler", restart="on the same nodes")

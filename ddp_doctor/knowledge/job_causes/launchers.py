@@ -3,6 +3,7 @@
 from ddp_doctor.knowledge.job_causes.kinds import (
     JobCause,
     Sign,
+    code_cause,
     in_code,
     kernel_sign,
     launcher_hint,
@@ -10,19 +11,19 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     launcher_sign,
     nccl_hint,
     nccl_sign,
+    network_cause,
     on_node,
     proof,
     remedy,
+    scheduler_cause,
     setting,
     unset,
 )
 
 CAUSES = {
-    "DDJ180": JobCause(
+    "DDJ180": scheduler_cause(
         name="sighup-terminal",
         title="The terminal that torchrun was started from was closed, and the job ended with it",
-        domain="scheduler",
-        restart="on the same nodes",
         finds="torchrun got SIGHUP and handed it on to the ranks.",
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
@@ -44,11 +45,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ181": JobCause(
+    "DDJ181": code_cause(
         name="launch-env-missing",
         title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
-        domain="code",
-        restart="no",
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
@@ -186,11 +185,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ185": JobCause(
+    "DDJ185": network_cause(
         name="hostname-unresolvable",
         title="{who} could not resolve the name[ {name}]",
-        domain="network",
-        restart="no",
         finds="The name of the rendezvous' host, or the own one, has no address.",
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
@@ -219,11 +216,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ186": JobCause(
+    "DDJ186": network_cause(
         name="gloo-ifname-invalid",
         title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
-        domain="network",
-        restart="no",
         finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
         why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
         remedies=(
@@ -242,11 +237,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ187": JobCause(
+    "DDJ187": network_cause(
         name="gloo-loopback-hostname",
         title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
-        domain="network",
-        restart="no",
         finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
@@ -285,11 +278,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ192": JobCause(
+    "DDJ192": code_cause(
         name="script-arguments",
         title="A script refused its arguments[ ({script})]: {message}",
-        domain="code",
-        restart="no",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
         remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),

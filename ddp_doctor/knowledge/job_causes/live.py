@@ -1,6 +1,6 @@
 """What keeps a job that runs from getting on, beside the causes of hangs.py: seen by attach (engine/causes/live.py)."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, on_node, remedy
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, on_node, remedy, sick_host, sick_network
 
 _PROC = ("proc(5), /proc/PID/stat and /proc/PID/status",)
 _STACKS = ("py-spy 0.4, dump --nonblocking", "torch 2.13 torch/distributed/distributed_c10d.py")
@@ -44,11 +44,9 @@ CAUSES = {
         next_check="py-spy dump --pid of the worker; num_workers=0 in a short run",
         references=("torch 2.13 torch/utils/data/dataloader.py, _try_get_data",),
     ),
-    "DDJ304": JobCause(
+    "DDJ304": sick_host(
         name="rank-in-kernel",
         title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not answer",
-        domain="host",
-        restart="on other nodes",
         finds="A rank is in uninterruptible sleep (state D) in every look, and reads and writes nothing.",
         why="The kernel waits for a device or a file server. Not even SIGKILL ends the process before that answers.",
         remedies=(
@@ -61,11 +59,9 @@ CAUSES = {
         next_check="sudo cat /proc/PID/stack on its host",
         references=_PROC,
     ),
-    "DDJ305": JobCause(
+    "DDJ305": sick_network(
         name="data-not-acknowledged",
         title="What {who} sends to {peer} is not acknowledged, so the network loses it",
-        domain="network",
-        restart="on other nodes",
         finds="All ranks are in one collective, and a TCP connection of a rank sends the same data again and again.",
         why="Packets are dropped on the way: a firewall, a wrong MTU, a cable or a switch. The rank sends again at"
         " growing intervals, for a quarter of an hour, and nobody hears of it before the time-out.",

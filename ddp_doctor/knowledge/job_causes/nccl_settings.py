@@ -1,13 +1,11 @@
 """Causes in NCCL's settings: values that it refuses, and ranks whose settings or releases do not fit each other."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, nccl_proof, nccl_sign, remedy, unset
+from ddp_doctor.knowledge.job_causes.kinds import code_cause, host_cause, nccl_proof, nccl_sign, remedy, unset
 
 CAUSES = {
-    "DDJ157": JobCause(
+    "DDJ157": host_cause(
         name="nccl-settings-differ",
         title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
-        domain="host",
-        restart="no",
         finds="While NCCL's ranks make a communicator, one gets more from a peer than it has room for, or takes a"
         " peer's memory for that of another transport.",
         why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
@@ -32,11 +30,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ159": JobCause(
+    "DDJ159": code_cause(
         name="world-sizes-differ",
         title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
-        domain="code",
-        restart="no",
         finds="A rank begins NCCL's communicator with another number of ranks than the others, or with a number beyond"
         " them.",
         why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
@@ -60,11 +56,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ158": JobCause(
+    "DDJ158": host_cause(
         name="nccl-setting-refused",
         title="NCCL refuses the setting of {who}[: {setting}]",
-        domain="host",
-        restart="no",
         finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs; or"
         " NCCL_GRAPH_FILE names a file that is not there.",
         why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"

@@ -11,6 +11,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     on_node,
     proof,
     remedy,
+    sick_gpu,
 )
 
 _RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
@@ -55,11 +56,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ155": JobCause(
+    "DDJ155": sick_gpu(
         name="wrong-results",
         title="The results of nccl-tests are wrong: values out of bounds: {elements}",
-        domain="gpu",
-        restart="on other nodes",
         finds="A run of nccl-tests whose check of the results failed.",
         why="A GPU, a link, a driver or NCCL corrupts data without a message. Training on it is worth nothing.",
         remedies=(
@@ -77,11 +76,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ156": JobCause(
+    "DDJ156": sick_gpu(
         name="p2p-test-failed",
         title="P2P from the GPU of rank {rank} to that of rank {peer_rank} moves wrong data, or none[, over {path}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="A pair of GPUs between which NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS=1) failed.",
         why="They run before the job sends anything: the fault is of a GPU, the link, the driver or the settings of"
         " the system, and collectives hang or give wrong sums over it.",

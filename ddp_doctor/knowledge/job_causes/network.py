@@ -16,16 +16,19 @@ A refused connection is no firewall's: nobody listens there, because the peer ha
 """
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
     Sign,
     context,
+    host_cause,
     launcher_sign,
     nccl_hint,
     nccl_proof,
     nccl_sign,
+    network_cause,
     on_node,
     remedy,
     setting,
+    sick_host,
+    sick_network,
 )
 
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
@@ -64,11 +67,9 @@ SIGNS = {
 }
 
 CAUSES = {
-    "DDJ140": JobCause(
+    "DDJ140": sick_network(
         name="firewall-or-unreachable",
         title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
-        domain="network",
-        restart="on other nodes",
         finds="A connection between two nodes that times out or finds no route.",
         why="Ranks connect over ports that the kernel chooses. A firewall that opens the master's port alone, or a"
         " node in another network, lets the rendezvous succeed and NCCL fail.",
@@ -123,11 +124,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ141": JobCause(
+    "DDJ141": host_cause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",
-        domain="host",
-        restart="no",
         finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
         why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
         remedies=(
@@ -148,12 +147,10 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ142": JobCause(
+    "DDJ142": network_cause(
         name="socket-ifname-wrong",
         title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
         " machine on each node]",
-        domain="network",
-        restart="no",
         finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
         " loopback, of a container's bridge or of one link.",
         why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
@@ -190,11 +187,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ143": JobCause(
+    "DDJ143": host_cause(
         name="duplicate-hostname",
         title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
-        domain="host",
-        restart="no",
         finds="NCCL sees two ranks on one GPU, in a job with one rank on each node.",
         why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
         " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
@@ -210,11 +205,9 @@ CAUSES = {
         instead_of=("duplicate-gpu",),
         signs={"one-host-for-nccl": Sign("Duplicate GPU detected : rank", beside=("one-rank-a-node",))},
     ),
-    "DDJ134": JobCause(
+    "DDJ134": sick_host(
         name="net-plugin-load-failed",
         title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
-        domain="host",
-        restart="on other nodes",
         finds="A network plug-in of NCCL that is installed cannot be loaded or finds no device.",
         why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
         " plug-in.",
@@ -259,11 +252,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ135": JobCause(
+    "DDJ135": host_cause(
         name="net-plugin-version-mismatch",
         title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
-        domain="host",
-        restart="no",
         finds="NCCL finds a network plug-in whose interface it does not speak.",
         why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
         " the drivers that they support as well.",
@@ -279,11 +270,9 @@ CAUSES = {
             "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
         },
     ),
-    "DDJ136": JobCause(
+    "DDJ136": sick_host(
         name="net-transport-mismatch",
         title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
-        domain="host",
-        restart="on other nodes",
         finds="One end of a connection speaks another transport, or another kind of RDMA link, than the other.",
         why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
         " makes it fall back to TCP, while the others wait for RDMA.",

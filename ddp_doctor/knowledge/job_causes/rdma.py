@@ -15,14 +15,16 @@ the whole output tells.
 """
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
+    host_cause,
     kernel_sign,
     nccl_hint,
     nccl_proof,
     nccl_sign,
+    network_cause,
     on_node,
     remedy,
     setting,
+    sick_network,
     unset,
 )
 
@@ -69,11 +71,9 @@ _WITHOUT_NODE = remedy(
 SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
 
 CAUSES = {
-    "DDJ144": JobCause(
+    "DDJ144": sick_network(
         name="ib-unusable",
         title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
-        domain="network",
-        restart="on other nodes",
         finds="A call to set up RDMA fails on a device that NCCL found, for another reason than missing memory.",
         why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
         " container or a broken driver, ends the job when NCCL sets it up.",
@@ -111,11 +111,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ145": JobCause(
+    "DDJ145": sick_network(
         name="ib-fabric-fault",
         title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
-        domain="network",
-        restart="on other nodes",
         finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"
         " 12, 13).",
         why="A port, cable, switch or node on the way is broken; or the peer's process had died before. Where many"
@@ -145,11 +143,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ146": JobCause(
+    "DDJ146": sick_network(
         name="ib-link-flap",
         title="The link of an RDMA port of {who} went down[: {device}]",
-        domain="network",
-        restart="on other nodes",
         finds="NCCL or the kernel tells that a port went down, or that a device failed.",
         why="Transfers over the port run out of tries a few seconds later. Cable, optics or the switch port are"
         " the usual reasons.",
@@ -172,11 +168,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ147": JobCause(
+    "DDJ147": network_cause(
         name="ib-mtu-mismatch",
         title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
-        domain="network",
-        restart="no",
         finds="A transfer that the receiver refused as too long or invalid (status 1 or 9), or access errors of a"
         " queue.",
         why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
@@ -199,11 +193,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ148": JobCause(
+    "DDJ148": network_cause(
         name="ib-rail-unroutable",
         title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
-        domain="network",
-        restart="no",
         finds="Connecting two RDMA ports timed out.",
         why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
         " it finds that faster. A GID that is not routed looks alike.",
@@ -231,11 +223,9 @@ CAUSES = {
             "rail-hint": nccl_sign("NICs are not cross-rail connected"),
         },
     ),
-    "DDJ149": JobCause(
+    "DDJ149": network_cause(
         name="roce-gid-index",
         title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
-        domain="network",
-        restart="no",
         finds="RoCE connections with a link-local GID that fail, or a GID index that the port does not have.",
         why="A RoCE port has several addresses, the GIDs. Only that of RoCE v2 with the port's IPv4 address passes"
         " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
@@ -276,11 +266,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ151": JobCause(
+    "DDJ151": host_cause(
         name="gdr-peermem-missing",
         title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
-        domain="host",
-        restart="no",
         finds="Registering GPU memory with an RDMA device fails because of its address.",
         why="GPUDirect RDMA needs the kernel module nvidia_peermem, or dma-buf. NCCL may find a module that does"
         " not work with the installed driver.",
@@ -301,11 +289,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ152": JobCause(
+    "DDJ152": network_cause(
         name="efa-security-group",
         title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
-        domain="network",
-        restart="no",
         finds="EFA reports a receiver that does not answer or cannot be reached.",
         why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
         " ping work without that. A peer whose process died looks alike.",

@@ -1,20 +1,19 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
 from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
     kernel_proof,
     kernel_sign,
     launcher_proof,
     launcher_sign,
     remedy,
+    scheduler_cause,
+    sick_host,
 )
 
 CAUSES = {
-    "DDJ188": JobCause(
+    "DDJ188": scheduler_cause(
         name="scheduler-time-limit",
         title="The scheduler ended the job at its time limit",
-        domain="scheduler",
-        restart="on the same nodes",
         finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
@@ -35,11 +34,9 @@ CAUSES = {
             "time-limit-of-cloud": kernel_proof("MaxRuntimeExceeded"),
         },
     ),
-    "DDJ189": JobCause(
+    "DDJ189": scheduler_cause(
         name="scheduler-preempted",
         title="The scheduler took the nodes away for another job",
-        domain="scheduler",
-        restart="on the same nodes",
         finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
@@ -65,11 +62,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ190": JobCause(
+    "DDJ190": scheduler_cause(
         name="scheduler-cancelled",
         title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
-        domain="scheduler",
-        restart="on the same nodes",
         finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
@@ -92,11 +87,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ191": JobCause(
+    "DDJ191": sick_host(
         name="scheduler-node-failure",
         title="The scheduler lost a node of the job[: {node}]",
-        domain="host",
-        restart="on other nodes",
         finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(

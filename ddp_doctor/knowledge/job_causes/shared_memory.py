@@ -4,6 +4,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     NCCL_WARN,
     JobCause,
     Sign,
+    host_cause,
     in_code,
     launcher_hint,
     nccl_hint,
@@ -22,11 +23,9 @@ _MORE_SHARED_MEMORY = remedy(
 )
 
 CAUSES = {
-    "DDJ101": JobCause(
+    "DDJ101": host_cause(
         name="shm-too-small",
         title="/dev/shm of {who} is too small for NCCL[: no room for {size} more bytes]",
-        domain="host",
-        restart="no",
         finds="NCCL cannot make or extend a segment in /dev/shm, because there is no space left on it.",
         why="Ranks of one node that have no P2P between their GPUs exchange data through /dev/shm. A container gets"
         " 64 MB of it unless it is asked for more.",
@@ -62,11 +61,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ102": JobCause(
+    "DDJ102": host_cause(
         name="shm-too-small-dataloader",
         title="/dev/shm of {who} is too small for the batches of the DataLoader's workers",
-        domain="host",
-        restart="no",
         finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
         " does.",
         why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
@@ -94,11 +91,9 @@ CAUSES = {
             "torch-file-not-written": Sign("unable to write to file </torch_", r"</torch_[^>]*>\s*$"),
         },
     ),
-    "DDJ103": JobCause(
+    "DDJ103": host_cause(
         name="shm-permission",
         title="/dev/shm of {who} may not be written by the job's user",
-        domain="host",
-        restart="no",
         finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
         why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and open.",
         remedies=(
@@ -151,11 +146,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ105": JobCause(
+    "DDJ105": host_cause(
         name="cumem-host-unsupported",
         title="NCCL cannot share host memory between the GPUs of {who} by cuMem",
-        domain="host",
-        restart="no",
         finds="NCCL's shared-memory transport fails in CUDA's virtual memory calls with error 217, peer access not"
         " supported.",
         why="Since NCCL 2.24 ranks of one node share host memory through cuMem where the driver offers it; on GPUs"

@@ -5,6 +5,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     NCCL_WARN,
     JobCause,
     Sign,
+    host_cause,
     in_code,
     kernel_proof,
     nccl_hint,
@@ -13,6 +14,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     proof,
     remedy,
     setting,
+    sick_host,
 )
 
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
@@ -24,11 +26,9 @@ _SAME_NCCL = remedy(
 )
 
 CAUSES = {
-    "DDJ125": JobCause(
+    "DDJ125": sick_host(
         name="driver-library-mismatch",
         title="The NVIDIA libraries and the kernel module on {who} are of different versions",
-        domain="host",
-        restart="on other nodes",
         finds="The driver refuses its own libraries: NVML's version mismatch, CUDA errors 803 and 804, the kernel's"
         ' "API'
         ' mismatch".',
@@ -63,11 +63,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ126": JobCause(
+    "DDJ126": sick_host(
         name="driver-too-old",
         title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
-        domain="host",
-        restart="on other nodes",
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
@@ -95,11 +93,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ127": JobCause(
+    "DDJ127": host_cause(
         name="nccl-cuda-mismatch",
         title="The NCCL library that {who} loads was built for another CUDA version",
-        domain="host",
-        restart="no",
         finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
         " built for.",
         why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"
@@ -130,11 +126,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ128": JobCause(
+    "DDJ128": host_cause(
         name="no-kernel-image",
         title="This software has no code for the GPU of {who}[ ({capability})]",
-        domain="host",
-        restart="no",
         finds="A CUDA kernel was not built for this kind of GPU.",
         why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
         " own packages, or an extension that was compiled on another machine.",
@@ -173,11 +167,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ129": JobCause(
+    "DDJ129": host_cause(
         name="nccl-too-old-for-gpu",
         title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
-        domain="host",
-        restart="no",
         finds="NCCL's search over the topology of the node ends in an error of its own.",
         why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
         " that show half of their PCIe tree bring the same errors.",
@@ -207,11 +199,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ130": JobCause(
+    "DDJ130": host_cause(
         name="nccl-library-conflict",
         title="{who} loads another NCCL library than the one that this software was built for",
-        domain="host",
-        restart="no",
         finds="A symbol of NCCL is missing where torch looks for it, or ranks run different versions of NCCL.",
         why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
         " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
@@ -229,11 +219,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ131": JobCause(
+    "DDJ131": host_cause(
         name="nccl-not-built",
         title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
-        domain="host",
-        restart="no",
         finds="init_process_group was asked for the backend nccl, and this torch has none.",
         why="NCCL is part of torch's CUDA packages for Linux alone.",
         remedies=(
@@ -278,11 +266,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ133": JobCause(
+    "DDJ133": sick_host(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
-        domain="host",
-        restart="on other nodes",
         finds="libnvidia-ml.so.1 is not there, or cannot be initialised.",
         why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
         " where the container runtime is told to bring it.",
