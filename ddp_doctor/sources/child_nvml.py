@@ -123,11 +123,8 @@ def main() -> None:
     )
 
 
-def _ask(answer: dict[str, Any]) -> None:
-    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
-    if begun is None:
-        return
-    nvml, count = begun
+def _ask(nvml: Nvml, count: int) -> None:
+    answer = nvml.answer
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
     count_of_excluded, _ = nvml.call("nvmlGetExcludedDeviceCount")  # by the operator, with NVreg_ExcludedGpus
@@ -153,7 +150,6 @@ def _ask(answer: dict[str, Any]) -> None:
         gpu["inforom_valid"] = True if reason is None else False if reason == "corrupted_inforom" else None
         if reason:
             gpu["unavailable"]["inforom_valid"] = reason
-    answer.update(call="", gpu=None)
 
 
 def _cuda_version(number: int) -> str:
@@ -162,11 +158,9 @@ def _cuda_version(number: int) -> str:
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    nvml.answer["gpu"] = index
-    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
-    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    gpu, handle = CALLS["identity"](nvml, index)
     if gpu["error"] is None:
-        _identity(nvml, gpu, handle)
+        _modes(nvml, gpu, handle)
         _memory(nvml, gpu, handle)
         uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
         nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
@@ -187,15 +181,10 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     return gpu, handle
 
 
-def _identity(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
-    nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
-    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=CALLS["bus_id"])
-    nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
+def _modes(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
-    nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
     count = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)[0] if gpu["mig_enabled"] else 0
     slices = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count or 0)]
     uuids = [nvml.call("nvmlDeviceGetUUID", part)[0] for part, reason in slices if not reason]
