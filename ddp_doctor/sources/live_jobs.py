@@ -2,12 +2,12 @@
 
 import os
 import re
-import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of, number
@@ -181,10 +181,7 @@ def ended(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     if number := status & 0x7F:
-        try:
-            return signal.Signals(number).name
-        except ValueError:
-            return f"signal {number}"
+        return signal_name(number) or f"signal {number}"
     return f"exit {status >> 8}"
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from textwrap import shorten
 
+from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.starters.detect import OuterWorld, number, outer_world
@@ -203,10 +204,7 @@ def _named(argv: Sequence[str]) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    return f"was ended by {signal_name(-code) or f'signal {-code}'}"
 
 
 def _time_after(seconds: float) -> str:

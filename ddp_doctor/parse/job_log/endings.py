@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ddp_doctor.knowledge.endings import signal_name
+
 #: More ranks than any job has: what a line lists beyond is not read.
 _MOST_RANKS = 100_000
 
@@ -45,20 +47,7 @@ _MPIRUN_EXIT = re.compile(
     r"\s+Exit code: +(?P<code>\d{1,5})"
 )
 #: As glibc's strsignal names them, for srun.
-_SIGNALS = {
-    "Killed": "SIGKILL",
-    "Terminated": "SIGTERM",
-    "Aborted": "SIGABRT",
-    "Segmentation fault": "SIGSEGV",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-    "Hangup": "SIGHUP",
-    "Interrupt": "SIGINT",
-    "Quit": "SIGQUIT",
-    "User defined signal 1": "SIGUSR1",
-    "User defined signal 2": "SIGUSR2",
-}
+_SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
 ENDING_WORDS = (
     b"failed (exitcode: ",
     b"srun: error: ",
@@ -69,14 +58,6 @@ ENDING_WORDS = (
 #: These begin texts of several lines.
 EXIT_WORD = b"Process name: ["
 SUMMARY_WORD = b"  time      : "
-
-
-def signal_name(number: int) -> str | None:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return None
 
 
 def _ended(code: int) -> tuple[int | None, str | None]:
