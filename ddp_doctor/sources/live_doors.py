@@ -15,7 +15,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, listening, network_of, number
+from ddp_doctor.sources.live_process import Candidate, listening, network_of
 
 _PATIENCE_S = 1.5
 _MOST_AT_ONCE = 8
@@ -76,7 +76,7 @@ def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]
         if path.startswith("/"):
             likely[rank.pid] = proc.path_of(rank.pid, path)
         elif network_of(rank.pid) == network_of(os.getpid()):
-            ports = listening(rank.pid, any_address=True) - {number(rank.env, "MASTER_PORT")}
+            ports = listening(rank.pid, any_address=True) - {proc.number(rank.env, "MASTER_PORT")}
             if len(ports) == 1:
                 likely[rank.pid] = ports.pop()
     answers = _from_all(likely, "GET", "/handler/", end)
@@ -110,7 +110,7 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     for rank in ranks:
         port = rank.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        ports = listening(rank.pid) - {number(rank.env, "MASTER_PORT")}
+        ports = listening(rank.pid) - {proc.number(rank.env, "MASTER_PORT")}
         if wanted in ports and network_of(rank.pid) == network_of(os.getpid()):
             return wanted
     return None

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,7 +21,8 @@ _COMPILERS = re.compile(
 )
 #: Descendants of a rank that are looked at, and steps up to an ancestor.
 _MOST_CHILDREN, _MOST_STEPS = 64, 8
-_ESTABLISHED = "01"
+#: States of TCP sockets (linux/tcp_states.h).
+_ESTABLISHED, _LISTENS = "01", "0A"
 #: A rank of gloo has as many connections as there are other ranks.
 _MOST_CONNECTIONS = 1024
 
@@ -45,12 +46,12 @@ class Candidate:
     @property
     def rank(self) -> int | None:
         """Its rank by its environment."""
-        return number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        return proc.number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
     @property
     def local_rank(self) -> int | None:
         """Its number on this host by its environment."""
-        return number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+        return proc.number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
     @property
     def groups(self) -> int:
@@ -63,12 +64,6 @@ class Candidate:
         """Whose groups it has, by their threads."""
         names = self.threads.values()
         return "nccl" if _NCCL in names else "gloo" if _GLOO in names else None
-
-
-def number(env: Mapping[str, str], *names: str) -> int | None:
-    """The first of these variables that is a number."""
-    found = (env.get(name, "") for name in names)
-    return next((int(text) for text in found if re.fullmatch(r"\d{1,9}", text, re.ASCII)), None)
 
 
 def candidate(pid: int) -> Candidate | None:
@@ -132,9 +127,8 @@ class Watched:
 
 
 def _switches(pid: int, thread: int) -> int:
-    fields = proc.status(pid, thread)
-    counts = [fields.get("voluntary_ctxt_switches", ""), fields.get("nonvoluntary_ctxt_switches", "")]
-    return sum(int(count) for count in counts if count.isdigit())
+    counts = proc.counts(f"/proc/{pid}/task/{thread}/status")
+    return counts.get("voluntary_ctxt_switches", 0) + counts.get("nonvoluntary_ctxt_switches", 0)
 
 
 @dataclass
@@ -229,12 +223,18 @@ def connections(pids: Sequence[int]) -> dict[int, Connections]:
 def _connections_of_network(pid: int) -> Connections:
     found = {}
     for file in ("tcp", "tcp6"):
-        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _ESTABLISHED:
-                queued = int(fields[4].partition(":")[0], 16)
-                found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
+        for fields in _tcp_sockets(pid, file, _ESTABLISHED):
+            queued = int(fields[4].partition(":")[0], 16)
+            found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
     return found
+
+
+def _tcp_sockets(pid: int, file: str, state: str) -> Iterator[list[str]]:
+    """The columns of the sockets in this state in a process's network, of ``tcp`` or ``tcp6`` (proc(5))."""
+    for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == state:
+            yield fields
 
 
 def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
@@ -252,12 +252,10 @@ def listening(pid: int, *, any_address: bool = False) -> set[int]:
     """The TCP ports on which it listens; ``any_address``: on all addresses of IPv6."""
     mine, found = sockets(pid), set()
     for file in ("tcp6",) if any_address else ("tcp", "tcp6"):
-        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == "0A" and fields[9] in mine:
-                address, _, port = fields[1].rpartition(":")
-                if not any_address or not address.strip("0"):
-                    found.add(int(port, 16))
+        for fields in _tcp_sockets(pid, file, _LISTENS):
+            address, _, port = fields[1].rpartition(":")
+            if fields[9] in mine and (not any_address or not address.strip("0")):
+                found.add(int(port, 16))
     return found
 
 
