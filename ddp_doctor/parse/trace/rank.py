@@ -92,7 +92,7 @@ class _Rank:
     def fact(self) -> TraceFact:
         info = self.header.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        base_us = _number(self.header.get("baseTimeNanoseconds")) / 1e3
+        base_ns = self.header.get("baseTimeNanoseconds")
         origin = self.steps[0].begin if self.steps else 0.0
         rank, size = (_sensible(info.get(name)) for name in ("rank", "world_size"))
         found = self.found
@@ -109,7 +109,7 @@ class _Rank:
             host=str(self.header.get("host_name") or ""),
             device="gpu" if self.on_gpu else "cpu",
             gpu=str(gpu) if self.on_gpu else "",
-            begin_us=base_us + origin,
+            begin_us=(base_ns / 1e3 if isinstance(base_ns, int | float) else 0.0) + origin,
             steps=tuple(steps),
             left_out=self.left_out,
             marked_by=self.marked_by,
@@ -152,12 +152,10 @@ class _Rank:
             return float("inf")
         of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
         on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
-        if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
+        has_gpu = self.header.get("deviceProperties") or "nccl" in str(self.header.get("distributedInfo"))
+        if not of_threads or (not on_gpu and (self.found.launches or has_gpu)):
             return float("-inf")
         return min(max(of_threads), on_gpu or float("inf"))
-
-    def _has_gpu(self) -> bool:
-        return bool(self.header.get("deviceProperties")) or "nccl" in str(self.header.get("distributedInfo"))
 
     def _annotated(self, name: str) -> list[Row]:
         return sorted(row for row in self.found.annotations if row.name.startswith(name))
@@ -420,10 +418,6 @@ def _count(rows: Rows, begin: float, end: float) -> int:
 
 def _sum(rows: Rows, begin: float, end: float) -> float:
     return sum(rows.lasts[bisect_left(rows.begins, begin) : bisect_left(rows.begins, end)])
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _sensible(value: Any) -> int | None:
