@@ -6,7 +6,7 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     Sign,
     code_cause,
     in_code,
-    nccl_hint,
+    nccl,
     on_node,
     proof,
     remedy,
@@ -78,7 +78,7 @@ CAUSES = {
                 ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
                 r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
             ),
-            "nccl-no-gpu-memory": nccl_hint("Failed to CUDA calloc"),
+            "nccl-no-gpu-memory": nccl.hint("Failed to CUDA calloc"),
         },
     ),
     "DDJ163": code_cause(

@@ -1,15 +1,6 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
-    Sign,
-    code_cause,
-    in_code,
-    nccl_sign,
-    proof,
-    remedy,
-    watchdog_sign,
-)
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, code_cause, in_code, nccl, proof, remedy, watchdog
 
 CAUSES = {
     "DDJ165": code_cause(
@@ -171,14 +162,14 @@ CAUSES = {
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
             ),
-            "submitted-by-some-ranks": watchdog_sign(  # Horovod, common/stall_inspector.cc
+            "submitted-by-some-ranks": watchdog.sign(  # Horovod, common/stall_inspector.cc
                 "broadcasted by subset of ranks"
             ),
             "gloo-sizes-differ": proof(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
             ),
-            "nccl-sizes-differ": nccl_sign(
+            "nccl-sizes-differ": nccl.sign(
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
@@ -186,7 +177,7 @@ CAUSES = {
             "fingerprint-of-one": proof(  # a line that was cut before the second rank
                 "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
             ),
-            "mismatch-of-old-nccl": nccl_sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
+            "mismatch-of-old-nccl": nccl.sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
             "mismatch-of-frameworks": Sign(  # Horovod, DeepSpeed, accelerate
                 (
                     "Mismatched data types: One rank",

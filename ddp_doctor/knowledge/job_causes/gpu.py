@@ -20,12 +20,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     JobCause,
     Sign,
     hint,
-    kernel_proof,
-    kernel_sign,
-    nccl_context,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
+    kernel,
+    nccl,
     on_node,
     proof,
     remedy,
@@ -54,15 +50,13 @@ _DRAIN = on_node(
 SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
-    "xid-of-victim": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
+    "xid-of-victim": kernel.context(_XID, rf"{XID_LINE}(?P<xid>43|45)\b"),
     # What the driver asks for after another Xid: a reset, a reboot.
-    "xid-recovery": kernel_sign(
-        _XID,
-        rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
-        role="pointer",
+    "xid-recovery": kernel.pointer(
+        _XID, rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)"
     ),
     # All that NCCL says of NVLS before it fails, want of memory too.
-    "nvls-fails": nccl_context(
+    "nvls-fails": nccl.context(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
         run_code="DD444",
@@ -83,15 +77,15 @@ CAUSES = {
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs={
-            "xid-nvlink": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
-            "xid-nvlink-fatal": kernel_proof(
+            "xid-nvlink": kernel.sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
+            "xid-nvlink-fatal": kernel.proof(
                 _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b"
             ),
-            "nvswitch-fatal": kernel_proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
+            "nvswitch-fatal": kernel.proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
             "cuda-nvlink-error": proof("uncorrectable NVLink error detected"),
-            "nvlink-without-p2p": nccl_sign("P2P is disabled between NVLINK connected GPUs"),
+            "nvlink-without-p2p": nccl.sign("P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
-            "xid-after-nvlink": kernel_sign(
+            "xid-after-nvlink": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b"
             ),
         },
@@ -108,11 +102,11 @@ CAUSES = {
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
         signs={
-            "xid-memory": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
+            "xid-memory": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
             "cuda-ecc-error": proof("uncorrectable ECC error encountered"),
             # by themselves they ended nothing: a hint, below what other lines say
-            "xid-row-remapped": nccl_hint(_XID, rf"{XID_LINE}63\b"),
-            "xid-after-memory": kernel_sign(
+            "xid-row-remapped": nccl.hint(_XID, rf"{XID_LINE}63\b"),
+            "xid-after-memory": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
             ),
         },
@@ -134,10 +128,10 @@ CAUSES = {
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs={
-            "xid-off-bus": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
-            "off-bus": kernel_proof("has fallen off the bus", OFF_BUS_LINE),
+            "xid-off-bus": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
+            "off-bus": kernel.proof("has fallen off the bus", OFF_BUS_LINE),
             # One message of three lines; lines of other CPUs may stand between them.
-            "off-bus-in-lines": kernel_proof(
+            "off-bus-in-lines": kernel.proof(
                 "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
                 lines=8,
@@ -170,8 +164,8 @@ CAUSES = {
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
         signs={
-            "xid-gsp": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
-            "gsp-history": kernel_sign(
+            "xid-gsp": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
+            "gsp-history": kernel.sign(
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
                 r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
             ),
@@ -226,12 +220,12 @@ CAUSES = {
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
         signs={
-            "nvls-bind-invalid": nccl_sign(
+            "nvls-bind-invalid": nccl.sign(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            "nvls-bind-failed": nccl_hint(
+            "nvls-bind-failed": nccl.hint(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
@@ -299,13 +293,13 @@ CAUSES = {
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
         signs={
-            "xid-other": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
-            "xid-unlisted": nccl_hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
-            "gpu-not-initialised": kernel_sign(
+            "xid-other": kernel.sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
+            "xid-unlisted": nccl.hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
+            "gpu-not-initialised": kernel.sign(
                 "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
             "gpu-hang-of-rocm": Sign("HW Exception by GPU"),
-            "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
+            "gpu-reset-required": kernel.sign("[NV_ERR_RESET_REQUIRED]"),
         },
     ),
     "DDJ137": sick_host(
@@ -331,7 +325,7 @@ CAUSES = {
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
         signs={
-            "mnnvl-not-working": nccl_proof(
+            "mnnvl-not-working": nccl.proof(
                 "MNNVL (cliqueSize", r"MNNVL \(cliqueSize \d+\) is available but not", run_code="DD445"
             )
         },

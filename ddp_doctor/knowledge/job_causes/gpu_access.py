@@ -11,30 +11,26 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     JobCause,
     Page,
     Sign,
-    Tier,
     code_cause,
     context,
-    hint,
     host_cause,
     in_code,
-    kernel_sign,
-    nccl_context,
-    nccl_hint,
-    nccl_sign,
+    kernel,
+    nccl,
     on_node,
     proof,
     remedy,
     setting,
     sick_gpu,
     sick_host,
-    watchdog_hint,
+    watchdog,
 )
 from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
 #: without a result: the line is looked at when the output has ended without one (parse/job_log/scan.py).
-_HANGS: tuple[tuple[str, ...], str, Tier] = (
+_HANGS = (
     (
         "Watchdog caught collective operation timeout",
         "NCCL operation timed out",
@@ -42,7 +38,6 @@ _HANGS: tuple[tuple[str, ...], str, Tier] = (
         TEST_BEGINS,
     ),
     rf"WorkNCCL\(SeqNum=(?P<first>[1-3]),|NCCL operation timed out|Operation timed out after \d+ ms|{TEST_BEGINS}",
-    "watchdog",
 )
 #: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
@@ -70,7 +65,7 @@ SIGNS = {
     "mig-device": context(("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g.")),
     "iommu-translates": context(("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"')),
     # CUDA refuses what NCCL takes for possible between two GPUs.
-    "p2p-refused": nccl_context(
+    "p2p-refused": nccl.context(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
         run_code="DD446",
@@ -165,7 +160,7 @@ CAUSES = {
                 ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
-            "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
+            "slice-refused": nccl.sign(*_REFUSED, beside=("mig-device",)),
         },
     ),
     "DDJ118": code_cause(
@@ -192,7 +187,7 @@ CAUSES = {
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
             ),
-            "usage-refused": nccl_hint(*_REFUSED),
+            "usage-refused": nccl.hint(*_REFUSED),
         },
     ),
     "DDJ119": sick_host(
@@ -215,18 +210,18 @@ CAUSES = {
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
         signs={
-            "iommu-fault": kernel_sign(
+            "iommu-fault": kernel.sign(
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            "acs-redirects": nccl_hint(  # of lspci -vvv: requests between devices go up to the root complex
+            "acs-redirects": nccl.hint(  # of lspci -vvv: requests between devices go up to the root complex
                 "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+"
             ),
-            "acs-hint": nccl_sign(
+            "acs-hint": nccl.sign(
                 "ACS is enabled", r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled"
             ),
-            "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
+            "rdma-protection-error": nccl.hint("Got completion", completion("4|8|10|11")),
         },
     ),
     "DDJ120": sick_host(
@@ -238,7 +233,7 @@ CAUSES = {
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs={"hang-with-iommu": hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
+        signs={"hang-with-iommu": watchdog.hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
     "DDJ121": JobCause(
         name="p2p-broken-hang",
@@ -249,7 +244,7 @@ CAUSES = {
         remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
+        signs={"hang-of-geforce": watchdog.hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
     "DDJ122": sick_gpu(
         name="nvls-hang",
@@ -269,7 +264,7 @@ CAUSES = {
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
         signs={
-            "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
+            "hang-at-nvls": watchdog.hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
         },
     ),
     "DDJ162": code_cause(

@@ -7,11 +7,9 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     hint,
     host_cause,
     in_code,
-    kernel_proof,
-    launcher_hint,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
+    kernel,
+    launcher,
+    nccl,
     on_node,
     proof,
     remedy,
@@ -44,18 +42,18 @@ CAUSES = {
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
         signs={
-            "shm-no-space": nccl_proof(
+            "shm-no-space": nccl.proof(
                 ("shared memory segment", "Error: failed to extend", "Error: failed to create shared memory file"),
                 r"(?:shared memory (?:segment|file)|failed to extend)(?:.*?(?:\(size | to )(?P<size>\d+))?"
                 r".*No space left on device",
                 run_code="DD237",
             ),
-            "shm-posix-fallocate": nccl_proof(
+            "shm-posix-fallocate": nccl.proof(
                 ("Call to posix_fallocate failed", "Call to fallocate failed", "Unable to allocate shared memory ("),
                 r"No space left on device",
                 run_code="DD237",
             ),
-            "shm-not-made": nccl_sign(  # NCCL 2.4 to 2.21: without the error number
+            "shm-not-made": nccl.sign(  # NCCL 2.4 to 2.21: without the error number
                 ("while creating shared memory segment", "Error: failed to extend"),
                 r"(?:creating shared memory segment \S+ \(size (?P<size>\d+)\)|failed to extend \S+ to (?P<bytes>\d+)"
                 r" bytes)(?!.*error:)",
@@ -84,7 +82,7 @@ CAUSES = {
                 r"DataLoader worker \(pid (?P<pid>\d+)\) is killed by signal: Bus error|insufficient shared memory",
             ),
             # a shell's word; memory that is mapped from a file that was cut ends so as well
-            "bare-bus-error": launcher_hint("Bus error", r"Bus error\s{1,20}\(core dumped\)"),
+            "bare-bus-error": launcher.hint("Bus error", r"Bus error\s{1,20}\(core dumped\)"),
             "torch-shm-no-space": proof(
                 ("</torch_", "shared memory(shm)", "'/dev/shm/", "'/psm_", "'/torch_"),
                 r"^(?=.*(?:</torch_|shared memory\(shm\)|'/dev/shm/|'/psm_|'/torch_))"
@@ -106,12 +104,12 @@ CAUSES = {
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD237",),
         signs={
-            "shm-denied": nccl_proof(
+            "shm-denied": nccl.proof(
                 ("shared memory segment", "shared memory file", "shared memory object", "/dev/shm/nccl-"),
                 r"(?:shared memory|/dev/shm/nccl-).*(?:Permission denied|Operation not permitted)",
                 run_code="DD237",
             ),
-            "shm-open-denied": nccl_proof(
+            "shm-open-denied": nccl.proof(
                 ("Call to shm_open failed", "shm_open failed to open"), r"Permission denied", run_code="DD237"
             ),
             "semaphore-not-made": Sign(  # Python's locks are files there, too
@@ -142,7 +140,7 @@ CAUSES = {
         next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
         signs={
-            "shm-not-there": nccl_hint(
+            "shm-not-there": nccl.hint(
                 "while attaching to shared memory segment",
                 r"attaching to shared memory segment (?P<segment>\S+) (?:.*No such file|\(size \d+\),?\s*$)",
             )
@@ -167,12 +165,12 @@ CAUSES = {
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
         signs={
-            "shm-cuda-217": nccl_proof(
+            "shm-cuda-217": nccl.proof(
                 ("Cuda failure 217", "peer access is not supported between these two devices"),
                 r"transport/shm\.cc:\d+ .*Cuda failure (?:217|'peer access)",
                 run_code="DD446",
             ),
-            "shm-cuda-failed": nccl_hint(
+            "shm-cuda-failed": nccl.hint(
                 "transport/shm.cc:", rf"transport/shm\.cc{NCCL_WARN}Cuda failure (?!217|'peer access)", run_code="DD446"
             ),
         },
@@ -199,7 +197,7 @@ CAUSES = {
         # The judge: a rank that ended with signal 9 (pointers.py: exit-code, received-signal, srun-exit), or a worker
         # of a DataLoader that was "Killed", where nothing else explains it, is likely this, unproven.
         signs={
-            "kernel-oom": kernel_proof(
+            "kernel-oom": kernel.proof(
                 (
                     "Out of memory: Kill",
                     "Memory cgroup out of memory",
@@ -210,7 +208,7 @@ CAUSES = {
                 r"(?:Kill(?:ed)?|reaped) process (?P<pid>\d+) \((?P<process>[^)]*)\)(?:.* anon-rss:(?P<anon_kb>\d+)kB)?"
                 r"|invoked oom-killer|oom-kill:constraint",
             ),
-            "slurm-oom": kernel_proof(
+            "slurm-oom": kernel.proof(
                 (
                     "oom-kill event",
                     "oom_kill event",
@@ -222,9 +220,9 @@ CAUSES = {
                 r"[Dd]etected [1-9]\d* oom[-_]kill event|[Ee]xceeded (?:job |step )?memory limit"
                 r"|srun: error: (?P<host>\S+): tasks? (?P<tasks>[\d,\[\]-]+): Out Of Memory",
             ),
-            "container-oom": kernel_proof("OOMKilled", r"\bOOMKilled\b(?!: false)"),
-            "ray-oom": kernel_proof(("due to the node running low on memory", "killed due to memory pressure (OOM)")),
-            "batch-system-oom": kernel_proof(
+            "container-oom": kernel.proof("OOMKilled", r"\bOOMKilled\b(?!: false)"),
+            "ray-oom": kernel.proof(("due to the node running low on memory", "killed due to memory pressure (OOM)")),
+            "batch-system-oom": kernel.proof(
                 ("TERM_MEMLIMIT", "PBS: job killed: mem", "PBS: job killed: vmem", "systemd-oomd"),
                 r"TERM_MEMLIMIT|PBS: job killed: v?mem|systemd-oomd\S* Killed ",
             ),
@@ -320,22 +318,22 @@ CAUSES = {
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
         found_by=("DD238", "DD222"),
         signs={
-            "memory-not-registered": nccl_sign(
+            "memory-not-registered": nccl.sign(
                 "Call to ibv_",
                 r"Call to ibv_\w{1,40} failed(?: with error)?[ :]{1,3}Cannot allocate memory",
                 # likely: some memory of GPUs cannot be registered either, without dma-buf
                 run_code="DD238",
             ),
             # the first is printed by every program, whether it needs the memory or not
-            "memlock-warning": nccl_sign(
+            "memlock-warning": nccl.sign(
                 "RLIMIT_MEMLOCK is ",
                 r"RLIMIT_MEMLOCK is \d+ bytes",
                 beside=("nccl-error", "nccl-error-by-name", "verbs-call-failed", "peer-gone", "peer-unreached"),
             ),
-            "reg-mr-failed-without-errno": nccl_hint(  # NCCL up to 2.19 does not tell why
+            "reg-mr-failed-without-errno": nccl.hint(  # NCCL up to 2.19 does not tell why
                 "Call to ibv_reg_mr", r"Call to ibv_reg_mr\w* failed\s*$"
             ),
-            "memlock-of-others": nccl_sign(
+            "memlock-of-others": nccl.sign(
                 ("set max locked memory (ulimit -l)", "allocate some locked memory", "Unable to register memory"),
                 r"set max locked memory \(ulimit -l\)|allocate some locked memory"
                 r"|NET/OFI Unable to register memory[^\n]{0,100}Cannot allocate memory",

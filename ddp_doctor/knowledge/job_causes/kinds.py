@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 from ddp_doctor.model.choices import Confidence, Domain, Restart
 from ddp_doctor.model.finding import Remedy, Scope, Setting
 
-PROVED, POSSIBLE = Confidence.PROVED, Confidence.POSSIBLE
 #: What may stand in front of a warning of NCCL, behind the name of its source file.
 NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
@@ -72,28 +71,24 @@ class Sign(NamedTuple):
         return (self.one_of,) if isinstance(self.one_of, str) else self.one_of
 
 
-#: Signs of what others than a rank's own exception say.
-kernel_sign = partial(Sign, tier="kernel")
-nccl_sign = partial(Sign, tier="nccl")
-watchdog_sign = partial(Sign, tier="watchdog")
-launcher_sign = partial(Sign, tier="launcher")
-#: Signs that prove their cause, and weak ones, which count where nothing better is known.
-proof = partial(Sign, confidence=PROVED)
-kernel_proof = partial(kernel_sign, confidence=PROVED)
-nccl_proof = partial(nccl_sign, confidence=PROVED)
-launcher_proof = partial(launcher_sign, confidence=PROVED)
-hint = partial(Sign, confidence=POSSIBLE)
-nccl_hint = partial(nccl_sign, confidence=POSSIBLE)
-watchdog_hint = partial(watchdog_sign, confidence=POSSIBLE)
-launcher_hint = partial(launcher_sign, confidence=POSSIBLE)
-#: Signs of no cause.
-pointer = partial(Sign, role="pointer")
-nccl_pointer = partial(nccl_sign, role="pointer")
-watchdog_pointer = partial(watchdog_sign, role="pointer")
-launcher_pointer = partial(launcher_sign, role="pointer")
-victim = partial(Sign, role="victim")
-context = partial(Sign, role="context")
-nccl_context = partial(nccl_sign, role="context")
+class Signs:
+    """Makers of the signs of one tier."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.sign = partial(Sign, tier=tier)
+        self.proof = partial(self.sign, confidence=Confidence.PROVED)
+        self.hint = partial(self.sign, confidence=Confidence.POSSIBLE)  # it counts where nothing better is known
+        self.pointer = partial(self.sign, role="pointer")
+        self.victim = partial(self.sign, role="victim")
+        self.context = partial(self.sign, role="context")
+
+
+#: Of a rank's own exceptions.
+own = Signs("exception")
+proof, hint, pointer, victim, context = own.proof, own.hint, own.pointer, own.victim, own.context
+#: Of what others say.
+kernel, ras, nccl = Signs("kernel"), Signs("ras"), Signs("nccl")
+watchdog, launcher = Signs("watchdog"), Signs("launcher")
 
 
 def remedy(

@@ -7,15 +7,13 @@ names), its diagnostics, nccl-tests.
 from ddp_doctor.knowledge.job_causes.kinds import (
     RAS_NOTE,
     JobCause,
-    Sign,
     code_cause,
-    hint,
     host_cause,
     in_code,
-    nccl_proof,
-    nccl_sign,
+    nccl,
     on_node,
     proof,
+    ras,
     remedy,
     sick_gpu,
     unset,
@@ -41,13 +39,13 @@ CAUSES = {
         next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
         signs={
-            "bootstrap-message-truncated": nccl_sign(
+            "bootstrap-message-truncated": nccl.sign(
                 "Message truncated : received",
                 r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
             ),
-            "segment-without-a-name": nccl_sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
+            "segment-without-a-name": nccl.sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
             # what another release says of itself is read at other places: "nroots 1 vs 16796938"
-            "met-another-release": nccl_sign(
+            "met-another-release": nccl.sign(
                 "mismatch in info from procs", r"mismatch in info from procs, nranks (\d+) vs \1\b"
             ),
         },
@@ -69,10 +67,10 @@ CAUSES = {
         next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
         signs={
-            "rank-beyond-world": nccl_proof(
+            "rank-beyond-world": nccl.proof(
                 "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)"
             ),
-            "world-sizes-differ": nccl_sign(  # which of the two is wrong, the first rank does not know
+            "world-sizes-differ": nccl.sign(  # which of the two is wrong, the first rank does not know
                 ("mismatch in info from procs", "mismatch in rank count from procs"),
                 r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
             ),
@@ -101,14 +99,14 @@ CAUSES = {
             "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
         ),
         signs={
-            "list-not-understood": nccl_proof(
+            "list-not-understood": nccl.proof(
                 ("Unrecognized element token", "Unrecognized prefix token"),
                 r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
             ),
-            "graph-file-not-there": nccl_proof(
+            "graph-file-not-there": nccl.proof(
                 "Could not open XML graph file", r"Could not open XML (?P<setting>graph file [^\s:]{1,200})"
             ),
-            "no-algorithm-left": nccl_proof(
+            "no-algorithm-left": nccl.proof(
                 ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
                 r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
                 r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
@@ -125,9 +123,9 @@ CAUSES = {
         next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
         references=(_RAS,),
         signs={
-            "ras-dead": proof(_NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]", tier="ras"),
-            "ras-unresponsive": Sign(
-                _NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]", tier="ras"
+            "ras-dead": ras.proof(_NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]"),
+            "ras-unresponsive": ras.sign(
+                _NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]"
             ),
         },
     ),
@@ -142,13 +140,12 @@ CAUSES = {
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
         signs={
-            "ras-stands-still": Sign(
-                _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)", tier="ras"
+            "ras-stands-still": ras.sign(
+                _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)"
             ),
-            "ras-behind": hint(
+            "ras-behind": ras.hint(
                 _NOTE,
                 r"\[RAS: rank (?P<rank>\d+) behind at (?P<launched>\d+) of (?P<most>\d+)",
-                tier="ras",
                 beside=("watchdog-timeout", "nccl2-timeout"),
             ),
         },
@@ -169,7 +166,7 @@ CAUSES = {
         references=("nccl-tests, src/util.cu",),
         signs={
             "out-of-bounds": proof(
-                "# Out of bounds values :", r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED", tier="exception"
+                "# Out of bounds values :", r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED"
             )
         },
     ),
@@ -189,12 +186,12 @@ CAUSES = {
         next_check="ddp-doctor run --only p2p on that node",
         references=("NCCL user guide, troubleshooting, diagnostics; src/diagnostics/p2p.cc (NCCL 2.31)",),
         signs={
-            "diag-mismatch": nccl_proof(
+            "diag-mismatch": nccl.proof(
                 "NCCL DIAG [INFO] p2p: ",
                 r"p2p: (?:write|read) mismatch srcRank=(?P<rank>\d+).*? dstRank=(?P<peer_rank>\d+)"
                 r"(?:.*? path=(?P<path>\w+))?",
             ),
-            "diag-failed": nccl_sign(
+            "diag-failed": nccl.sign(
                 "NCCL DIAG [INFO] p2p: ",
                 r"p2p: (?:launch/check|peer-memory import|topology check) failed srcRank=(?P<rank>\d+).*?"
                 r" dstRank=(?P<peer_rank>\d+)(?:.*? path=(?P<path>\w+))?",

@@ -19,10 +19,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     Sign,
     context,
     host_cause,
-    launcher_sign,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
+    launcher,
+    nccl,
     network_cause,
     on_node,
     remedy,
@@ -55,9 +53,7 @@ _NAME = setting("NCCL_SOCKET_IFNAME", "eth0", "the interface that joins the node
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
 SIGNS = {
-    "connect-refused": nccl_sign(
-        _CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)", role="victim"
-    ),
+    "connect-refused": nccl.victim(_CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)"),
     "interface-set": context("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to"),
     # Each rank is alone on its node, as the launcher was told.
     "one-rank-a-node": context(
@@ -86,14 +82,14 @@ CAUSES = {
         " nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
         signs={
-            "nccl-cannot-connect": nccl_sign(
+            "nccl-cannot-connect": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)"
             ),
-            "nccl-connect-failed": nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
+            "nccl-connect-failed": nccl.sign(  # NCCL 2.2 and 2.3, which do not tell the address
                 "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
             ),
-            "nccl-connect-timed-out": nccl_sign(
+            "nccl-connect-timed-out": nccl.sign(
                 "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
             ),
             "mpi-cannot-connect": Sign(  # Open MPI's help texts
@@ -112,7 +108,7 @@ CAUSES = {
                 "] connect [",
                 rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_UNREACHED}",
             ),
-            "ssh-cannot-connect": launcher_sign(
+            "ssh-cannot-connect": launcher.sign(
                 "ssh: connect to host ",
                 rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
                 r"|Connection refused)",
@@ -141,8 +137,8 @@ CAUSES = {
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
         signs={
-            "no-interface": nccl_proof(_NO_INTERFACE),
-            "no-address-family": nccl_sign(  # an interface without an address: NCCL up to 2.23
+            "no-interface": nccl.proof(_NO_INTERFACE),
+            "no-address-family": nccl.sign(  # an interface without an address: NCCL up to 2.23
                 "Socket creation failed : ", r"Socket creation failed : Address family not supported"
             ),
         },
@@ -160,28 +156,28 @@ CAUSES = {
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
         signs={
-            "named-interface-missing": nccl_proof(
+            "named-interface-missing": nccl.proof(
                 "NCCL_SOCKET_IFNAME set",
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
                 lines=12,
             ),
-            "interface-missing": nccl_proof(  # far apart, or of several processes
+            "interface-missing": nccl.proof(  # far apart, or of several processes
                 _NO_INTERFACE, beside=("interface-set",)
             ),
-            "oob-interface-missing": nccl_proof(
+            "oob-interface-missing": nccl.proof(
                 "verify NCCL_OOB_NET_IFNAME", r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)"
             ),
-            "peer-address-not-routed": nccl_sign(
+            "peer-address-not-routed": nccl.sign(
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
             ),
             # who refuses there is this machine itself, on whose interface nobody listens
-            "peer-address-of-own-machine": nccl_sign(
+            "peer-address-of-own-machine": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
-            "address-not-assignable": nccl_hint(
+            "address-not-assignable": nccl.hint(
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
             ),
@@ -226,28 +222,28 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
         signs={
-            "no-net-plugin": nccl_proof("Failed to initialize any NET plugin"),
-            "net-plugin-not-initialised": nccl_sign(
+            "no-net-plugin": nccl.proof("Failed to initialize any NET plugin"),
+            "net-plugin-not-initialised": nccl.sign(
                 "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
             ),
             # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
             # everyday life.
-            "net-plugin-lacks-library": nccl_sign(
+            "net-plugin-lacks-library": nccl.sign(
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
             ),
-            "ofi-finds-nothing": nccl_sign(
+            "ofi-finds-nothing": nccl.sign(
                 "NET/OFI",
                 r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
             ),
-            "named-network-missing": nccl_proof(  # a name in NCCL_NET, up to NCCL 2.26
+            "named-network-missing": nccl.proof(  # a name in NCCL_NET, up to NCCL 2.26
                 "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found"
             ),
-            "net-plugin-of-cloud": nccl_hint(
+            "net-plugin-of-cloud": nccl.hint(
                 ("NET/GPUDirectTCPX", "NET/FasTrak"), r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed"
             ),
         },
@@ -262,12 +258,12 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
         signs={
-            "net-plugin-interface": nccl_sign(
+            "net-plugin-interface": nccl.sign(
                 ("symbols v4 and lower are not supported", "External network plugin"),
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
             ),
-            "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
+            "net-plugin-device-version": nccl.proof("plugin has incompatible version"),
         },
     ),
     "DDJ136": sick_host(
@@ -286,12 +282,12 @@ CAUSES = {
         next_check='NCCL_DEBUG=INFO: "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
         signs={
-            "connection-of-other-kind": nccl_sign(
+            "connection-of-other-kind": nccl.sign(
                 ("socketFinalizeAccept", "Wrong socket type from"),
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
             ),
-            "link-layers-differ": nccl_proof(
+            "link-layers-differ": nccl.proof(
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",

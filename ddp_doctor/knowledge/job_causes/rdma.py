@@ -16,10 +16,8 @@ the whole output tells.
 
 from ddp_doctor.knowledge.job_causes.kinds import (
     host_cause,
-    kernel_sign,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
+    kernel,
+    nccl,
     network_cause,
     on_node,
     remedy,
@@ -68,7 +66,7 @@ _WITHOUT_NODE = remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
+SIGNS = {"rdma-flushed": nccl.victim(_GOT, completion("5"))}
 
 CAUSES = {
     "DDJ144": sick_network(
@@ -90,21 +88,21 @@ CAUSES = {
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
         references=(_NET_IB, _NCCL_VARIABLES),
         signs={
-            "verbs-call-failed": nccl_sign(
+            "verbs-call-failed": nccl.sign(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
                 r"|create_qp))"
                 r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
             ),
-            "hca-cannot-be-opened": nccl_sign(
+            "hca-cannot-be-opened": nccl.sign(
                 "NET/IB : Unable to", r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)"
             ),
-            "verbs-call-failed-with": nccl_hint(
+            "verbs-call-failed-with": nccl.hint(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
                 r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
             ),
-            "modify-qp-failed": nccl_sign(
+            "modify-qp-failed": nccl.sign(
                 "ibv_modify_qp failed",
                 r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
                 r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
@@ -133,11 +131,11 @@ CAUSES = {
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
         signs={
-            "rdma-retries-exceeded": nccl_hint(
+            "rdma-retries-exceeded": nccl.hint(
                 _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), run_code="DD584"
             ),
-            "rdma-receiver-not-ready": nccl_hint(_GOT, completion("13")),
-            "ucx-retries-exceeded": nccl_hint(
+            "rdma-receiver-not-ready": nccl.hint(_GOT, completion("13")),
+            "ucx-retries-exceeded": nccl.hint(
                 ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
                 r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
             ),
@@ -154,16 +152,16 @@ CAUSES = {
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
         signs={
-            "async-port-error": nccl_proof(
+            "async-port-error": nccl.proof(
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
             ),
-            "nic-link-down": kernel_sign(
+            "nic-link-down": kernel.sign(
                 ("Link down", "link is not ready", "Link is Down"),
                 r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
             ),
-            "nic-health": kernel_sign(
+            "nic-health": kernel.sign(
                 ("device's health compromised", "health recovery flow aborted"), r"mlx5_core (?P<device>[0-9a-f:.]+)"
             ),
         },
@@ -186,8 +184,8 @@ CAUSES = {
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
         signs={
-            "rdma-length-error": nccl_hint(_GOT, completion("1|9")),
-            "queue-access-error": nccl_hint(
+            "rdma-length-error": nccl.hint(_GOT, completion("1|9")),
+            "queue-access-error": nccl.hint(
                 "local access violation work queue error",
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
             ),
@@ -212,15 +210,15 @@ CAUSES = {
         references=(_NET_IB, _NCCL_VARIABLES),
         signs={
             # GIDs of two IPv4 networks.
-            "rtr-timed-out-across": nccl_sign(
+            "rtr-timed-out-across": nccl.sign(
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
             ),
-            "rtr-timed-out": nccl_hint(
+            "rtr-timed-out": nccl.hint(
                 _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}"
             ),
-            "rail-hint": nccl_sign("NICs are not cross-rail connected"),
+            "rail-hint": nccl.sign("NICs are not cross-rail connected"),
         },
     ),
     "DDJ149": network_cause(
@@ -244,22 +242,22 @@ CAUSES = {
         references=(_NET_IB, _NCCL_VARIABLES),
         found_by=("DD568", "DD569", "DD584"),
         signs={
-            "rdma-over-link-local": nccl_sign(
+            "rdma-over-link-local": nccl.sign(
                 _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"), run_code="DD584"
             ),
-            "gid-refused": nccl_sign(
+            "gid-refused": nccl.sign(
                 _MODIFY,
                 rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
                 rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
             ),
-            "rtr-timed-out-link-local": nccl_sign(
+            "rtr-timed-out-link-local": nccl.sign(
                 _MODIFY, rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)"
             ),
-            "gid-table-changed": nccl_sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
-            "gid-hint": nccl_sign("incorrect GID index is forced"),
-            "gid-not-found": nccl_sign("Call to ibv_query_gid failed"),
+            "gid-table-changed": nccl.sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
+            "gid-hint": nccl.sign("incorrect GID index is forced"),
+            "gid-not-found": nccl.sign("Call to ibv_query_gid failed"),
             # the port has no GID at that index
-            "gid-empty": nccl_sign(
+            "gid-empty": nccl.sign(
                 "ibv_modify_qp failed",
                 r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
                 r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
@@ -276,10 +274,10 @@ CAUSES = {
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
         signs={
-            "gpu-memory-not-registered": nccl_sign(
+            "gpu-memory-not-registered": nccl.sign(
                 "Call to ibv_reg_", r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address"
             ),
-            "peermem-symbols": kernel_sign(
+            "peermem-symbols": kernel.sign(
                 (
                     "nvidia_peermem: disagrees",
                     "nv_peer_mem: disagrees",
@@ -306,10 +304,10 @@ CAUSES = {
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
         signs={
-            "efa-no-answer": nccl_sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            "efa-no-answer": nccl.sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
             # libfabric makes an address handle, which asks the device for the way there
-            "efa-address-refused": nccl_hint("Unable to insert remote address into address vector"),
-            "efa-completed-with-error": nccl_hint(
+            "efa-address-refused": nccl.hint("Unable to insert remote address into address vector"),
+            "efa-completed-with-error": nccl.hint(
                 "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC"
             ),
         },

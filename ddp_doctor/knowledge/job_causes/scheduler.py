@@ -1,14 +1,6 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    kernel_proof,
-    kernel_sign,
-    launcher_proof,
-    launcher_sign,
-    remedy,
-    scheduler_cause,
-    sick_host,
-)
+from ddp_doctor.knowledge.job_causes.kinds import kernel, launcher, remedy, scheduler_cause, sick_host
 
 CAUSES = {
     "DDJ188": scheduler_cause(
@@ -26,12 +18,12 @@ CAUSES = {
         next_check="sacct -j JOB -o JobID,State,Elapsed,Timelimit",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/slurmd/slurmd/req.c; Kubernetes activeDeadlineSeconds",),
         signs={
-            "time-limit": kernel_proof(
+            "time-limit": kernel.proof(
                 ("DUE TO TIME LIMIT", "TERM_RUNLIMIT", "job killed: walltime", "DeadlineExceeded"),
                 r"DUE TO TIME LIMIT|TERM_RUNLIMIT|job killed: walltime|reason: ?DeadlineExceeded"
                 r"|DeadlineExceeded.*active longer",
             ),
-            "time-limit-of-cloud": kernel_proof("MaxRuntimeExceeded"),
+            "time-limit-of-cloud": kernel.proof("MaxRuntimeExceeded"),
         },
     ),
     "DDJ189": scheduler_cause(
@@ -46,7 +38,7 @@ CAUSES = {
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
         references=("Slurm src/slurmd/slurmstepd/req.c; Kubernetes: eviction",),
         signs={
-            "preempted": kernel_proof(
+            "preempted": kernel.proof(
                 (
                     "DUE TO PREEMPTION",
                     "DUE TO JOB REQUEUE",
@@ -55,7 +47,7 @@ CAUSES = {
                     "Preempted by ",
                 )
             ),
-            "taken-by-cloud": kernel_sign(
+            "taken-by-cloud": kernel.sign(
                 (" preempted", " evicted", "interruption notice", "TaintManagerEviction"),
                 r"(?i)\b(?:instance|vm|node|machine|job|pod)(?: \S{1,100})? (?:was|has been|is being) (?:preempted"
                 r"|evicted)|spot (?:instance )?interruption notice|TaintManagerEviction",
@@ -73,15 +65,15 @@ CAUSES = {
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
         signs={
-            "cancelled": launcher_proof(
+            "cancelled": launcher.proof(
                 "CANCELLED AT ", r"\*\*\* JOB \S+ ON (?P<node>\S+) CANCELLED AT \S+ (?!DUE TO (?!JOB NOT ENDING))"
             ),
-            "launcher-told-to-end": launcher_sign(
+            "launcher-told-to-end": launcher.sign(
                 ("death signal, shutting down workers", "got signal: "),
                 r"Received (?:15|2|3|(?:Signals\.)?SIG(?:TERM|INT|QUIT)) death signal|SignalException: Process "
                 r"(?P<pid>\d+) got signal: (?:15|2|3)$",
             ),
-            "ended-by-owner": launcher_sign(
+            "ended-by-owner": launcher.sign(
                 ("TERM_OWNER", "TERM_FORCE_OWNER", "TERM_ADMIN", "has been revoked", "srun: Force Terminated job"),
                 r"TERM_(?:FORCE_)?OWNER|TERM_ADMIN|Job allocation \d+ has been revoked|srun: Force Terminated job",
             ),
@@ -99,16 +91,16 @@ CAUSES = {
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),
         signs={
-            "node-failure": kernel_proof(
+            "node-failure": kernel.proof(
                 ("DUE TO NODE FAILURE", "srun: error: Node failure on"),
                 r"DUE TO NODE FAILURE|Node failure on (?P<node>\S+)",
             ),
-            "node-lost-by-mpirun": launcher_sign(
+            "node-lost-by-mpirun": launcher.sign(
                 "has lost communication with a remote daemon",
                 r"(?s)lost communication with a remote daemon(?:.*?Remote daemon:\s+\S+ on node (?P<node>\S+))?",
                 lines=8,
             ),
-            "node-lost-by-ray": launcher_sign(
+            "node-lost-by-ray": launcher.sign(
                 "has been marked dead because the detector",
                 r"(?:node name: (?P<node>\S+) )?has been marked dead because the detector",
             ),

@@ -7,9 +7,8 @@ from ddp_doctor.knowledge.job_causes.kinds import (
     Sign,
     host_cause,
     in_code,
-    kernel_proof,
-    nccl_hint,
-    nccl_sign,
+    kernel,
+    nccl,
     on_node,
     proof,
     remedy,
@@ -51,7 +50,7 @@ CAUSES = {
         found_by=("DD322", "DD338", "DD301"),
         signs={
             "nvml-version-mismatch": proof("river/library version mismatch"),
-            "kernel-api-mismatch": kernel_proof("NVRM: API mismatch"),
+            "kernel-api-mismatch": kernel.proof("NVRM: API mismatch"),
             "cuda-driver-mismatch": proof("unsupported display driver / cuda driver combination"),
             "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
             "driver-mismatch-by-name": Sign(
@@ -106,7 +105,7 @@ CAUSES = {
         references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
         instead_of=("driver-too-old",),
         signs={
-            "nccl-kernel-refused": nccl_sign(
+            "nccl-kernel-refused": nccl.sign(
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
@@ -116,7 +115,7 @@ CAUSES = {
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
                 beside=("driver-insufficient",),
             ),
-            "nccl-of-old-cuda": nccl_sign(
+            "nccl-of-old-cuda": nccl.sign(
                 "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
             "nccl-without-its-cuda": proof(
@@ -162,7 +161,7 @@ CAUSES = {
                     "FlashAttention only supports ",
                 )
             ),
-            "nccl-without-kernel": nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+            "nccl-without-kernel": nccl.sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
                 "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
         },
@@ -183,7 +182,7 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
         signs={
-            "topology-not-understood": nccl_hint(
+            "topology-not-understood": nccl.hint(
                 (
                     "Could not find ",
                     "No path computed to go from",
@@ -253,7 +252,7 @@ CAUSES = {
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs={
-            "nccl-state-impossible": nccl_hint(
+            "nccl-state-impossible": nccl.hint(
                 (
                     "schedule creation has bugs",
                     "Proxy append",
@@ -284,7 +283,7 @@ CAUSES = {
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
         signs={
             "nvml-not-found": proof(("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open")),
-            "nvml-not-initialised": nccl_sign(
+            "nvml-not-initialised": nccl.sign(
                 "nvmlInit", r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})"
             ),
             "nvml-unknown-error": Sign("Failed to initialize NVML: Unknown Error"),
@@ -293,7 +292,7 @@ CAUSES = {
                 r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded"
                 r"|communicate with the NVIDIA driver",
             ),
-            "nvml-call-failed": nccl_sign(
+            "nvml-call-failed": nccl.sign(
                 (" failed: Unknown Error", " failed: Driver Not Loaded"), r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: "
             ),
         },
