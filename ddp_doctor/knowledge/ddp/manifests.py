@@ -11,7 +11,6 @@ module and exchanges it. Nothing here needs torch.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,9 +242,7 @@ def _vote(
     what: What, kind: Kind, name: str, answers: Sequence[tuple[tuple[int, ...], Hashable]]
 ) -> Iterator[Difference]:
     """A difference for each answer that is not the majority's or, without one, not the lowest rank's."""
-    ranks: dict[Hashable, list[int]] = defaultdict(list)
-    for voting, answer in answers:
-        ranks[answer] += voting
+    ranks = grouped((answer, rank) for voting, answer in answers for rank in voting)
     if len(ranks) < 2:
         return
     voters = sum(map(len, ranks.values()))
