@@ -64,27 +64,18 @@ CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 #: nvmlGpuFabricState_t.
 FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 
-#: What in NVML_GPU_FABRIC_HEALTH_MASK_* is a fault: our name, shift, width, and the values that say so.
-FABRIC_FAULTS = (
-    ("degraded_bandwidth", 0, 0x3, {1: ""}),
-    ("route_recovery", 2, 0x3, {1: ""}),
-    ("route_unhealthy", 4, 0x3, {1: ""}),
-    ("access_timeout_recovery", 6, 0x3, {1: ""}),
-    (
-        "incorrect_configuration",
-        8,
-        0xF,
-        {
-            2: "incorrect_sysguid",
-            3: "incorrect_chassis_serial_number",
-            4: "no_partition",
-            5: "insufficient_nvlinks",
-            6: "incompatible_gpu_firmware",
-            7: "invalid_location",
-            8: "gpu_state_invalid",
-        },
-    ),
-)
+#: Faults that NVML_GPU_FABRIC_HEALTH_MASK_* tells in two bits each, from the lowest on: 1 is yes …
+FABRIC_FAULTS = ("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery")
+#: … and those of its configuration, which stand in the next four.
+CONFIGURATION_FAULTS = {
+    2: "incorrect_sysguid",
+    3: "incorrect_chassis_serial_number",
+    4: "no_partition",
+    5: "insufficient_nvlinks",
+    6: "incompatible_gpu_firmware",
+    7: "invalid_location",
+    8: "gpu_state_invalid",
+}
 
 #: nvmlGpuVirtualizationMode_t.
 VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
@@ -360,8 +351,9 @@ def _fabric(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 def fabric_faults(mask: int) -> list[str]:
     """The names of what a fabric health mask says is wrong."""
-    found = ((name, values.get(mask >> shift & width)) for name, shift, width, values in FABRIC_FAULTS)
-    return [detail or name for name, detail in found if detail is not None]
+    found = [name for at, name in enumerate(FABRIC_FAULTS) if (mask >> 2 * at & 0x3) == 1]
+    configuration = CONFIGURATION_FAULTS.get(mask >> 8 & 0xF)
+    return [*found, configuration] if configuration else found
 
 
 if __name__ == "__main__":
