@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
-from ddp_doctor.knowledge.live_frames import GROUP_THREADS
+from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
 from ddp_doctor.knowledge.system_calls import CALLS, Call
 from ddp_doctor.sources import proc
 
-#: Threads that a process group of torch has, by the names in their comm (torch 2.13, gloo and NCCL).
-_GLOO, _NCCL = "pt_gloo_runloop", "pt_nccl_watchdg"
 #: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).
 _THREADS_OF_GLOO = 2
 _TORCH = re.compile(r"/libtorch(?:_cpu|_python)?\.so")
@@ -62,13 +60,13 @@ class Candidate:
     def groups(self) -> int:
         """Its process groups; 0 where no thread tells."""
         names = list(self.threads.values())
-        return names.count(_NCCL) or -(-names.count(_GLOO) // _THREADS_OF_GLOO)
+        return names.count(NCCL_WATCHDOG) or -(-names.count(GLOO_WORKER) // _THREADS_OF_GLOO)
 
     @property
     def backend(self) -> str | None:
         """Whose groups it has, by their threads."""
         names = self.threads.values()
-        return "nccl" if _NCCL in names else "gloo" if _GLOO in names else None
+        return "nccl" if NCCL_WATCHDOG in names else "gloo" if GLOO_WORKER in names else None
 
 
 def candidate(pid: int) -> Candidate | None:
@@ -104,8 +102,8 @@ class Watched:
         self.pid = pid
         names = proc.threads(pid)
         self._autograd = [thread for thread, name in names.items() if name.startswith("pt_autograd")]
-        self._gloo = [thread for thread, name in names.items() if name == _GLOO]
-        self._network = [thread for thread, name in names.items() if name == "gloo_tcp_loop"]
+        self._gloo = [thread for thread, name in names.items() if name == GLOO_WORKER]
+        self._network = [thread for thread, name in names.items() if name == GLOO_NETWORK]
 
     def look(self, frames: tuple[str, ...] = (), *, holds_gil: bool = False) -> Look | None:
         """What /proc says of it now; None where it has gone."""
@@ -205,7 +203,7 @@ def tracer(pid: int) -> str:
     return f"{name} (pid {found})"
 
 
-#: Of what a call waits for.
+#: What is read of a system call's arguments.
 _LONGEST_PATH = 512
 _MOST_FILES = 3
 _POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, what is waited for, what came

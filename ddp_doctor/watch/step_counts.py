@@ -18,6 +18,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, NCCL_WATCHDOG
 from ddp_doctor.parse.json_value import json_value
 from ddp_doctor.parse.steps_said import numbers_of_steps
 from ddp_doctor.sources import proc
@@ -25,7 +26,6 @@ from ddp_doctor.watch.evidence import Output
 from ddp_doctor.watch.judging import Judging
 from ddp_doctor.watch.pace import Look
 
-_GLOO, _GLOO_LOOP, _NCCL = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
 #: futex of x86-64 and of arm64.
 _FUTEX = ("202", "98")
 #: A child has modules to import (0.1 s of a processor). Where it finds no door the next comes after twice the time.
@@ -70,11 +70,11 @@ class Gloo:
             env, names = proc.environment(pid) or {}, proc.threads(pid)
             rank = proc.number(env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
             self.world_size = proc.number(env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE") or 0
-            has_nccl = has_nccl or _NCCL in names.values()
+            has_nccl = has_nccl or NCCL_WATCHDOG in names.values()
             self.threads += [
-                _Thread(rank, pid, thread, name == _GLOO)
+                _Thread(rank, pid, thread, name == GLOO_WORKER)
                 for thread, name in names.items()
-                if name in (_GLOO, _GLOO_LOOP)
+                if name in (GLOO_WORKER, GLOO_NETWORK)
             ]
         if has_nccl:
             self.threads = []
