@@ -28,7 +28,8 @@ from ddp_doctor.knowledge.job_causes import (
     software,
     unproven,
 )
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.signs import Sign
 
 _MODULES = (
     host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, scheduler, hangs, unproven,

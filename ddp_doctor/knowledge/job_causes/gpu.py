@@ -14,22 +14,9 @@ from ddp_doctor.knowledge.gpu.xids import (
     XIDS,
     xids_of,
 )
-from ddp_doctor.knowledge.job_causes.kinds import (
-    CUDA_ERRORS,
-    NCCL_WARN,
-    JobCause,
-    Sign,
-    hint,
-    kernel,
-    nccl,
-    on_node,
-    proof,
-    remedy,
-    setting,
-    sick_gpu,
-    sick_host,
-    victim,
-)
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
+from ddp_doctor.knowledge.job_causes.remedies import on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
 
 _XID = ("NVRM: Xid",)
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.

@@ -4,28 +4,20 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    CUDA_ERRORS,
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
+from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import (
     NCCL_WARN,
     TEST_BEGINS,
-    JobCause,
     Page,
     Sign,
-    code_cause,
     context,
-    host_cause,
-    in_code,
     kernel,
     nccl,
-    on_node,
     proof,
-    remedy,
-    setting,
-    sick_gpu,
-    sick_host,
     watchdog,
 )
-from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests

@@ -1,20 +1,8 @@
 """Causes in the host or its container: memory, /dev/shm, disk, limits, and memory that NCCL shares by CUDA."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    NCCL_WARN,
-    JobCause,
-    Sign,
-    hint,
-    host_cause,
-    in_code,
-    kernel,
-    launcher,
-    nccl,
-    on_node,
-    proof,
-    remedy,
-    setting,
-)
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, host_cause
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel, launcher, nccl, proof
 
 _MORE_SHARED_MEMORY = remedy(
     "Give the container more shared memory; in Kubernetes mount an emptyDir with medium: Memory on /dev/shm",

@@ -1,21 +1,8 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
-    Sign,
-    code_cause,
-    in_code,
-    kernel,
-    launcher,
-    nccl,
-    network_cause,
-    on_node,
-    proof,
-    remedy,
-    scheduler_cause,
-    setting,
-    unset,
-)
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, network_cause, scheduler_cause
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting, unset
+from ddp_doctor.knowledge.job_causes.signs import Sign, kernel, launcher, nccl, proof
 
 CAUSES = {
     "DDJ180": scheduler_cause(

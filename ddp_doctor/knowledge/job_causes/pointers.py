@@ -6,7 +6,7 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import (
+from ddp_doctor.knowledge.job_causes.signs import (
     MONITORS,
     Page,
     Sign,

@@ -1,6 +1,8 @@
 """Jobs that the scheduler, a person or the loss of a node ended."""
 
-from ddp_doctor.knowledge.job_causes.kinds import kernel, launcher, remedy, scheduler_cause, sick_host
+from ddp_doctor.knowledge.job_causes.kinds import scheduler_cause, sick_host
+from ddp_doctor.knowledge.job_causes.remedies import remedy
+from ddp_doctor.knowledge.job_causes.signs import kernel, launcher
 
 CAUSES = {
     "DDJ188": scheduler_cause(

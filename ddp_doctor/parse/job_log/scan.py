@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, TEST_BEGINS, Sign
+from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
 from ddp_doctor.parse.job_log.blocks import RAS_WORD, TRACEBACK, Block, Failure, Ras, SignBlock, Traceback
 from ddp_doctor.parse.job_log.endings import (
     ENDING_WORDS,
