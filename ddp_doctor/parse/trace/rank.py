@@ -7,21 +7,9 @@ from operator import add
 from typing import Any, Literal, NamedTuple
 
 from ddp_doctor.facts.trace import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
+from ddp_doctor.parse.trace import collect
 from ddp_doctor.parse.trace.calls import Call, collectives
-from ddp_doctor.parse.trace.collect import (
-    ACCUMULATES,
-    BACK_FROM_BUCKET,
-    COPIES,
-    FIRST_INPUT,
-    INTO_BUCKET,
-    PACKED,
-    READS,
-    UNPACKED,
-    UNUSED_SEARCH,
-    Collected,
-    Row,
-    Rows,
-)
+from ddp_doctor.parse.trace.collect import Collected, Row, Rows
 from ddp_doctor.parse.trace.events import EventStream, NotATrace, arguments
 from ddp_doctor.parse.trace.intervals import Times
 
@@ -116,7 +104,7 @@ class _Rank:
             calls=tuple(self._calls(origin)),
             groups=_groups(info),
             is_ddp=bool(self.forwards or found.reducer),
-            hook=any(row.name == INTO_BUCKET[1] for row in found.reducer),
+            hook=any(row.name == collect.INTO_BUCKET[1] for row in found.reducer),
             loader=("workers" if any("MultiProcessing" in name for name in loaders) else "main") if loaders else "none",
             optimizer=next((row.name.partition("#")[2].partition(".")[0] for row in self.optimizers), ""),
             damaged=self.stream.damaged,
@@ -205,9 +193,9 @@ class _Rank:
         ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
         updates = _within(self.optimizers, begin, end)
         reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
-        back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
-        into = [row for row in reducer if row.name in INTO_BUCKET]
-        searched = [row for row in reducer if row.name == UNUSED_SEARCH]
+        back = [row for row in reducer if row.name == collect.BACK_FROM_BUCKET]
+        into = [row for row in reducer if row.name in collect.INTO_BUCKET]
+        searched = [row for row in reducer if row.name == collect.UNUSED_SEARCH]
         pageable = [row for row in copies if "Pageable -> Device" in row.name]
         detached = [row for row in _within(found.detached, begin, end) if row.thread == self.main]
         backward = self._backward(forwards, begin, end)
@@ -245,7 +233,7 @@ class _Rank:
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
-            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in COPIES)),
+            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in collect.COPIES)),
         )
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
@@ -265,12 +253,12 @@ class _Rank:
 
     def _buffers(self, forward: Row) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        if PACKED not in self.found.numbers:
+        if collect.PACKED not in self.found.numbers:
             return 0.0
         ops = self.ops[bisect_left(self.ops, (forward.begin,)) : bisect_left(self.ops, (forward.end,))]
         inside = [(begin, end, self.names[name]) for begin, end, name in ops]
-        packed = [begin for begin, _, name in inside if name == PACKED]
-        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
+        packed = [begin for begin, _, name in inside if name == collect.PACKED]
+        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == collect.UNPACKED]
         if not packed or not unpacked:
             return 0.0
         copies = takewhile(lambda op: op[2] in ("aten::copy_", "c10d::broadcast_"), inside[unpacked[-1] + 1 :])
@@ -284,7 +272,7 @@ class _Rank:
     def _batch(self, begin: float, end: float) -> tuple[int, ...]:
         for row in _within(self.found.inputs, begin, end):
             dims = arguments(row.args).get("Input Dims")
-            at = FIRST_INPUT[row.name]
+            at = collect.FIRST_INPUT[row.name]
             if isinstance(dims, list) and len(dims) > at and isinstance(dims[at], list):
                 shape = [size for size in dims[at] if isinstance(size, int)]
                 if len(shape) >= 2:
@@ -335,7 +323,7 @@ class _Rank:
         since, until = (reducer[0].begin, reducer[-1].end) if reducer else (end, end)
         for row in outer:
             in_optimizer = self.in_optimizer.within(row.begin, row.end).begins
-            if row.name in READS and not (since <= row.begin < until or in_optimizer):
+            if row.name in collect.READS and not (since <= row.begin < until or in_optimizer):
                 yield row
 
     def _users_line(self, moment: float) -> str:
@@ -392,7 +380,7 @@ class _Rank:
     def _averages(self, call: Call) -> bool:
         """Whether it averages gradients, and not what layers such as SyncBatchNorm reduce in backward."""
         nodes = self._nodes_at(_called(call)) if call.kind == "all_reduce" else []
-        return any(ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
+        return any(collect.ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
 
 
 def _called(call: Call) -> float:
