@@ -348,7 +348,6 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(nccl_diagnostics.parse_nccl_diagnostics, *_samples("nccl_diagnostics")),
     direct(nccl_diagnostics.still_printing, *_samples("nccl_diagnostics")),
-    direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),
     direct(live.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),

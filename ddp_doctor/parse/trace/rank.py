@@ -342,8 +342,9 @@ class _Rank:
         begins = [step.begin for step in self.steps]
         exposed = self.on_device["exposed"]
         for call in self.calls[-_MOST_CALLS:]:
-            at = bisect_right(begins, _called(call)) - 1
-            if at < 0 or _called(call) >= self.steps[at].end:
+            called = _called(call)
+            at = bisect_right(begins, called) - 1
+            if at < 0 or called >= self.steps[at].end:
                 continue
             yield TraceCall(
                 kind=call.kind,
@@ -356,15 +357,10 @@ class _Rank:
                 ranks=call.ranks,
                 size_bytes=call.size_bytes,
                 dtype=call.dtype,
-                during=self._during(_called(call)),
+                during="forward" if self._in_forward(called) else "backward" if self._nodes_at(called) else "",
                 averages=self._averages(call),
                 exposed_us=round(exposed.within(call.begin, call.end).total, 3),
             )
-
-    def _during(self, moment: float) -> Literal["forward", "backward", ""]:
-        if self._in_forward(moment):
-            return "forward"
-        return "backward" if self._nodes_at(moment) else ""
 
     def _in_forward(self, moment: float) -> bool:
         at = bisect_left(self.forwards, (moment, float("inf"))) - 1
