@@ -90,11 +90,6 @@ _NUMBER = re.compile(
 )
 
 
-def signal_name(number: int) -> str | None:
-    """SIGKILL for 9; None for a number without a name."""
-    return signal.Signals(number).name if number in {*signal.Signals} else None
-
-
 def endings(text: str) -> list[tuple[str, Ending]]:
     """What ``text``, where it is nothing but an exit code or a signal, says: each with its name in words."""
     text = text.strip().strip("'\"`.").strip()

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.knowledge.launchers import launcher_of
 from ddp_doctor.model.base import grouped
+from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from textwrap import shorten
 
-from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.ranks import process
 from ddp_doctor.sources import proc
 from ddp_doctor.starters.detect import OuterWorld, number, outer_world
@@ -204,6 +203,8 @@ def _named(argv: Sequence[str]) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
+    from ddp_doctor.parse.job_log.endings import signal_name
+
     return f"was ended by {signal_name(-code) or f'signal {-code}'}"
 
 

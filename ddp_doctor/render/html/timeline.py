@@ -3,9 +3,10 @@
 Each node counts the seconds of a trial for itself, so times of two nodes may be some hundredths apart.
 """
 
+import signal
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
-from ddp_doctor.knowledge.endings import signal_name
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
@@ -194,7 +195,10 @@ def _step(step: Step) -> str:
 
 
 def _exit(code: int) -> str:
-    return signal_name(-code) or f"exit code {code}"
+    if code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-code).name
+    return f"exit code {code}"
 
 
 def _seconds(value: float) -> str:
