@@ -93,14 +93,6 @@ class Seen:
     last_line: int = 0
 
 
-class _OfSign(SignBlock):
-    """The lines of a sign whose pattern reaches over several."""
-
-    def __init__(self, sign: Sign, first_line: int, text: str) -> None:
-        super().__init__(first_line, sign.lines, text)
-        self.sign = sign
-
-
 def _process(origin: Origin) -> tuple[object, ...]:
     return origin.rank, origin.host, origin.pid, origin.stream
 
@@ -267,7 +259,7 @@ class FileScan:
 
     def _sign(self, sign: Sign, origin: Origin, text: str, line: str, number: int) -> None:
         if sign.lines > 1:
-            self._begin(origin, _OfSign(sign, number, text))
+            self._begin(origin, SignBlock(number, sign.lines, text, sign))
             return
         key = (sign.id, text, *_process(origin), self._restarts)
         if seen := self._again.get(key):
@@ -306,11 +298,11 @@ class FileScan:
         if isinstance(block, Traceback):
             if block.local_rank is not None:
                 origin = origin._replace(local_rank=block.local_rank)
-            if block.type is not None and "exception" in SIGNS:
+            if block.type is not None:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):
             self._ras += block.numbered
-        elif isinstance(block, _OfSign):
+        elif isinstance(block, SignBlock) and block.sign is not None:
             if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
                 self._keep(block.sign.id, origin, self.where(block.texts[0], block.first_line), match.groupdict())
         else:
