@@ -25,8 +25,7 @@ from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
-from ddp_doctor.sources.live_kernel import waits_for
-from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged
+from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged, waits_for
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.

@@ -18,8 +18,8 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
 from ddp_doctor.model.recording import Recording
+from ddp_doctor.parse.file_kinds import is_recording
 from ddp_doctor.parse.flight_recorder import RecordedCall, is_dump, read_dump, recorded_calls
-from ddp_doctor.parse.job_log.kinds_of_files import is_recording
 from ddp_doctor.sources.job_files import job_files
 
 _LARGEST_FILE_BYTES = 256 << 20

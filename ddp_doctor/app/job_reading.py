@@ -21,10 +21,9 @@ from ddp_doctor.facts.job_log import FileSeen, RecordingFact
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
-from ddp_doctor.parse.file_kinds import RECORDING
+from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from ddp_doctor.parse.job_log.assemble import Job
-from ddp_doctor.parse.job_log.kinds_of_files import is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.job_log.measured import inspected, is_inspector, is_nccl_tests, text_of_nccl_tests
 from ddp_doctor.parse.job_log.ras import is_ras, text_of_ras
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan

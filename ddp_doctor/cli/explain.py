@@ -13,7 +13,8 @@ from ddp_doctor.knowledge.endings import endings
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.gpu.xids import CATALOG, XIDS, xid
 from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Page, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.signs import Page, Sign
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError, Where

@@ -91,4 +91,5 @@ GROUP_AT = {
 }
 
 #: Threads of a process that has joined a group, by the names in their comm (torch 2.13, gloo and NCCL).
-GROUP_THREADS = re.compile(r"pt_gloo_runloop|gloo_tcp_loop|pt_nccl_(?:watchdg|heartbt)")
+GLOO_WORKER, GLOO_NETWORK, NCCL_WATCHDOG = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
+GROUP_THREADS = re.compile(f"{GLOO_WORKER}|{GLOO_NETWORK}|{NCCL_WATCHDOG}|pt_nccl_heartbt")

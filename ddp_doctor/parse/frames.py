@@ -45,7 +45,12 @@ def fatal_stack(output: str) -> tuple[str, ...]:
       File "/home/me/net.py", line 7 in make
     """
     current = _CURRENT.search(output.rpartition(FATAL)[2]) if FATAL in output else None
-    frames = _LISTED.finditer(current["frames"]) if current else ()
+    return listed(current["frames"]) if current else ()
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The frames that faulthandler prints, the innermost first, outermost first."""
+    frames = _LISTED.finditer(text)
     return tuple(f"{frame['file']}:{frame['line']} in {frame['name']}" for frame in frames)[::-1]
 
 

@@ -87,11 +87,6 @@ _WORDS = re.compile(
 )
 
 
-def may_hold_facts(line: str) -> bool:
-    """Whether a line of a log may hold what is read here."""
-    return _WORDS.search(line) is not None
-
-
 def settings_in(text: str) -> dict[str, str]:
     """The variables that NCCL says it reads, as the environment or nccl.conf gave them."""
     return {found[1]: found[2].strip().removesuffix(".") for found in _SET.finditer(text)}
@@ -228,7 +223,7 @@ def digest(lines: Iterable[str]) -> str:
     room = MOST_CHARACTERS
     for whole_line in lines:
         line = whole_line[:_LONGEST_LINE]
-        if not may_hold_facts(line):
+        if not _WORDS.search(line):
             continue
         text = _PREFIX.sub("", line.rstrip(), count=1)
         pair = _CHANNEL_NUMBER.sub("", text, count=1)

@@ -62,11 +62,9 @@ _SIGNS = (
 def masked(text: str) -> str:
     """A text with KEPT_BACK in the place of what has the form of a password, a key or a token."""
     small = text.lower()
-    return _IN_TEXT.sub(_kept_back, text) if any(sign in small for sign in _SIGNS) else text
-
-
-def _kept_back(found: re.Match[str]) -> str:
-    return f"://{KEPT_BACK}" if found[0].startswith("://") else KEPT_BACK
+    if not any(sign in small for sign in _SIGNS):
+        return text
+    return _IN_TEXT.sub(lambda found: f"://{KEPT_BACK}" if found[0].startswith("://") else KEPT_BACK, text)
 
 
 def open_and_withheld(env: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -27,21 +27,16 @@ def main() -> None:
     CALLS["run"](_ask, gpus=[])
 
 
-def _ask(answer: dict[str, Any]) -> None:
-    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
-    if begun is None:
-        return
-    nvml, count = begun
+def _ask(nvml: Nvml, count: int) -> None:
     for index in range(count):
-        answer["gpu"] = index
+        nvml.answer["gpu"] = index
         handle, reason = nvml.call("nvmlDeviceGetHandleByIndex", index)
         if reason is None:
             gpu: dict[str, Any] = {"index": index, "unavailable": {}}
             nvml.fill(gpu, "busy_percent", "nvmlDeviceGetUtilizationRates", handle, use=lambda rates: rates.gpu)
             found, _ = CALLS["processes"](nvml, handle, "nvmlDeviceGetComputeRunningProcesses")
             gpu["bytes_of"] = {process.pid: process.usedGpuMemory or 0 for process in found or ()}
-            answer["gpus"].append(gpu)
-    answer.update(call="", gpu=None)
+            nvml.answer["gpus"].append(gpu)
 
 
 if __name__ == "__main__":

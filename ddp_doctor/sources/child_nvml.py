@@ -64,27 +64,18 @@ CALLS = runpy.run_path(str(Path(__file__).with_name("nvml_calls.py")))
 #: nvmlGpuFabricState_t.
 FABRIC_STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
 
-#: What in NVML_GPU_FABRIC_HEALTH_MASK_* is a fault: our name, shift, width, and the values that say so.
-FABRIC_FAULTS = (
-    ("degraded_bandwidth", 0, 0x3, {1: ""}),
-    ("route_recovery", 2, 0x3, {1: ""}),
-    ("route_unhealthy", 4, 0x3, {1: ""}),
-    ("access_timeout_recovery", 6, 0x3, {1: ""}),
-    (
-        "incorrect_configuration",
-        8,
-        0xF,
-        {
-            2: "incorrect_sysguid",
-            3: "incorrect_chassis_serial_number",
-            4: "no_partition",
-            5: "insufficient_nvlinks",
-            6: "incompatible_gpu_firmware",
-            7: "invalid_location",
-            8: "gpu_state_invalid",
-        },
-    ),
-)
+#: Faults that NVML_GPU_FABRIC_HEALTH_MASK_* tells in two bits each, from the lowest on: 1 is yes …
+FABRIC_FAULTS = ("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery")
+#: … and those of its configuration, which stand in the next four.
+CONFIGURATION_FAULTS = {
+    2: "incorrect_sysguid",
+    3: "incorrect_chassis_serial_number",
+    4: "no_partition",
+    5: "insufficient_nvlinks",
+    6: "incompatible_gpu_firmware",
+    7: "invalid_location",
+    8: "gpu_state_invalid",
+}
 
 #: nvmlGpuVirtualizationMode_t.
 VIRTUALIZATION = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host_vgpu", 4: "host_vsga"}
@@ -123,11 +114,8 @@ def main() -> None:
     )
 
 
-def _ask(answer: dict[str, Any]) -> None:
-    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
-    if begun is None:
-        return
-    nvml, count = begun
+def _ask(nvml: Nvml, count: int) -> None:
+    answer = nvml.answer
     nvml.fill(answer, "driver_version", "nvmlSystemGetDriverVersion")
     nvml.fill(answer, "cuda_driver_version", "nvmlSystemGetCudaDriverVersion_v2", use=_cuda_version)
     count_of_excluded, _ = nvml.call("nvmlGetExcludedDeviceCount")  # by the operator, with NVreg_ExcludedGpus
@@ -153,7 +141,6 @@ def _ask(answer: dict[str, Any]) -> None:
         gpu["inforom_valid"] = True if reason is None else False if reason == "corrupted_inforom" else None
         if reason:
             gpu["unavailable"]["inforom_valid"] = reason
-    answer.update(call="", gpu=None)
 
 
 def _cuda_version(number: int) -> str:
@@ -162,11 +149,9 @@ def _cuda_version(number: int) -> str:
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    nvml.answer["gpu"] = index
-    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
-    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    gpu, handle = CALLS["identity"](nvml, index)
     if gpu["error"] is None:
-        _identity(nvml, gpu, handle)
+        _modes(nvml, gpu, handle)
         _memory(nvml, gpu, handle)
         uncorrected = getattr(nvml.pynvml, "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", 1)
         nvml.fill(gpu, "ecc_enabled", "nvmlDeviceGetEccMode", handle, use=lambda modes: bool(modes[0]))
@@ -187,15 +172,10 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
     return gpu, handle
 
 
-def _identity(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
-    nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
-    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=CALLS["bus_id"])
-    nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
+def _modes(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
-    nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
     count = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)[0] if gpu["mig_enabled"] else 0
     slices = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count or 0)]
     uuids = [nvml.call("nvmlDeviceGetUUID", part)[0] for part, reason in slices if not reason]
@@ -371,8 +351,9 @@ def _fabric(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
 
 def fabric_faults(mask: int) -> list[str]:
     """The names of what a fabric health mask says is wrong."""
-    found = ((name, values.get(mask >> shift & width)) for name, shift, width, values in FABRIC_FAULTS)
-    return [detail or name for name, detail in found if detail is not None]
+    found = [name for at, name in enumerate(FABRIC_FAULTS) if (mask >> 2 * at & 0x3) == 1]
+    configuration = CONFIGURATION_FAULTS.get(mask >> 8 & 0xF)
+    return [*found, configuration] if configuration else found
 
 
 if __name__ == "__main__":

@@ -56,11 +56,8 @@ def main() -> None:
     CALLS["run"](_ask, gpus=[], ancestors=[], p2p={})
 
 
-def _ask(answer: dict[str, Any]) -> None:
-    begun: tuple[Nvml, int] | None = CALLS["begin"](answer)
-    if begun is None:
-        return
-    nvml, count = begun
+def _ask(nvml: Nvml, count: int) -> None:
+    answer = nvml.answer
     handles: dict[int, Any] = {}
     for index in range(count):
         gpu, handle = _gpu(nvml, index)
@@ -70,7 +67,6 @@ def _ask(answer: dict[str, Any]) -> None:
     answer["gpu"] = None
     _pairs(nvml, handles, answer)
     _ask_again(nvml, handles, answer["gpus"])
-    answer.update(call="", gpu=None)
 
 
 def _field_values(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> dict[int, int]:
@@ -81,16 +77,10 @@ def _field_values(nvml: Nvml, handle: Any, ids: dict[int, Any], link: int) -> di
 
 
 def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
-    nvml.answer["gpu"] = index
-    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}, "nvlinks": []}
-    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    gpu, handle = CALLS["identity"](nvml, index)
+    gpu["nvlinks"] = []
     if gpu["error"] is not None:
         return gpu, None
-    nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
-    nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
-    nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
-    nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=CALLS["bus_id"])
-    nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
     nvml.fill(gpu, "cpu_affinity", "nvmlDeviceGetCpuAffinity", handle, CPU_WORDS, use=_list)
     nvml.fill(gpu, "numa_affinity", "nvmlDeviceGetMemoryAffinity", handle, NODE_WORDS, 0, use=_list)
     nvml.fill(gpu, "gpu_numa_id", "nvmlDeviceGetNumaNodeId", handle)

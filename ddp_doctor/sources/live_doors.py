@@ -6,7 +6,6 @@ told by its socket: the only one of the rank that listens on all addresses of IP
 """
 
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,8 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 
+from ddp_doctor.parse.frames import listed
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, listening, network_of, number
+from ddp_doctor.sources.live_process import Candidate, listening, network_of
 
 _PATIENCE_S = 1.5
 _MOST_AT_ONCE = 8
@@ -23,7 +23,6 @@ _LARGEST_BYTES = 32 << 20
 #: NCCL's RAS asks all other processes before it answers.
 _RAS_PATIENCE_S = 2.5
 _RAS_PORT = 28028  # NCCL 2.24, NCCL_RAS_ADDR
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 #: Of a unix socket its path, else a port of this host.
 Address = str | int
 
@@ -76,7 +75,7 @@ def worker_servers(ranks: Iterable[Candidate], end: float) -> dict[int, Address]
         if path.startswith("/"):
             likely[rank.pid] = proc.path_of(rank.pid, path)
         elif network_of(rank.pid) == network_of(os.getpid()):
-            ports = listening(rank.pid, any_address=True) - {number(rank.env, "MASTER_PORT")}
+            ports = listening(rank.pid, any_address=True) - {proc.number(rank.env, "MASTER_PORT")}
             if len(ports) == 1:
                 likely[rank.pid] = ports.pop()
     answers = _from_all(likely, "GET", "/handler/", end)
@@ -90,11 +89,9 @@ def flight_dumps(servers: Mapping[int, Address], end: float) -> dict[int, bytes]
 
 def tracebacks(servers: Mapping[int, Address], end: float) -> dict[int, tuple[str, ...]]:
     """Each rank's main thread, outermost first. faulthandler prints it last, its innermost frame first."""
-    found = {}
-    for pid, text in _from_all(servers, "POST", "/handler/dump_traceback", end).items():
-        last = text.decode("utf-8", "replace").rstrip().rpartition("\n\n")[2]
-        found[pid] = tuple(f"{file}:{line} in {name}" for file, line, name in reversed(_FRAME.findall(last)))
-    return found
+    answers = _from_all(servers, "POST", "/handler/dump_traceback", end)
+    texts = {pid: answer.decode("utf-8", "replace").rstrip() for pid, answer in answers.items()}
+    return {pid: listed(text.rpartition("\n\n")[2]) for pid, text in texts.items()}
 
 
 def _from_all(servers: Mapping[int, Address], method: str, path: str, end: float) -> dict[int, bytes]:
@@ -110,7 +107,7 @@ def ras_port(ranks: Iterable[Candidate]) -> int | None:
     for rank in ranks:
         port = rank.env.get("NCCL_RAS_ADDR", "").rpartition(":")[2]
         wanted = int(port) if port.isdigit() else _RAS_PORT
-        ports = listening(rank.pid) - {number(rank.env, "MASTER_PORT")}
+        ports = listening(rank.pid) - {proc.number(rank.env, "MASTER_PORT")}
         if wanted in ports and network_of(rank.pid) == network_of(os.getpid()):
             return wanted
     return None

@@ -2,15 +2,15 @@
 
 import os
 import re
-import signal
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddp_doctor.knowledge.launchers import launcher_of
+from ddp_doctor.model.base import grouped
+from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of, number
+from ddp_doctor.sources.live_process import Candidate, ancestors, below, candidate, kind_of_child, network_of
 
 _LAUNCHERS = {"torchrun": "torchrun", "slurm": "srun", "mpi": "mpirun"}
 #: Of a second; the ranks of a job start within it of each other, or later.
@@ -39,19 +39,15 @@ class Host:
 
     def __init__(self) -> None:
         self.parents = {pid: proc.parent(pid) for pid in proc.pids()}
-        self.tree: dict[int, list[int]] = defaultdict(list)
-        for pid, parent in self.parents.items():
-            self.tree[parent].append(pid)
+        self.tree = grouped((parent, pid) for pid, parent in self.parents.items())
         own = {os.getpid(), *ancestors(os.getpid())}
         found = (candidate(pid) for pid in sorted(self.parents) if pid not in own)
         self.with_torch = {process.pid: process for process in found if process is not None}
 
     def jobs(self) -> list[JobOnHost]:
         """The jobs, in the order of their first processes."""
-        by_key: dict[str, list[Candidate]] = defaultdict(list)
-        for process in self._ranks():
-            by_key[_job_name(process)].append(process)
-        return [self._job(*job) for name, ranks in by_key.items() for job in _split_by_network(name, ranks)]
+        by_name = grouped((_job_name(process), process) for process in self._ranks())
+        return [self._job(*job) for name, ranks in by_name.items() for job in _split_by_network(name, ranks)]
 
     def alone(self, pid: int) -> JobOnHost:
         """A process with torch that is no rank, as a job of its own."""
@@ -92,7 +88,7 @@ class Host:
             zombies = {number_of[pid]: (pid, ended) for _, pid, ended in dead}
         ranks = dict(sorted(ranks.items()))
         first = next(iter(ranks.values()))
-        world_size = number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
+        world_size = proc.number(first.env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")
         missing = sorted(_ranks_expected_here(ranks, world_size) - set(ranks)) if numbered else []
         if missing and len(dead) == len(missing):
             zombies = {rank: (pid, ended) for rank, (_, pid, ended) in zip(missing, dead, strict=True)}
@@ -136,9 +132,7 @@ def _split_by_network(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[s
     numbers = [process.rank for process in ranks if process.rank is not None]
     if len(numbers) == len(set(numbers)):
         return [(name, list(ranks))]
-    by_network: dict[str, list[Candidate]] = defaultdict(list)
-    for process in ranks:
-        by_network[network_of(process.pid)].append(process)
+    by_network = grouped((network_of(process.pid), process) for process in ranks)
     if len(by_network) == 1:
         return [(name, list(ranks))]
     return [(f"{name}, {network}", members) for network, members in by_network.items()]
@@ -158,7 +152,7 @@ def _job_name(process: Candidate) -> str:
 
 def _ranks_expected_here(ranks: Mapping[int, Candidate], world_size: int | None) -> set[int]:
     rank, process = next(iter(ranks.items()))
-    size = number(process.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    size = proc.number(process.env, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
     tasks = _SLURM_TASKS.fullmatch(process.env.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if size is None and tasks and "RANK" not in process.env:
         size = int(tasks[1])
@@ -181,10 +175,7 @@ def ended(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     if number := status & 0x7F:
-        try:
-            return signal.Signals(number).name
-        except ValueError:
-            return f"signal {number}"
+        return signal_name(number) or f"signal {number}"
     return f"exit {status >> 8}"
 
 

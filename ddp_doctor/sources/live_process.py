@@ -1,18 +1,21 @@
 """Processes of jobs that run: which may be ranks, and looks at each. Nothing is changed, and no signal is sent."""
 
 import os
+import platform
 import re
+import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from ddp_doctor.facts.live_job import ChildSeen, Look, Unacknowledged
-from ddp_doctor.knowledge.live_frames import GROUP_THREADS
+from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, GROUP_THREADS, NCCL_WATCHDOG
+from ddp_doctor.knowledge.system_calls import CALLS, Call
 from ddp_doctor.sources import proc
 
-#: Threads that a process group of torch has, by the names in their comm (torch 2.13, gloo and NCCL).
-_GLOO, _NCCL = "pt_gloo_runloop", "pt_nccl_watchdg"
 #: gloo's groups have two threads each (torch 2.13 ProcessGroupGloo::Options, threads = 2).
 _THREADS_OF_GLOO = 2
 _TORCH = re.compile(r"/libtorch(?:_cpu|_python)?\.so")
@@ -21,7 +24,8 @@ _COMPILERS = re.compile(
 )
 #: Descendants of a rank that are looked at, and steps up to an ancestor.
 _MOST_CHILDREN, _MOST_STEPS = 64, 8
-_ESTABLISHED = "01"
+#: States of TCP sockets (linux/tcp_states.h).
+_ESTABLISHED, _LISTENS = "01", "0A"
 #: A rank of gloo has as many connections as there are other ranks.
 _MOST_CONNECTIONS = 1024
 
@@ -45,30 +49,24 @@ class Candidate:
     @property
     def rank(self) -> int | None:
         """Its rank by its environment."""
-        return number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+        return proc.number(self.env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
     @property
     def local_rank(self) -> int | None:
         """Its number on this host by its environment."""
-        return number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+        return proc.number(self.env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
     @property
     def groups(self) -> int:
         """Its process groups; 0 where no thread tells."""
         names = list(self.threads.values())
-        return names.count(_NCCL) or -(-names.count(_GLOO) // _THREADS_OF_GLOO)
+        return names.count(NCCL_WATCHDOG) or -(-names.count(GLOO_WORKER) // _THREADS_OF_GLOO)
 
     @property
     def backend(self) -> str | None:
         """Whose groups it has, by their threads."""
         names = self.threads.values()
-        return "nccl" if _NCCL in names else "gloo" if _GLOO in names else None
-
-
-def number(env: Mapping[str, str], *names: str) -> int | None:
-    """The first of these variables that is a number."""
-    found = (env.get(name, "") for name in names)
-    return next((int(text) for text in found if re.fullmatch(r"\d{1,9}", text, re.ASCII)), None)
+        return "nccl" if NCCL_WATCHDOG in names else "gloo" if GLOO_WORKER in names else None
 
 
 def candidate(pid: int) -> Candidate | None:
@@ -104,8 +102,8 @@ class Watched:
         self.pid = pid
         names = proc.threads(pid)
         self._autograd = [thread for thread, name in names.items() if name.startswith("pt_autograd")]
-        self._gloo = [thread for thread, name in names.items() if name == _GLOO]
-        self._network = [thread for thread, name in names.items() if name == "gloo_tcp_loop"]
+        self._gloo = [thread for thread, name in names.items() if name == GLOO_WORKER]
+        self._network = [thread for thread, name in names.items() if name == GLOO_NETWORK]
 
     def look(self, frames: tuple[str, ...] = (), *, holds_gil: bool = False) -> Look | None:
         """What /proc says of it now; None where it has gone."""
@@ -132,9 +130,8 @@ class Watched:
 
 
 def _switches(pid: int, thread: int) -> int:
-    fields = proc.status(pid, thread)
-    counts = [fields.get("voluntary_ctxt_switches", ""), fields.get("nonvoluntary_ctxt_switches", "")]
-    return sum(int(count) for count in counts if count.isdigit())
+    counts = proc.counts(f"/proc/{pid}/task/{thread}/status")
+    return counts.get("voluntary_ctxt_switches", 0) + counts.get("nonvoluntary_ctxt_switches", 0)
 
 
 @dataclass
@@ -206,6 +203,74 @@ def tracer(pid: int) -> str:
     return f"{name} (pid {found})"
 
 
+#: What is read of a system call's arguments.
+_LONGEST_PATH = 512
+_MOST_FILES = 3
+_POLLFD = struct.Struct("=ihh")  # poll(2): descriptor, what is waited for, what came
+
+
+def waits_for(pid: int, peers: Mapping[str, str]) -> str:
+    """``read from the FIFO /data/in``, ``flock of /data/lock``; empty where the kernel does not say, or it runs.
+
+    ``peers``: the addresses at the other ends of sockets, by their inodes.
+    """
+    words = (proc.read(f"/proc/{pid}/syscall") or "").split()
+    if len(words) < 7 or not words[0].isdigit():
+        return ""
+    call = CALLS.get(platform.machine(), {}).get(int(words[0]))
+    if call is None:
+        return ""
+    arguments = [int(word, 16) for word in words[1:7]]
+    named = [_name_of_file(pid, file, peers) for file in _files_of_call(pid, call, arguments)]
+    of = " and ".join(filter(None, named))
+    return f"{call.name} {call.word} {of}".strip() if of else f"{call.name}{call.alone}"
+
+
+def _files_of_call(pid: int, call: Call, arguments: list[int]) -> Sequence[str | int]:
+    if call.takes == "descriptor":
+        return [arguments[0]]
+    if call.takes == "path":
+        return [_read_memory(pid, arguments[call.at], _LONGEST_PATH).partition(b"\0")[0].decode(errors="replace")]
+    if call.takes == "pollfds":
+        raw = _read_memory(pid, arguments[0], _POLLFD.size * min(arguments[1], _MOST_FILES))
+        whole = raw[: len(raw) // _POLLFD.size * _POLLFD.size]
+        return [file for file, *_ in _POLLFD.iter_unpack(whole)]
+    if call.takes == "epoll":
+        lines = (proc.read(f"/proc/{pid}/fdinfo/{arguments[0]}") or "").splitlines()
+        return [int(line.split()[1]) for line in lines if line.startswith("tfd:")][:_MOST_FILES]
+    return []
+
+
+def _read_memory(pid: int, address: int, size: int) -> bytes:
+    with suppress(OSError, OverflowError, ValueError), Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        memory.seek(address)
+        return memory.read(size) or b""
+    return b""
+
+
+def _name_of_file(pid: int, file: str | int, peers: Mapping[str, str]) -> str:
+    """``the FIFO /data/in``, ``a connection to 10.0.0.5:443``."""
+    if isinstance(file, str):
+        return f"{_kind(proc.path_of(pid, file))}{file}" if file else ""
+    path = f"/proc/{pid}/fd/{file}"
+    try:
+        target = str(Path(path).readlink())
+    except OSError:
+        return ""
+    if target.startswith("socket:["):
+        peer = peers.get(target[8:-1])
+        return f"a connection to {peer}" if peer else "a socket"
+    if target.startswith("pipe:["):
+        return "a pipe"
+    return f"{_kind(path)}{target}" if target.startswith("/") else ""
+
+
+def _kind(path: str) -> str:
+    with suppress(OSError):
+        return "the FIFO " if Path(path).is_fifo() else ""
+    return ""
+
+
 #: TCP connections by inode: this end, the other, bytes not acknowledged, retransmissions in a row.
 Connections = Mapping[str, tuple[str, str, int, int]]
 
@@ -229,12 +294,18 @@ def connections(pids: Sequence[int]) -> dict[int, Connections]:
 def _connections_of_network(pid: int) -> Connections:
     found = {}
     for file in ("tcp", "tcp6"):
-        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == _ESTABLISHED:
-                queued = int(fields[4].partition(":")[0], 16)
-                found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
+        for fields in _tcp_sockets(pid, file, _ESTABLISHED):
+            queued = int(fields[4].partition(":")[0], 16)
+            found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
     return found
+
+
+def _tcp_sockets(pid: int, file: str, state: str) -> Iterator[list[str]]:
+    """The columns of the sockets in this state in a process's network, of ``tcp`` or ``tcp6`` (proc(5))."""
+    for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 9 and fields[3] == state:
+            yield fields
 
 
 def to_other_addresses(of: Connections) -> tuple[tuple[str, str], ...]:
@@ -252,12 +323,10 @@ def listening(pid: int, *, any_address: bool = False) -> set[int]:
     """The TCP ports on which it listens; ``any_address``: on all addresses of IPv6."""
     mine, found = sockets(pid), set()
     for file in ("tcp6",) if any_address else ("tcp", "tcp6"):
-        for line in (proc.read(f"/proc/{pid}/net/{file}") or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 9 and fields[3] == "0A" and fields[9] in mine:
-                address, _, port = fields[1].rpartition(":")
-                if not any_address or not address.strip("0"):
-                    found.add(int(port, 16))
+        for fields in _tcp_sockets(pid, file, _LISTENS):
+            address, _, port = fields[1].rpartition(":")
+            if fields[9] in mine and (not any_address or not address.strip("0")):
+                found.add(int(port, 16))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The part that child_nvml.py and child_nvml_topology.py share: to call NVML, to give up on it, and to leave.
+"""The part that the children which ask NVML share: to call it, to give up on it, and to leave.
 
     {"error": "timed_out", "call": "nvmlDeviceGetName", "gpu": 3, "text": "no answer within 15 s", "elapsed_s": 15.0, …}
 
@@ -20,13 +20,16 @@ DEFAULT_LIMIT_S = 10.0
 _leaving = threading.Lock()
 
 
-def run(ask: Callable[[dict[str, Any]], None], **more: Any) -> NoReturn:
-    """Ask, print, leave; the watchdog does the last two where NVML never answers."""
+def run(ask: "Callable[[Nvml, int], None]", **more: Any) -> NoReturn:
+    """Ask so many GPUs, print, leave; the watchdog does the last two where NVML never answers."""
     limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
     answer = {"error": None, "call": "", "gpu": None, "text": "", "elapsed_s": 0.0, **more}
     started = time.monotonic()
     threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()
-    ask(answer)
+    begun = _begin(answer)
+    if begun is not None:
+        ask(*begun)
+        answer.update(call="", gpu=None)
     _leave(answer, started)
 
 
@@ -87,7 +90,7 @@ class Nvml:
             values["unavailable"][field] = reason
 
 
-def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
+def _begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
     """NVML initialised, and how many GPUs it has; None where the answer says why not."""
     sys.path.append(str(Path(__file__).parents[2]))  # where pynvml is a neighbour of a doctor that is not installed
     try:
@@ -102,6 +105,20 @@ def begin(answer: dict[str, Any]) -> tuple[Nvml, int] | None:
         answer.update(error=reason, text=nvml.last_text)
         return None
     return nvml, count or 0
+
+
+def identity(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
+    """What a GPU is, and NVML's handle of it, unless there is an error."""
+    nvml.answer["gpu"] = index
+    gpu: dict[str, Any] = {"index": index, "error": None, "unavailable": {}}
+    handle, gpu["error"] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+    if gpu["error"] is None:
+        nvml.fill(gpu, "uuid", "nvmlDeviceGetUUID", handle)
+        nvml.fill(gpu, "name", "nvmlDeviceGetName", handle)
+        nvml.fill(gpu, "bus_id", "nvmlDeviceGetPciInfo", handle, use=bus_id)
+        nvml.fill(gpu, "minor_number", "nvmlDeviceGetMinorNumber", handle)
+        nvml.fill(gpu, "mig_enabled", "nvmlDeviceGetMigMode", handle, use=lambda modes: bool(modes[0]))
+    return gpu, handle
 
 
 def processes(nvml: Nvml, handle: Any, name: str) -> tuple[Any, str | None]:

@@ -1,6 +1,8 @@
 """Files below /proc about processes; None or nothing where the process has gone or may not be read."""
 
 import os
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 
 #: The kernel's number of the host's own (linux/proc_ns.h, PROC_PID_INIT_INO).
@@ -41,12 +43,24 @@ def status(pid: int, thread: int | None = None) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
+def counts(path: str) -> dict[str, int]:
+    """The lines of a file as io and status, ``NAME: NUMBER``, by their names; those of other kinds are left out."""
+    fields = (line.partition(":") for line in (read(path) or "").splitlines())
+    return {name: int(value) for name, _, value in fields if value.strip().isdigit()}
+
+
 def environment(pid: int) -> dict[str, str] | None:
     """The variables that a process was started with; None where they may not be read."""
     text = read(f"/proc/{pid}/environ")
     if text is None:
         return None
     return dict(part.split("=", 1) for part in text.split("\0") if "=" in part)
+
+
+def number(env: Mapping[str, str], *names: str) -> int | None:
+    """The first of these variables that is a number."""
+    found = (env.get(name, "") for name in names)
+    return next((int(text) for text in found if re.fullmatch(r"\d{1,9}", text, re.ASCII)), None)
 
 
 def command(pid: int) -> list[str]:
@@ -85,10 +99,8 @@ def pids() -> list[int]:
 
 def io_bytes(pid: int) -> int | None:
     """Bytes that passed read(2), write(2) and the like so far; None where the kernel does not say."""
-    lines = (read(f"/proc/{pid}/io") or "").splitlines()
-    fields = dict(line.split(": ", 1) for line in lines if ": " in line)
-    counts = [fields.get("rchar", ""), fields.get("wchar", "")]
-    return sum(map(int, counts)) if all(count.isdigit() for count in counts) else None
+    io = counts(f"/proc/{pid}/io")
+    return io["rchar"] + io["wchar"] if io else None
 
 
 def wait_channel(pid: int) -> str | None:

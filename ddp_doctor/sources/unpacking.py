@@ -8,6 +8,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 #: A log of the same few lines is packed to a hundredth; what is made to swell, to a thousandth and less.
@@ -130,10 +131,6 @@ class _Gzip:
         return self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
 
 
-def _xz() -> _Decompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES)
-
-
 def _zstd_decompressor() -> Callable[[], _Decompressor]:
     """Python's own since 3.14, or one of the modules that others install."""
     for module in ("compression.zstd", "backports.zstd", "pyzstd"):
@@ -155,7 +152,7 @@ def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":
     elif head.startswith(BZIP2):
         new = bz2.BZ2Decompressor
     elif head.startswith(XZ):
-        new = _xz
+        new = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_LZMA_MEMORY_BYTES)
     else:
         return None
     return io.BufferedReader(Bounded(_Unpacked(file, new), file), _PIECE)

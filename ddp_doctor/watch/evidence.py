@@ -57,8 +57,7 @@ class Evidence:
                 continue
             self.problem, free_bytes = None, 0
             with suppress(OSError):
-                found = os.statvfs(folder)
-                free_bytes = found.f_bavail * found.f_frsize
+                free_bytes = shutil.disk_usage(folder).free
             if free_bytes < _LEAST_FREE_BYTES:
                 self.problem = f"the disk of {above} is full"
                 with suppress(OSError):

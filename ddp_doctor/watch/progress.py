@@ -9,7 +9,7 @@ waits for another one that writes a checkpoint, `attach` finds out.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ddp_doctor.knowledge.live_frames import GROUP_THREADS
@@ -119,18 +119,13 @@ def _uses_gpu(pid: int) -> bool:
 
 def _counts_of(pid: int) -> _Counts | None:
     thread = f"/proc/{pid}/task/{pid}"
-    fields, io = proc.stat_fields(pid, pid), _numbers(proc.read(f"{thread}/io"))
+    fields, io = proc.stat_fields(pid, pid), proc.counts(f"{thread}/io")
     if not fields or fields[0] in "ZX":
         return None
-    sleeps = _numbers(proc.read(f"{thread}/status")).get("voluntary_ctxt_switches", 0)
+    sleeps = proc.counts(f"{thread}/status").get("voluntary_ctxt_switches", 0)
     on_cpu = (proc.read(f"{thread}/schedstat") or "").split()  # ns; not in every kernel
     cpu_s = int(on_cpu[0]) / 1e9 if on_cpu else proc.seconds(fields)
     return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps)
-
-
-def _numbers(text: str | None) -> Mapping[str, int]:
-    fields = (line.partition(":") for line in (text or "").splitlines())
-    return {name: int(value) for name, _, value in fields if value.strip().isdigit()}
 
 
 def _has_moved(rank: _Rank, now: _Counts) -> bool:

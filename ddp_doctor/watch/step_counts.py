@@ -13,11 +13,12 @@ its group (torch 2.13, ProcessGroupGloo::runLoop; gloo, UnboundBuffer::waitRecv)
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from ddp_doctor.knowledge.live_frames import GLOO_NETWORK, GLOO_WORKER, NCCL_WATCHDOG
 from ddp_doctor.parse.json_value import json_value
 from ddp_doctor.parse.steps_said import numbers_of_steps
 from ddp_doctor.sources import proc
@@ -25,7 +26,6 @@ from ddp_doctor.watch.evidence import Output
 from ddp_doctor.watch.judging import Judging
 from ddp_doctor.watch.pace import Look
 
-_GLOO, _GLOO_LOOP, _NCCL = "pt_gloo_runloop", "gloo_tcp_loop", "pt_nccl_watchdg"
 #: futex of x86-64 and of arm64.
 _FUTEX = ("202", "98")
 #: A child has modules to import (0.1 s of a processor). Where it finds no door the next comes after twice the time.
@@ -68,13 +68,13 @@ class Gloo:
         has_nccl = False
         for pid in sorted(pids):
             env, names = proc.environment(pid) or {}, proc.threads(pid)
-            rank = _number(env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-            self.world_size = _number(env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE") or 0
-            has_nccl = has_nccl or _NCCL in names.values()
+            rank = proc.number(env, "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+            self.world_size = proc.number(env, "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE") or 0
+            has_nccl = has_nccl or NCCL_WATCHDOG in names.values()
             self.threads += [
-                _Thread(rank, pid, thread, name == _GLOO)
+                _Thread(rank, pid, thread, name == GLOO_WORKER)
                 for thread, name in names.items()
-                if name in (_GLOO, _GLOO_LOOP)
+                if name in (GLOO_WORKER, GLOO_NETWORK)
             ]
         if has_nccl:
             self.threads = []
@@ -83,8 +83,7 @@ class Gloo:
         """What has been written so far, and who waits for whom."""
         inside: dict[int | None, bool] = {}
         for rank, pid, thread, works in self.threads:
-            lines = (proc.read(f"/proc/{pid}/task/{thread}/io") or "").splitlines()
-            written = next((int(line[7:]) for line in lines if line.startswith("wchar: ")), 0)
+            written = proc.counts(f"/proc/{pid}/task/{thread}/io").get("wchar", 0)
             self._bytes += max(written - self._written.setdefault(thread, written), 0)
             self._written[thread] = max(written, self._written[thread])
             if works:
@@ -94,10 +93,6 @@ class Gloo:
         outside = [rank for rank, is_inside in inside.items() if not is_inside]
         waits = 0 < len(outside) < len(inside)
         return Look(now, self._bytes, waits, outside[0] if waits and len(outside) == 1 else None)
-
-
-def _number(env: Mapping[str, str], *names: str) -> int | None:
-    return next((int(env[name]) for name in names if env.get(name, "").isdecimal()), None)
 
 
 class Doors:

@@ -203,10 +203,9 @@ def _named(argv: Sequence[str]) -> str:
 def _ended(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+    from ddp_doctor.parse.job_log.endings import signal_name
+
+    return f"was ended by {signal_name(-code) or f'signal {-code}'}"
 
 
 def _time_after(seconds: float) -> str:

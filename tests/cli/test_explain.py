@@ -11,7 +11,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.endings import EXIT_CODES, SIGNALS
 from ddp_doctor.knowledge.glossary import GLOSSARY
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES, SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import Sign
+from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.settings.table import variables

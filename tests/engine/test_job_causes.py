@@ -14,7 +14,8 @@ from ddp_doctor.engine.causes.findings import filled
 from ddp_doctor.engine.causes.judge import causes
 from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge import job_causes
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.model.choices import Confidence, Domain, Restart, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording

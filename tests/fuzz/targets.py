@@ -52,7 +52,7 @@ from ddp_doctor.parse import (
     steps_said,
     visible_devices,
 )
-from ddp_doctor.parse.job_log import endings, kinds_of_files, measured, prefix, ras
+from ddp_doctor.parse.job_log import endings, measured, prefix, ras
 from ddp_doctor.parse.job_log.assemble import Job
 from ddp_doctor.parse.job_log.scan import ALL_WORDS, FileScan
 from ddp_doctor.parse.job_log.words import pieces, search_for
@@ -348,7 +348,6 @@ TARGETS: tuple[Target, ...] = (
     ),
     direct(nccl_diagnostics.parse_nccl_diagnostics, *_samples("nccl_diagnostics")),
     direct(nccl_diagnostics.still_printing, *_samples("nccl_diagnostics")),
-    direct(nccl_log.may_hold_facts, _NCCL_LOG.splitlines()[3]),
     direct(nccl_log.settings_in, _NCCL_LOG),
     direct(nccl_log.version_in, _NCCL_LOG),
     direct(live.parse_nvml_topology, _NVML_TOPOLOGY, refuses=ValueError),
@@ -426,8 +425,8 @@ TARGETS: tuple[Target, ...] = (
         ("3 (local_rank: 1)\f-9 (pid: 12)\fnode1",),
     ),
     Target(
-        kinds_of_files.text_of_error_file,
-        lambda text: kinds_of_files.text_of_error_file(text.encode("utf-8", "surrogatepass")),
+        file_kinds.text_of_error_file,
+        lambda text: file_kinds.text_of_error_file(text.encode("utf-8", "surrogatepass")),
         ('{"message": {"message": "E: x", "extraInfo": {"py_callstack": "T", "timestamp": "17"}}}',),
         (ValueError,),
     ),
@@ -604,9 +603,9 @@ _SHOWN = "makes text for people"
 NOT_FOREIGN: Mapping[str, str] = {
     "flight_recorder.still_open": "takes facts",
     "endings.signal_name": "takes a number",
-    "kinds_of_files.is_recording": "looks for words in bytes",
+    "file_kinds.is_recording": "looks for words in bytes",
     "kernel_files.port_range": "reads two numbers of /proc/sys",
-    "kinds_of_files.is_error_file": "looks for words in bytes",
+    "file_kinds.is_error_file": "looks for words in bytes",
     "live.ask_nvidia_smi": "hands text to topo_matrix.parse_matrix",
     "live.ask_nvml": "hands text to live.parse_nvml_topology",
     "live.bonded": _OWN,
@@ -624,6 +623,7 @@ NOT_FOREIGN: Mapping[str, str] = {
     "topo_rows.refuse_odd_columns": "topo_rows.read_blocks calls it",
     "frames.is_of_the_job": "frames.called calls it",
     "frames.of_the_job": "frames.called calls it",
+    "frames.listed": "frames.fatal_stack calls it",
     "file_kinds.json_kind": "file_kinds.file_kind calls it",
     "host_limits.loopback_problem": "takes addresses that the kernel gave",
     "host_limits.reader": "hands text on",

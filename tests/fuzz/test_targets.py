@@ -108,7 +108,6 @@ _SETTINGS_TEXT = ("launch_words", "setting_text", "shell_settings", "shell_words
 #: Readers that stand beside what they are read for, and not in ddp_doctor/parse.
 READERS = (
     "ddp_doctor/parse/job_log/endings.py",
-    "ddp_doctor/parse/job_log/kinds_of_files.py",
     "ddp_doctor/parse/job_log/measured.py",
     "ddp_doctor/parse/job_log/prefix.py",
     "ddp_doctor/parse/job_log/ras.py",

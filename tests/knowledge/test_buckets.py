@@ -49,9 +49,9 @@ def test_a_curve_that_noise_bends_down_still_has_a_bandwidth():
 
 
 def test_the_first_bucket_of_the_default_is_one_mib_and_a_bucket_ends_with_the_gradient_that_fills_it():
-    assert bucket_bytes([MIB // 2] * 4 + [26 * MIB, MIB], DEFAULT_CAP_MIB) == [MIB, 27 * MIB, MIB]
-    assert bucket_bytes([3 * MIB, MIB, MIB], 2.0) == [3 * MIB, 2 * MIB]
-    assert bucket_bytes([], 1.0) == []
+    assert bucket_bytes([MIB // 2] * 4 + [26 * MIB, MIB], DEFAULT_CAP_MIB) == (MIB, 27 * MIB, MIB)
+    assert bucket_bytes([3 * MIB, MIB, MIB], 2.0) == (3 * MIB, 2 * MIB)
+    assert bucket_bytes([], 1.0) == ()
 
 
 @given(

@@ -27,7 +27,7 @@ def read(weights: list[float], rank: int = 0, parameter: int = 0) -> code.Readin
 @given(RANKS, st.integers(0, 9), st.integers(0, 10_000))
 def test_the_mean_of_the_local_gradients_is_the_closed_form(ranks, parameter, element):
     total = sum(code.local(parameter, element, rank, ranks) for rank in range(ranks))
-    assert total == ranks * code.mean(parameter, element, ranks)
+    assert total == ranks * 2 * code.factor(parameter, element, ranks)
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice, nccl_matcher
+from ddp_doctor.knowledge.network import nccl_hca
+from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.model.context import Interface
 
 LO = Interface(name="lo", loopback=True, addresses=("127.0.0.1/8", "::1/128"))
@@ -104,7 +105,7 @@ def test_nccl_is_not_foretold_where_a_comm_id_names_a_network():
 def test_a_list_turned_round_matches_what_the_list_does_not(names, interface):
     if names.startswith("^") or not names.strip("=,:0123456789"):
         return
-    assert nccl_matcher("^" + names)(interface) is not nccl_matcher(names)(interface)
+    assert nccl_hca.takes("^" + names, interface) is not nccl_hca.takes(names, interface)
 
 
 # --- gloo -----------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def test_marks_of_byte_order_and_utf_16_are_read_and_half_a_character_is_replace
 
 
 #: By module; of others what is no file of JSON alone.
-_OF_PROGRAMS = ("flight_recorder", "ras", "measured", "kinds_of_files", "live", "accelerators", "packet_filter")
+_OF_PROGRAMS = ("flight_recorder", "ras", "measured", "live", "accelerators", "packet_filter")
 
 
 @pytest.mark.parametrize(

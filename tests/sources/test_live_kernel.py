@@ -11,8 +11,7 @@ import pytest
 
 from ddp_doctor.knowledge.system_calls import CALLS
 from ddp_doctor.sources import proc
-from ddp_doctor.sources.live_kernel import waits_for
-from ddp_doctor.sources.live_process import sockets
+from ddp_doctor.sources.live_process import sockets, waits_for
 from tests.lab.processes import PATIENCE_S
 
 WAITS = {

@@ -13,7 +13,7 @@ time, on a small model of parameters of mixed sizes, shapes, strides and dtypes:
     half-float16, …      gradients near the largest number of the format        mean, to the format's rounding
 
 At level thorough also several buckets, parameters used twice, static graphs, activation checkpoints, communication
-hooks, and models in half precision. Every local gradient is known in closed form (knowledge/ddp/gradient_shares.py),
+hooks, and models in half precision. Every local gradient is known in closed form (knowledge/ddp/gradient_code.py),
 so that the right gradient of each element is compared in float64, and a share that is missing or counted twice is
 named. The indices that torch's DistributedSampler gives the ranks must cover a data set once.
 
@@ -31,7 +31,7 @@ from typing import Any
 from ddp_doctor.checks.ddp.ddp_modes import cases, rules
 from ddp_doctor.checks.ddp.ddp_modes.cases import WAYS, MicroStep, Way
 from ddp_doctor.facts.ddp.gradients import DdpModes, Mode, OffInMode, ScaledStep, Share
-from ddp_doctor.knowledge.ddp import gradient_code, gradient_shares
+from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
@@ -96,7 +96,7 @@ class _ModeProbe:
     def __init__(self, ctx: RankContext, way: Way, wrapped: Wrap) -> None:
         # A wrapper that something still holds (a traceback, for example) acts on its own model only.
         self._ctx, self._way, self._module, self._wrap = ctx, way, cases.coded_model(ctx, way), wrapped
-        self._relative = gradient_shares.tolerance(ctx.world_size, way.sent) + way.loses
+        self._relative = gradient_code.tolerance_in(way.sent, ctx.world_size) + way.loses
         self._scaler: Any = None
         self._compared: list[OffInMode] = []
         self._sums: list[int | None] = []
@@ -156,7 +156,7 @@ class _ModeProbe:
         way, hook, lacks = self._way, None, ""
         if not (way.hook or way.autocast or way.dtype):
             return None
-        if self._relative > gradient_shares.MOST_TOLERANCE:
+        if self._relative > gradient_code.MOST_TOLERANCE:
             raise _NotLooked(f"over {self._ctx.world_size} ranks, rounding alone hides a missing rank")
         try:
             hook = way.hook(self._ctx) if way.hook else None
@@ -216,11 +216,11 @@ class _ModeProbe:
         for index, (name, parameter) in enumerate(self._module.named_parameters()):
             place = gradient_code.Place(name, index, parameter.numel(), ctx.group_rank, ctx.ranks)
             shares = self._way.shares(step, index, ctx.world_size)
-            expected = gradient_shares.Expectation(place, shares, self._relative)
+            expected = gradient_code.Expectation(place, shares, self._relative)
             grad = None if parameter.grad is None else parameter.grad.detach().reshape(-1)
             self._sums.append(None if grad is None else int(gradient_code.checksum(grad)))
             self._compared.append(
-                OffInMode(step=number, gradient=gradient_shares.compare(expected, grad, identical=None))
+                OffInMode(step=number, gradient=gradient_code.compare(expected, grad, identical=None))
             )
 
     def _scaled_step(self, model: Any, infinite: bool) -> ScaledStep:

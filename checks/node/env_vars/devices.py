@@ -8,7 +8,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
-from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice, nccl_matcher
+from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice
 from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -89,7 +89,7 @@ def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...
     wanted = () if value.startswith("^") else value.removeprefix("=").split(",")
     if backend == "gloo":
         return tuple(name for name in wanted if name and name not in names)
-    return () if any(map(nccl_matcher(value), names)) else tuple(filter(None, wanted))
+    return () if any(nccl_hca.takes(value, name) for name in names) else tuple(filter(None, wanted))
 
 
 @rule("DD106", "setting-names-absent-rdma-device", Severity.INFO, EnvVars)
@@ -135,7 +135,7 @@ def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
     gloo, nccl = node.values.get(GLOO_IFNAME, ""), node.values.get(NCCL_IFNAME, "")
     if node.nnodes == 1 or not gloo or len(nccl) < 2 or misread(GLOO_IFNAME, gloo) or misread(NCCL_IFNAME, nccl):
         return
-    if not any(nccl_matcher(nccl)(name) for name in gloo.split(",") if name):
+    if not any(nccl_hca.takes(nccl, name) for name in gloo.split(",") if name):
         names = (GLOO_IFNAME, NCCL_IFNAME)
         yield setting_draft(
             names,

@@ -9,7 +9,8 @@ from functools import cached_property
 from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.facts.job_log import JobLogFact, LogLine, RankSeen, SignSeen
 from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, Tier
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.signs import Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
 from ddp_doctor.model.choices import Confidence
 

@@ -38,7 +38,7 @@ from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.knowledge.gpu.xids import XIDS
 from ddp_doctor.knowledge.job_causes import FOUND_BY_LINT, SIGNS, cause_named
-from ddp_doctor.knowledge.job_causes.kinds import Tier
+from ddp_doctor.knowledge.job_causes.signs import Tier
 from ddp_doctor.model.choices import Command, Confidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.frames import is_of_the_job

@@ -114,8 +114,8 @@ class RdmaFact(Fact):
 
     def chosen(self) -> list[tuple[Hca, Port]]:
         """The ports that NCCL takes, in its order, that of the PCI addresses."""
-        allowed = nccl_hca.matcher(self.settings.get(nccl_hca.HCA))
-        taken = [(hca, port) for hca, port in self.candidates() if allowed(hca.name, port.number)]
+        value = self.settings.get(nccl_hca.HCA, "")
+        taken = [(hca, port) for hca, port in self.candidates() if nccl_hca.takes(value, hca.name, port.number)]
         taken.sort(key=lambda pair: (pair[0].bus_id is None, pair[0].bus_id or "", pair[1].number))
         return taken[: nccl_hca.MOST_DEVICES]
 

@@ -98,17 +98,13 @@ def step_seconds(backward: Backward, curve: Curve, cap_mib: float) -> float:
 def predictions(backward: Backward, curve: Curve) -> dict[float, float]:
     """The predicted step for each bucket cap that makes buckets of its own; the default is always there."""
     sizes = [gradient.size_bytes for gradient in backward.gradients]
-    caps = {_key(sizes, DEFAULT_CAP_MIB): DEFAULT_CAP_MIB}
+    caps = {bucket_bytes(sizes, DEFAULT_CAP_MIB): DEFAULT_CAP_MIB}
     for cap in CANDIDATES_MIB:
-        buckets = _key(sizes, cap)
+        buckets = bucket_bytes(sizes, cap)
         fills = cap * MIB <= max(buckets, default=0)  # of caps that do the same, the one that it determines
         if buckets not in caps or (fills and caps[buckets] != DEFAULT_CAP_MIB):
             caps[buckets] = cap
     return {cap: step_seconds(backward, curve, cap) for cap in caps.values()}
-
-
-def _key(sizes: Sequence[int], cap_mib: float) -> tuple[int, ...]:
-    return tuple(bucket_bytes(sizes, cap_mib))
 
 
 def best(predicted: dict[float, float]) -> float:
@@ -116,6 +112,6 @@ def best(predicted: dict[float, float]) -> float:
     return min(predicted, key=lambda cap: (predicted[cap], -cap))
 
 
-def bucket_bytes(sizes: Sequence[int], cap_mib: float) -> list[int]:
+def bucket_bytes(sizes: Sequence[int], cap_mib: float) -> tuple[int, ...]:
     """The bytes of each bucket."""
-    return [sum(bucket) for bucket in layout(sizes, cap_mib)]
+    return tuple(map(sum, layout(sizes, cap_mib)))

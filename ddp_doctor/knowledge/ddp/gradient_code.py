@@ -1,4 +1,4 @@
-"""The gradients that the ranks contribute in the check gradient_sync, and what a sum of them tells.
+"""The gradients that the ranks contribute in the checks gradient_sync and ddp_modes, and what a sum of them tells.
 
 With ``n`` ranks, element ``j`` of parameter ``p`` has on rank ``r`` the local gradient ::
 
@@ -10,12 +10,14 @@ product with 1). The mean over the ranks is ``2 * factor(p, j)``. The factor dif
 between neighbouring stretches, so that a gradient in the wrong place is not the mean either.
 
 If rank ``r`` entered the sum ``w_r`` times (1 is right, 0 is missing, 2 is doubled), an element divided by
-its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``.
+its factor is ``w_(j mod n) + sum(w) / n``; the first ``n`` elements therefore tell every ``w_r``. The same holds where
+ranks contribute differently often on purpose (0: a rank's branch does not use the parameter; 2: it uses it twice; 7:
+micro-steps of 1 + 2 + 4 times), in any floating-point format.
 
 Element indices may be ints or integer tensors of torch; the results are then of the same kind.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
@@ -28,8 +30,11 @@ from ddp_doctor.model.finding import Evidence
 #: Where it is known what a gradient must be.
 KNOWN = "closed form of the ranks' known gradients, in float64"
 
-#: Half the distance from 1 to the next float32: the relative error of one rounding (IEEE 754).
-FLOAT32_ROUNDING = 2.0**-24
+#: Half the distance from 1 to the next number of a format: the relative error of one rounding (IEEE 754).
+ROUNDING = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+#: A mean that may be off by more than this through rounding alone shows nothing about a missing rank, whose
+#: own elements lose a half.
+MOST_TOLERANCE = 0.25
 #: Ranks listed one by one; more of them are no longer "a rank that is off".
 MAX_OFF_RANKS = 8
 
@@ -80,6 +85,15 @@ class Place:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """What DDP should give for a parameter on this rank: ``shares`` by group rank, and the relative tolerance."""
+
+    place: Place
+    shares: tuple[float, ...]
+    relative: float
+
+
 def factor(parameter: int, element: Any, ranks: int) -> Any:
     """The multiple of the code at this place."""
     return 1 + parameter + element // ranks % 8
@@ -90,18 +104,18 @@ def local(parameter: int, element: Any, rank: int, ranks: int) -> Any:
     return factor(parameter, element, ranks) * (1 + ranks * (element % ranks == rank))
 
 
-def mean(parameter: int, element: Any, ranks: int) -> Any:
-    """The true mean of the local gradients of all ranks."""
-    return 2 * factor(parameter, element, ranks)
-
-
 def tolerance(ranks: int) -> float:
     """The greatest relative error of a correct float32 mean of ``ranks`` positive numbers.
 
     DDP rounds 1/n, rounds its product with each local gradient, and adds n of them in some order: to
     first order at most (n + 1) roundings (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
     """
-    return (ranks + 2) * FLOAT32_ROUNDING
+    return (ranks + 2) * ROUNDING["float32"]
+
+
+def tolerance_in(kind: str, ranks: int) -> float:
+    """The same where gradients are sent in another format: one rounding into it, and one for each addition."""
+    return (ranks + 2) * ROUNDING[kind] + tolerance(ranks)
 
 
 def checksum(grad: Any) -> Any:
@@ -113,68 +127,65 @@ def checksum(grad: Any) -> Any:
     return ((bits + 1) * torch.arange(1, bits.numel() + 1, device=bits.device)).sum()
 
 
-def compare(place: Place, grad: Any, scale: int, identical: bool | None) -> OffGradient:
-    """A gradient of ``scale`` times the code (a flat float32 tensor, or None) against its closed form.
+def expected(expectation: Expectation) -> Any:
+    """The closed form as a flat float64 tensor."""
+    import torch
 
-    Where ``identical`` is None the expectation is the rank's own gradient, exactly, for nothing was
-    computed with it; else it is the mean, within rounding. Compared in float64 on the CPU.
+    ranks, index = len(expectation.shares), torch.arange(expectation.place.elements)
+    own = torch.tensor(expectation.shares, dtype=torch.float64)[index % ranks]
+    return factor(expectation.place.number, index, ranks) * (own + sum(expectation.shares) / ranks)
+
+
+def compare(expectation: Expectation, grad: Any, identical: bool | None, *, own: bool = False) -> OffGradient:
+    """A flat gradient beside its closed form, within rounding; None is right where zeros are expected.
+
+    ``own``: beside what the rank itself contributes, exactly, for nothing was computed with it. Compared in float64 on
+    the CPU.
     """
     import torch
 
-    number, ranks, index = place.number, len(place.ranks), torch.arange(place.elements)
-    right = Reading(holds="own" if identical is None else "mean")
-    if identical is None:
-        expected, relative = local(number, index, place.group_rank, ranks).double(), 0.0
-    else:
-        expected, relative = mean(number, index, ranks).double(), tolerance(ranks)
-    gradient = against(place, grad, expected * scale, relative, right, lambda values: held(place, values / scale))
-    return gradient.model_copy(update={"identical": identical})
-
-
-def against(
-    place: Place, grad: Any, expected: Any, relative: float, right: Reading, held: Callable[[Any], Reading]
-) -> OffGradient:
-    """A flat gradient, or None, beside what it must be within a relative error; in float64 on the CPU.
-
-    None is right where zeros are expected. ``held`` reads the values of a gradient that is wrong.
-    """
-    import torch
-
+    place, wanted, relative = expectation.place, expected(expectation), expectation.relative
+    if own:
+        once = local(place.number, torch.arange(place.elements), place.group_rank, len(place.ranks))
+        wanted, relative = once.double() * expectation.shares[place.group_rank], 0.0
     finite = grad is not None and bool(grad.isfinite().all())
-    values = grad.detach().double().cpu() if finite else torch.zeros_like(expected)
-    error = (values - expected).abs()
+    values = grad.detach().double().cpu() if finite else torch.zeros_like(wanted)
+    error = (values - wanted).abs()
     worst = int(error.argmax())
-    equal = (finite or grad is None) and bool((error <= relative * expected.abs()).all())
+    equal = (finite or grad is None) and bool((error <= relative * wanted.abs()).all())
     if equal:
-        reading = right
+        reading = Reading(holds="own" if own else "mean")
     elif finite:
-        reading = held(values)
+        reading = _held(expectation, values)
     else:
         reading = Reading(holds="absent" if grad is None else "not_finite")
     return OffGradient(
         parameter=place.name,
         elements=place.elements,
-        expected=float(expected[worst]),
+        expected=float(wanted[worst]),
         got=float(values[worst]) if finite else None,
         max_abs_error=float(error[worst]) if finite else None,
         equal=equal,
-        identical=None,
+        identical=identical,
         held=reading,
     )
 
 
-def held(place: Place, values: Any) -> Reading:
+def _held(expectation: Expectation, values: Any) -> Reading:
     """What a flat float64 gradient tells: "other" where no weights of the ranks explain all elements."""
     import torch
 
-    ranks, index = len(place.ranks), torch.arange(place.elements)
-    factors = factor(place.number, index, ranks)
-    entered = weights((values[:ranks] / factors[:ranks]).tolist())
-    own = torch.tensor(entered, dtype=torch.float64)[index % ranks]
-    explained = factors * (own + sum(entered) / ranks)
-    if bool(((values - explained).abs() > 4 * tolerance(ranks) * (1 + values.abs())).any()):
+    place, ranks = expectation.place, len(expectation.shares)
+    if ranks > place.elements:
         return Reading(holds="other")
-    reading = read(entered, place.group_rank)
+    entered = weights((values[:ranks] / factor(place.number, torch.arange(ranks), ranks)).tolist())
+    explained = expected(Expectation(place, tuple(entered), expectation.relative))
+    if bool(((values - explained).abs() > 4 * expectation.relative * (1 + values.abs())).any()):
+        return Reading(holds="other")
+    pairs = zip(entered, expectation.shares, strict=True)
+    # From a rank that contributes nothing, nothing is right: it is read as if it had contributed once.
+    ratios = [measured / share if share else 1 + measured for measured, share in pairs]
+    reading = read(ratios, place.group_rank, expectation.relative)
     shares = {place.ranks[member]: share for member, share in reading.shares.items()}
     return reading.model_copy(update={"shares": shares})
 

@@ -11,22 +11,16 @@ module and exchanges it. Nothing here needs torch.
 """
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 from ddp_doctor.model.base import Frozen, grouped
 
 What = Literal["parameter", "buffer"]
-#: missing and extra: the name itself. order: the same names in another order. name: the same list under
-#: other names, which DDP does not notice. The rest: an attribute of one name.
-Kind = Literal[
-    "missing",
-    "extra",
-    "name",
-    "order",
+#: What is compared of each name that all have, in this order.
+Attribute = Literal[
     "shape",
     "dtype",
     "device",
@@ -43,6 +37,9 @@ Kind = Literal[
     "precision",
     "resharding",
 ]
+#: missing and extra: the name itself. order: the same names in another order. name: the same list under
+#: other names, which DDP does not notice. The rest: an attribute of one name.
+Kind = Literal["missing", "extra", "name", "order", Attribute]
 #: Kinds that say how fully_shard was called, not what the model is.
 OF_SHARDING: tuple[Kind, ...] = ("unit", "mesh", "placement", "precision", "resharding")
 _IN_WORDS: Mapping[Kind, str] = {
@@ -210,15 +207,16 @@ def _votes(what: What, groups: Sequence[_Group]) -> Iterator[Difference]:
         for vote in _vote(what, "missing", name, presence):
             yield vote if vote.here == "none" else vote.model_copy(update={"kind": "extra"})
         having = [(group.ranks, group.by_name[name]) for group in groups if name in group.by_name]
-        for attribute, describe in _ATTRIBUTES.items():
-            yield from _vote(what, attribute, name, [(ranks, describe(tensor)) for ranks, tensor in having])
+        for attribute in _ATTRIBUTES:
+            answers = [(ranks, _described(tensor, attribute)) for ranks, tensor in having]
+            yield from _vote(what, attribute, name, answers)
     yield from _order(what, groups)
 
 
 def _differ_in_names_alone(groups: Sequence[_Group]) -> bool:
     """Whether all lists differ only in names: DDP, which goes by the place, takes them for equal."""
     bare = {
-        tuple(tuple(describe(tensor) for describe in _ATTRIBUTES.values()) for tensor in group.seen_by_ddp)
+        tuple(tuple(_described(tensor, attribute) for attribute in _ATTRIBUTES) for tensor in group.seen_by_ddp)
         for group in groups
     }
     sets = {frozenset(group.by_name) for group in groups}
@@ -243,9 +241,7 @@ def _vote(
     what: What, kind: Kind, name: str, answers: Sequence[tuple[tuple[int, ...], Hashable]]
 ) -> Iterator[Difference]:
     """A difference for each answer that is not the majority's or, without one, not the lowest rank's."""
-    ranks: dict[Hashable, list[int]] = defaultdict(list)
-    for voting, answer in answers:
-        ranks[answer] += voting
+    ranks = grouped((answer, rank) for voting, answer in answers for rank in voting)
     if len(ranks) < 2:
         return
     voters = sum(map(len, ranks.values()))
@@ -275,20 +271,16 @@ def _strides(tensor: Tensor) -> str:
     return "contiguous" if tensor.strides is None else f"strides ({', '.join(map(str, tensor.strides))})"
 
 
-_ATTRIBUTES: Mapping[Kind, Callable[[Tensor], str]] = {
+_ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
+#: Of those that are not told by their value alone.
+_DESCRIBED: Mapping[Attribute, Callable[[Tensor], str]] = {
     "shape": _shape,
-    "dtype": lambda tensor: tensor.dtype,
-    "device": lambda tensor: tensor.device,
-    "requires_grad": lambda tensor: str(tensor.requires_grad),
-    "layout": lambda tensor: tensor.layout,
     "strides": _strides,
     "tied": lambda tensor: tensor.tied_to or tensor.memory_of or "a tensor of its own",
-    "sparse_grad": lambda tensor: str(tensor.sparse_grad),
-    "ignored": lambda tensor: str(tensor.ignored),
-    "persistent": lambda tensor: str(tensor.persistent),
     "unit": lambda tensor: "none" if tensor.unit is None else tensor.unit or "(the model)",
-    "mesh": lambda tensor: str(tensor.mesh),
-    "placement": lambda tensor: str(tensor.placement),
-    "precision": lambda tensor: str(tensor.precision),
-    "resharding": lambda tensor: str(tensor.resharding),
 }
+
+
+def _described(tensor: Tensor, attribute: Attribute) -> str:
+    describe = _DESCRIBED.get(attribute)
+    return describe(tensor) if describe else str(getattr(tensor, attribute))

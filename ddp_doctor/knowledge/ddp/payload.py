@@ -11,6 +11,8 @@ fp32 24, fp64 53.
 import math
 from collections.abc import Iterable
 
+from ddp_doctor.knowledge.collectives import measured_sizes
+
 #: Bits of an integer that the type holds exactly, sign not counted.
 EXACT_BITS = {"float64": 53, "float32": 24, "bfloat16": 8, "float16": 11, "int64": 62, "int32": 30, "uint8": 8}
 #: Largest power of two that a product may reach.
@@ -85,12 +87,7 @@ LATENCY_BOUND_BYTES = 64 * _KIB
 
 def sweep_sizes(quick: bool) -> list[int]:
     """Message sizes in bytes: 4 B for latency, then 1 KiB by fours to 256 MiB (1 MiB when quick)."""
-    largest = _MIB if quick else 256 * _MIB
-    sizes, size = [4], _KIB
-    while size <= largest:
-        sizes.append(size)
-        size *= 4
-    return sizes
+    return [4, *measured_sizes((_KIB, _MIB if quick else 256 * _MIB, 4))]
 
 
 def iterations(size: int, *, quick: bool) -> int:

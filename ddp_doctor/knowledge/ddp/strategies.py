@@ -23,9 +23,8 @@ class Strategy:
 
     name: str
     words: str
-    shards_parameters: bool = (
-        False  # FSDP2, which needs FSDP2_NEEDS; gradients and optimizer state are sharded with them
-    )
+    # By FSDP2, which needs FSDP2_NEEDS; gradients and optimizer state are sharded with them.
+    shards_parameters: bool = False
     shards_state: bool = False  # the optimizer's state alone
     bucket_view: bool = False  # gradients are views into DDP's buckets
     reshards: bool = False  # whole parameters are freed after the forward of their unit, and gathered again

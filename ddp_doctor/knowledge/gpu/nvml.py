@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ddp_doctor.knowledge.gpu.gpu_speed import SLOWDOWNS_UNDER_LOAD
 from ddp_doctor.model.finding import Scope
 
 NVML_API = "NVML API reference, nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/"
@@ -33,11 +34,7 @@ MPS_SERVER = "nvidia-cuda-mps"
 #: Clocks event reasons that slow a job down beyond what was set. The first two are the hardware's own and
 #: cut the core clock to half or less (nvml.h). hw_slowdown alone is left out: NVML also raises it while
 #: clocks change. sw_thermal_slowdown is the driver staying below the maximum operating temperature.
-SLOWDOWNS = {
-    "hw_thermal_slowdown": "too hot, so the hardware reduces the clocks to half or less",
-    "hw_power_brake_slowdown": "the power supply makes the hardware reduce the clocks to half or less",
-    "sw_thermal_slowdown": "hot, so the driver reduces the clocks",
-}
+SLOWDOWNS = {name: words for name, words in SLOWDOWNS_UNDER_LOAD.items() if name != "hw_slowdown"}
 
 #: NVML's return values where one GPU as a whole does not answer.
 GPU_ERRORS = {

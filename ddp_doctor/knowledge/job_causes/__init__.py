@@ -20,22 +20,19 @@ from ddp_doctor.knowledge.job_causes import (
     hangs,
     host,
     launchers,
-    live,
-    nccl_settings,
-    nccl_tools,
+    nccl,
     network,
     pointers,
     rdma,
     scheduler,
-    shared_memory,
     software,
     unproven,
 )
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause
+from ddp_doctor.knowledge.job_causes.signs import Sign
 
 _MODULES = (
-    shared_memory, host, gpu, gpu_access, software, network, rdma, nccl_settings, nccl_tools, code, ddp, launchers,
-    scheduler, hangs, live, unproven,
+    host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, scheduler, hangs, unproven,
 )  # fmt: skip
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())

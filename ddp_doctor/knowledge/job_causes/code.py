@@ -1,7 +1,9 @@
 """Causes in the job's own code or data: exceptions, devices, files that cannot be read."""
 
 from ddp_doctor.knowledge.job_causes.gpu_access import SET_DEVICE
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_hint, on_node, proof, remedy, setting
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import Sign, nccl, proof
 
 #: What libraries say of files that they cannot decode.
 _NOT_DECODED = (
@@ -11,11 +13,9 @@ _NOT_DECODED = (
     "Unable to open file (truncated file", "invalid load key",
 )  # fmt: skip
 CAUSES = {
-    "DDJ160": JobCause(
+    "DDJ160": code_cause(
         name="rank-exception",
         title="{who} stopped[ in {where}]: {type}[: {message}]",
-        domain="code",
-        restart="no",
         finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
         why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
         remedies=(in_code("Read the traceback of the rank that is named first; those of the others follow from it"),),
@@ -23,11 +23,9 @@ CAUSES = {
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
     ),
-    "DDJ161": JobCause(
+    "DDJ161": code_cause(
         name="gpu-out-of-memory",
         title="GPU[ {gpu}] of {who} has no memory left[: {size} more were asked for]",
-        domain="code",
-        restart="no",
         finds="An allocation on a GPU failed because its memory is used up.",
         why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank with"
         " a longer batch stops, and the others wait for it.",
@@ -72,15 +70,13 @@ CAUSES = {
                 ("No available memory for the cache blocks", "is less than desired GPU memory utilization"),
                 r"Error: [^\n]*(?:for the cache blocks|less than desired GPU memory)",
             ),
-            "nccl-no-gpu-memory": nccl_hint("Failed to CUDA calloc"),
+            "nccl-no-gpu-memory": nccl.hint("Failed to CUDA calloc"),
         },
     ),
-    "DDJ163": JobCause(
+    "DDJ163": code_cause(
         name="device-mismatch",
         title="Tensors of {who} that belong together are on different devices[: {found}][: the group is on {bound},"
         " the tensor on {issued}]",
-        domain="code",
-        restart="no",
         finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
         why="A batch or a part of the model stayed on the CPU, or on GPU 0 where the rank has another.",
         remedies=(SET_DEVICE,),
@@ -119,11 +115,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ164": JobCause(
+    "DDJ164": code_cause(
         name="backend-device-mismatch",
         title="{who} gave the process group a tensor of a device that it cannot carry[: {on}]",
-        domain="code",
-        restart="no",
         finds="A collective got a tensor on a device for which the process group has no backend: a CPU tensor with"
         " NCCL.",
         why="NCCL moves tensors of GPUs alone; gathered objects and metrics are often on the CPU.",
@@ -161,11 +155,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ175": JobCause(
+    "DDJ175": code_cause(
         name="checkpoint-mismatch",
         title="The checkpoint that {who} loaded does not fit[ {module}]",
-        domain="code",
-        restart="no",
         finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
         why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names, or"
         " on GPUs that this job does not have.",
@@ -197,11 +189,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ176": JobCause(
+    "DDJ176": code_cause(
         name="import-failed",
         title="{who} could not load {missing}",
-        domain="code",
-        restart="no",
         finds="An import ends with ModuleNotFoundError or ImportError, or Python does not find the script.",
         why="The environment of the ranks is not that of the shell: another interpreter, a node without the package, or"
         " a library that is not on the loader's path.",
@@ -289,11 +279,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ178": JobCause(
+    "DDJ178": code_cause(
         name="device-assert",
         title="A kernel on the GPU of {who} stopped at an assertion[: {assertion}]",
-        domain="code",
-        restart="no",
         finds="A CUDA kernel's assert failed: mostly an index outside of an embedding, or a label outside of the"
         " classes.",
         why="The GPU's context is lost with it, and every later call of the rank fails with the same message.",

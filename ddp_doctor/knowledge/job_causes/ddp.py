@@ -1,13 +1,13 @@
 """Causes in how the job's code uses torch.distributed: DDP's rules, and who calls which collective."""
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, Sign, in_code, nccl_sign, proof, remedy, watchdog_sign
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause
+from ddp_doctor.knowledge.job_causes.remedies import in_code, remedy
+from ddp_doctor.knowledge.job_causes.signs import Sign, nccl, proof, watchdog
 
 CAUSES = {
-    "DDJ165": JobCause(
+    "DDJ165": code_cause(
         name="pg-not-initialized",
         title="{who} called torch.distributed without a process group",
-        domain="code",
-        restart="no",
         finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
         why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
         remedies=(
@@ -27,11 +27,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ166": JobCause(
+    "DDJ166": code_cause(
         name="ddp-unused-parameters",
         title="Parameters of the model took no part in the loss on {who}[: numbers {indices}][, {parameters}]",
-        domain="code",
-        restart="no",
         finds="DDP waits for gradients of parameters that the last step did not use.",
         why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
         " incomplete.",
@@ -58,11 +56,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ167": JobCause(
+    "DDJ167": code_cause(
         name="ddp-ready-twice",
         title="DDP got the gradient of a parameter twice in one step on {who}[: {parameter}]",
-        domain="code",
-        restart="no",
         finds="A parameter under DDP is used in two backward passes of one step: re-entrant checkpointing, shared"
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
@@ -81,11 +77,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ168": JobCause(
+    "DDJ168": code_cause(
         name="ddp-no-grad-params",
         title="{who} wrapped a model in DDP that has nothing to train",
-        domain="code",
-        restart="no",
         finds="No parameter of the wrapped module requires a gradient.",
         why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
         remedies=(
@@ -102,11 +96,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ169": JobCause(
+    "DDJ169": code_cause(
         name="ddp-buffer-inplace",
         title="DDP's broadcast of buffers changed a tensor of {who} between forward and backward[: {tensor}]",
-        domain="code",
-        restart="no",
         finds="Autograd finds a tensor of one dimension changed in place since the forward pass.",
         why="With broadcast_buffers=True each forward writes the buffers of rank 0, such as those of BatchNorm, over"
         " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
@@ -130,14 +122,12 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ170": JobCause(
+    "DDJ170": code_cause(
         name="collective-mismatch",
         title="Ranks called different collectives, or with different tensors or models"
         "[: rank {rank} called {op}][ of {shape}][, rank {peer_rank} {peer_op}][ of {peer_shape}]"
         "[: rank {this} has {count} parameters, rank {other} {other_count}]"
         "[: a parameter of {sizes} on rank {rank}][: {bytes} bytes met {other_bytes}]",
-        domain="code",
-        restart="no",
         finds="torch, gloo, NCCL or DDP says that ranks do not do the same: another operation, size or model.",
         why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
@@ -174,14 +164,14 @@ CAUSES = {
                 r" but Rank (?P<this>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent "
                 r"(?P<other_count>\d+)",
             ),
-            "submitted-by-some-ranks": watchdog_sign(  # Horovod, common/stall_inspector.cc
+            "submitted-by-some-ranks": watchdog.sign(  # Horovod, common/stall_inspector.cc
                 "broadcasted by subset of ranks"
             ),
             "gloo-sizes-differ": proof(
                 ("op.preamble.length <= op.nbytes", "distributed collective mismatch in your code"),
                 r"op\.nbytes\. (?P<bytes>\d+) vs (?P<other_bytes>\d+)|collective mismatch",
             ),
-            "nccl-sizes-differ": nccl_sign(
+            "nccl-sizes-differ": nccl.sign(
                 ("message truncated : receiv", "collective mismatch error"),
                 r"message truncated : receiv(?:ed|ing) (?P<bytes>\d+) bytes instead of (?P<other_bytes>\d+)"
                 r"|NET/IB : [^\n]{0,120}collective mismatch error,? local size (?P<local>\d+) remote",
@@ -189,7 +179,7 @@ CAUSES = {
             "fingerprint-of-one": proof(  # a line that was cut before the second rank
                 "Detected mismatch between collectives on ranks", r"between collectives on ranks(?!.*\bbut Rank)"
             ),
-            "mismatch-of-old-nccl": nccl_sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
+            "mismatch-of-old-nccl": nccl.sign("Mismatched collective detected"),  # NCCL 2.4 to 2.6
             "mismatch-of-frameworks": Sign(  # Horovod, DeepSpeed, accelerate
                 (
                     "Mismatched data types: One rank",
@@ -202,11 +192,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ171": JobCause(
+    "DDJ171": code_cause(
         name="rank0-only-collective",
         title="{who} called a collective that the other ranks did not call[: {call}]",
-        domain="code",
-        restart="no",
         finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
         why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
         remedies=(in_code("Call what holds a collective on every rank, and let it decide inside who writes"),),
@@ -215,11 +203,9 @@ CAUSES = {
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
     ),
-    "DDJ172": JobCause(
+    "DDJ172": code_cause(
         name="timeout-long-rank0-work",
         title="{who} was still at work of its own when the other ranks gave up waiting[ in {call}]",
-        domain="code",
-        restart="no",
         finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
         why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(

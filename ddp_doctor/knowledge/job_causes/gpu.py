@@ -14,24 +14,9 @@ from ddp_doctor.knowledge.gpu.xids import (
     XIDS,
     xids_of,
 )
-from ddp_doctor.knowledge.job_causes.kinds import (
-    CUDA_ERRORS,
-    NCCL_WARN,
-    JobCause,
-    Sign,
-    hint,
-    kernel_proof,
-    kernel_sign,
-    nccl_context,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
-    on_node,
-    proof,
-    remedy,
-    setting,
-    victim,
-)
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, sick_gpu, sick_host
+from ddp_doctor.knowledge.job_causes.remedies import on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel, nccl, proof, victim
 
 _XID = ("NVRM: Xid",)
 #: Xids of which another sign knows more, and those that mean nothing for the GPU.
@@ -52,15 +37,13 @@ _DRAIN = on_node(
 SIGNS = {
     # What the driver cleans up after a program that ended, or that another Xid stopped. No victim's words: after each
     # job that is killed the kernel's log has them.
-    "xid-of-victim": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>43|45)\b", role="context"),
+    "xid-of-victim": kernel.context(_XID, rf"{XID_LINE}(?P<xid>43|45)\b"),
     # What the driver asks for after another Xid: a reset, a reboot.
-    "xid-recovery": kernel_sign(
-        _XID,
-        rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)",
-        role="pointer",
+    "xid-recovery": kernel.pointer(
+        _XID, rf"{XID_LINE}{RECOVERY_ACTION}, [^\n]{{0,80}} to \S{{1,20}} \((?!None)(?P<action>[^)]{{1,60}})\)"
     ),
     # All that NCCL says of NVLS before it fails, want of memory too.
-    "nvls-fails": nccl_context(
+    "nvls-fails": nccl.context(
         ("Failed to bind NVLink SHARP", "nvls.cc:"),
         rf"Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}",
         run_code="DD444",
@@ -70,11 +53,9 @@ SIGNS = {
 }
 
 CAUSES = {
-    "DDJ110": JobCause(
+    "DDJ110": sick_gpu(
         name="nvlink-error",
         title="An NVLink failed on {who}[, GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="A fatal NVLink error of a GPU or NVSwitch in the kernel log (Xid 74, 136, 144 to 150, 155, SXid),"
         " CUDA's error for it, or NVLinks between two GPUs over which the driver allows no P2P.",
         why="Transfers between the GPUs of the node stop or are lost. Other GPUs of the node report Xid 45 or CUDA"
@@ -83,24 +64,22 @@ CAUSES = {
         next_check="nvidia-smi nvlink -s; nvidia-smi nvlink -e; dmesg | grep -E 'Xid|SXid'",
         references=(CATALOG, CUDA_ERRORS, "NCCL 2.12 to 2.30, src/graph/paths.cc"),
         signs={
-            "xid-nvlink": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
-            "xid-nvlink-fatal": kernel_proof(
+            "xid-nvlink": kernel.sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'reset')})\b"),
+            "xid-nvlink-fatal": kernel.proof(
                 _XID, rf"{XID_LINE}(?P<xid>{xids_of('nvlink-error', 'watch')}),[^\n]{{0,80}}?\bFatal\b"
             ),
-            "nvswitch-fatal": kernel_proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
+            "nvswitch-fatal": kernel.proof(": SXid (PCI:", rf"{SXID_LINE}(?P<xid>\d{{1,6}}), Fatal\b"),
             "cuda-nvlink-error": proof("uncorrectable NVLink error detected"),
-            "nvlink-without-p2p": nccl_sign("P2P is disabled between NVLINK connected GPUs"),
+            "nvlink-without-p2p": nccl.sign("P2P is disabled between NVLINK connected GPUs"),
             # of a process that the driver ended: the Xid before it
-            "xid-after-nvlink": kernel_sign(
+            "xid-after-nvlink": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('nvlink-error')})\b"
             ),
         },
     ),
-    "DDJ111": JobCause(
+    "DDJ111": sick_gpu(
         name="gpu-ecc-error",
         title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it; as a"
         " hint, Xid 63: a row is to be remapped.",
         why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
@@ -110,20 +89,18 @@ CAUSES = {
         references=(CATALOG, CUDA_ERRORS),
         found_by=("DD307", "DD330", "DD312"),
         signs={
-            "xid-memory": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
+            "xid-memory": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-ecc-error')})\b"),
             "cuda-ecc-error": proof("uncorrectable ECC error encountered"),
             # by themselves they ended nothing: a hint, below what other lines say
-            "xid-row-remapped": nccl_hint(_XID, rf"{XID_LINE}63\b"),
-            "xid-after-memory": kernel_sign(
+            "xid-row-remapped": nccl.hint(_XID, rf"{XID_LINE}63\b"),
+            "xid-after-memory": kernel.sign(
                 _XID, rf"{XID_LINE}4[35],[^\n]{{0,200}}by previous Xid (?P<xid>{xids_of('gpu-ecc-error')})\b"
             ),
         },
     ),
-    "DDJ112": JobCause(
+    "DDJ112": sick_gpu(
         name="gpu-off-bus",
         title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="The driver no longer reaches a GPU: Xid 79, its own message, or NVML's error that the GPU is lost.",
         why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
         " old firmware are the usual reasons; a program is not.",
@@ -138,10 +115,10 @@ CAUSES = {
         references=(CATALOG, "NVIDIA/open-gpu-kernel-modules, arch/nvalloc/unix/src/osinit.c"),
         found_by=("DD330", "DD304", "DD303"),
         signs={
-            "xid-off-bus": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
-            "off-bus": kernel_proof("has fallen off the bus", OFF_BUS_LINE),
+            "xid-off-bus": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-off-bus')})\b"),
+            "off-bus": kernel.proof("has fallen off the bus", OFF_BUS_LINE),
             # One message of three lines; lines of other CPUs may stand between them.
-            "off-bus-in-lines": kernel_proof(
+            "off-bus-in-lines": kernel.proof(
                 "NVRM: The NVIDIA GPU",
                 rf"NVRM: The NVIDIA GPU (?P<bus>{BUS})(?!.*has fallen off)(?s:.{{0,1500}}?)fallen off the bus",
                 lines=8,
@@ -153,11 +130,9 @@ CAUSES = {
             "gpu-is-lost": proof("GPU is lost", rf"(?:for GPU ?(?P<bus>{BUS}): +)?GPU is lost"),
         },
     ),
-    "DDJ113": JobCause(
+    "DDJ113": sick_gpu(
         name="gsp-timeout",
         title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
-        domain="gpu",
-        restart="on other nodes",
         finds="Xid 119 or 120: the driver waited in vain for the GPU's system processor, or that failed.",
         why="Each call to the GPU hangs or fails until it is reset. Firmware of some drivers does this; where"
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
@@ -176,18 +151,16 @@ CAUSES = {
         next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
         signs={
-            "xid-gsp": kernel_proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
-            "gsp-history": kernel_sign(
+            "xid-gsp": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
+            "gsp-history": kernel.sign(
                 ("RPC event history (CPU <- GSP)", "RPC history (CPU -> GSP)", "waiting for RPC response from GPU"),
                 r"NVRM: .*(?:RPC (?:event )?history|of waiting for RPC response from GPU\d+ GSP)",
             ),
         },
     ),
-    "DDJ114": JobCause(
+    "DDJ114": sick_host(
         name="fabric-manager-down",
         title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
-        domain="host",
-        restart="on other nodes",
         finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
         why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
         " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
@@ -211,11 +184,9 @@ CAUSES = {
             "system-not-ready-by-name": Sign(("CUDA_ERROR_SYSTEM_NOT_READY", "cudaErrorSystemNotReady")),
         },
     ),
-    "DDJ115": JobCause(
+    "DDJ115": sick_gpu(
         name="fabric-manager-restarted",
         title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
-        domain="gpu",
-        restart="on other nodes",
         finds="NCCL fails to bind multicast memory of the NVSwitches.",
         why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
         " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
@@ -236,12 +207,12 @@ CAUSES = {
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
         signs={
-            "nvls-bind-invalid": nccl_sign(
+            "nvls-bind-invalid": nccl.sign(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)[^\n]*'invalid argument'",
             ),
             # 401 and 801 among them: no multicast in a virtual machine or a partition of the switches.
-            "nvls-bind-failed": nccl_hint(
+            "nvls-bind-failed": nccl.hint(
                 ("Failed to bind NVLink SHARP", "nvls.cc:"),
                 rf"(?:Failed to bind NVLink SHARP|nvls\.cc{NCCL_WARN}Cuda failure)(?![^\n]*(?:'invalid argument'"
                 rf"|memory'))",
@@ -299,11 +270,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ124": JobCause(
+    "DDJ124": sick_gpu(
         name="gpu-fault",
         title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
-        domain="gpu",
-        restart="on other nodes",
         finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
         " a hint, any that is not known; a GPU that the driver cannot start.",
         why="The programs that use the GPU hang or end.",
@@ -311,20 +280,18 @@ CAUSES = {
         next_check="dmesg | grep Xid on that node; ddp-doctor node there",
         references=(CATALOG,),
         signs={
-            "xid-other": kernel_sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
-            "xid-unlisted": nccl_hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
-            "gpu-not-initialised": kernel_sign(
+            "xid-other": kernel.sign(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gpu-fault', 'reset')})\b"),
+            "xid-unlisted": nccl.hint(_XID, rf"{XID_LINE}(?P<xid>(?!(?:{_KNOWN_XIDS})\b)\d{{1,4}})\b"),
+            "gpu-not-initialised": kernel.sign(
                 "RmInitAdapter failed", rf"NVRM: (?:GPU (?:at )?(?:PCI:)?(?P<bus>{BUS}): )?RmInitAdapter failed"
             ),
             "gpu-hang-of-rocm": Sign("HW Exception by GPU"),
-            "gpu-reset-required": kernel_sign("[NV_ERR_RESET_REQUIRED]"),
+            "gpu-reset-required": kernel.sign("[NV_ERR_RESET_REQUIRED]"),
         },
     ),
-    "DDJ137": JobCause(
+    "DDJ137": sick_host(
         name="imex-not-working",
         title="NVLink between nodes (MNNVL) does not work on {who}: IMEX is not set up",
-        domain="host",
-        restart="on other nodes",
         finds="NCCL finds GPUs joined by NVLink across nodes, and cannot share memory over it.",
         why="The IMEX service has to run on all nodes of the NVLink domain, and the container needs its channel"
         " device.",
@@ -345,7 +312,7 @@ CAUSES = {
         references=("NCCL 2.25 to 2.30, src/mnnvl.cc",),
         found_by=("DD445",),
         signs={
-            "mnnvl-not-working": nccl_proof(
+            "mnnvl-not-working": nccl.proof(
                 "MNNVL (cliqueSize", r"MNNVL \(cliqueSize \d+\) is available but not", run_code="DD445"
             )
         },

@@ -4,33 +4,25 @@ Some of these show as nothing but a hang at the first collective. Their signs ar
 and where nothing better is known.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    CUDA_ERRORS,
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, code_cause, host_cause, sick_gpu, sick_host
+from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import (
     NCCL_WARN,
     TEST_BEGINS,
-    JobCause,
     Page,
     Sign,
-    Tier,
     context,
-    hint,
-    in_code,
-    kernel_sign,
-    nccl_context,
-    nccl_hint,
-    nccl_sign,
-    on_node,
+    kernel,
+    nccl,
     proof,
-    remedy,
-    setting,
-    watchdog_hint,
+    watchdog,
 )
-from ddp_doctor.knowledge.job_causes.rdma import WITHOUT_GPUDIRECT, completion
 
 _NCCL_GUIDE = "NCCL user guide, troubleshooting, GPU-to-GPU communication"
 #: A time-out of one of the first collectives, by torch's number of it; nccl2 of torch 2.15 prints none. And nccl-tests
 #: without a result: the line is looked at when the output has ended without one (parse/job_log/scan.py).
-_HANGS: tuple[tuple[str, ...], str, Tier] = (
+_HANGS = (
     (
         "Watchdog caught collective operation timeout",
         "NCCL operation timed out",
@@ -38,7 +30,6 @@ _HANGS: tuple[tuple[str, ...], str, Tier] = (
         TEST_BEGINS,
     ),
     rf"WorkNCCL\(SeqNum=(?P<first>[1-3]),|NCCL operation timed out|Operation timed out after \d+ ms|{TEST_BEGINS}",
-    "watchdog",
 )
 #: What torch says of a GPU that two ranks use, and of little else. Since 1.13 NCCL's last error stands below it.
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
@@ -66,7 +57,7 @@ SIGNS = {
     "mig-device": context(("MIG-GPU-", "=MIG-", ":MIG-", " MIG 1g.", " MIG 2g.", " MIG 3g.", " MIG 4g.", " MIG 7g.")),
     "iommu-translates": context(("DMAR: IOMMU enabled", "Default domain type: Translated", 'Missing "iommu=pt"')),
     # CUDA refuses what NCCL takes for possible between two GPUs.
-    "p2p-refused": nccl_context(
+    "p2p-refused": nccl.context(
         ("transport/p2p.cc:", "failed to open CUDA IPC handle : "),
         rf"transport/p2p\.cc{NCCL_WARN}Cuda failure |failed to open CUDA IPC handle : ",
         run_code="DD446",
@@ -144,11 +135,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ117": JobCause(
+    "DDJ117": host_cause(
         name="mig-unsupported",
         title="Ranks of this job use MIG slices of one GPU, which NCCL does not join",
-        domain="host",
-        restart="no",
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
@@ -163,14 +152,12 @@ CAUSES = {
                 ("Duplicate GPU detected : rank", "anks are using the same GPU", "anks detected using the same GPU"),
                 beside=("mig-device",),
             ),
-            "slice-refused": nccl_sign(*_REFUSED, beside=("mig-device",)),
+            "slice-refused": nccl.sign(*_REFUSED, beside=("mig-device",)),
         },
     ),
-    "DDJ118": JobCause(
+    "DDJ118": code_cause(
         name="duplicate-gpu",
         title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
-        domain="code",
-        restart="no",
         finds="NCCL finds two ranks of one node on the same GPU.",
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",
@@ -192,14 +179,12 @@ CAUSES = {
                 ("anks are using the same GPU", "anks detected using the same GPU"),
                 r"Multiple [Rr]anks (?:are|detected) using the same GPU",
             ),
-            "usage-refused": nccl_hint(*_REFUSED),
+            "usage-refused": nccl.hint(*_REFUSED),
         },
     ),
-    "DDJ119": JobCause(
+    "DDJ119": sick_host(
         name="acs-p2p-fault",
         title="PCIe ACS or the IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
-        domain="host",
-        restart="on other nodes",
         finds="Faults of the IOMMU in the kernel log of a job with GPUs, local protection errors of RDMA"
         " transfers, or NCCL's own hint that ACS is on.",
         why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
@@ -217,32 +202,30 @@ CAUSES = {
         next_check="lspci -vvv | grep ACSCtl (SrcValid+ is ACS on); dmesg | grep -iE 'DMAR|AMD-Vi|IO_PAGE_FAULT'",
         references=(_NCCL_GUIDE, "NCCL 2.30, src/transport/net_ib (hints)", "Linux drivers/iommu"),
         signs={
-            "iommu-fault": kernel_sign(
+            "iommu-fault": kernel.sign(
                 ("IO_PAGE_FAULT", "DMAR: [DMA", "DMAR: DRHD: handling fault"),
                 r"IO_PAGE_FAULT(?: device=(?P<device>[0-9a-f:.]+))?|DMAR: \[DMA [^\n]{1,60}(?:Request device"
                 r"|for device)?|handling fault status",
             ),
-            "acs-redirects": nccl_hint(  # of lspci -vvv: requests between devices go up to the root complex
+            "acs-redirects": nccl.hint(  # of lspci -vvv: requests between devices go up to the root complex
                 "ACSCtl:", r"ACSCtl:.{0,80}ReqRedir\+"
             ),
-            "acs-hint": nccl_sign(
+            "acs-hint": nccl.sign(
                 "ACS is enabled", r"HINT: In many cases this error (?:occurs when|indicates that) ACS is enabled"
             ),
-            "rdma-protection-error": nccl_hint("Got completion", completion("4|8|10|11")),
+            "rdma-protection-error": nccl.hint("Got completion", completion("4|8|10|11")),
         },
     ),
-    "DDJ120": JobCause(
+    "DDJ120": sick_host(
         name="iommu-p2p-hang",
         title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
-        domain="host",
-        restart="on other nodes",
         finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
         why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job;"
         " cat /proc/cmdline; dmesg | grep -iE 'DMAR|AMD-Vi|iommu'",
         references=(_NCCL_GUIDE, "RCCL, src/init.cc (the warning on iommu=pt)"),
-        signs={"hang-with-iommu": hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
+        signs={"hang-with-iommu": watchdog.hint(*_HANGS, beside=("iommu-translates",), is_final=True)},
     ),
     "DDJ121": JobCause(
         name="p2p-broken-hang",
@@ -253,13 +236,11 @@ CAUSES = {
         remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
-        signs={"hang-of-geforce": hint(*_HANGS, beside=("geforce",), is_final=True)},
+        signs={"hang-of-geforce": watchdog.hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
-    "DDJ122": JobCause(
+    "DDJ122": sick_gpu(
         name="nvls-hang",
         title="{who} hangs while NVLink SHARP (NVLS) is set up",
-        domain="gpu",
-        restart="on other nodes",
         finds="The set-up of NVLS is the last that NCCL says of a communicator that does not come to be.",
         why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
         " plain P2P works.",
@@ -275,14 +256,12 @@ CAUSES = {
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",
         references=("NCCL 2.17 to 2.30, src/transport/nvls.cc",),
         signs={
-            "hang-at-nvls": watchdog_hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
+            "hang-at-nvls": watchdog.hint((*_HANGS[0], "watchdog got stuck for"), beside=("nvls-last",), is_final=True)
         },
     ),
-    "DDJ162": JobCause(
+    "DDJ162": code_cause(
         name="invalid-device-ordinal",
         title="{who} used a GPU by a number that it is not shown",
-        domain="code",
-        restart="no",
         finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"

@@ -1,6 +1,14 @@
-"""Causes that the dumps of torch's flight recorder show: who waits for whom (engine/causes/wait_graph.py)."""
+"""Causes of a job that does not get on: who waits for whom, and what the rank does for which the others wait.
 
-from ddp_doctor.knowledge.job_causes.kinds import JobCause, in_code, remedy
+DDJ195 to DDJ199 the dumps of torch's flight recorder show (engine/causes/wait_graph.py); those from DDJ301 on, attach
+(engine/causes/live.py).
+"""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, sick_host, sick_network
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy
+
+_PROC = ("proc(5), /proc/PID/stat and /proc/PID/status",)
+_STACKS = ("py-spy 0.4, dump --nonblocking", "torch 2.13 torch/distributed/distributed_c10d.py")
 
 CAUSES = {
     "DDJ195": JobCause(
@@ -23,12 +31,10 @@ CAUSES = {
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
-    "DDJ196": JobCause(
+    "DDJ196": code_cause(
         name="cross-group-deadlock",
         title="Ranks wait for each other in different process groups[, or {otherwise}]"
         "[: {odd} took them in another order]",
-        domain="code",
-        restart="no",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
         " dumps of torch's flight recorder.",
         why="A collective ends when all members of its group have entered it. Where ranks take two groups in different"
@@ -57,5 +63,104 @@ CAUSES = {
         remedies=(remedy("Test the links and GPUs of these hosts without the job", "torchrun … ddp-doctor run"),),
         next_check="ddp-doctor run on the same hosts, and NCCL_DEBUG=INFO in the job",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
+    ),
+    "DDJ301": JobCause(
+        name="rank-stopped",
+        title="{who} {is} {how}, and the job waits for it",
+        domain="host",
+        restart="on the same nodes",
+        finds="A rank of a job that runs is stopped: by SIGSTOP or Ctrl-Z, by a debugger, or with its control group.",
+        why="It does not run until somebody lets it go on. Every collective waits for it, until the job's time-out.",
+        remedies=(on_node("Let it go on, or find out who stopped it", "kill -CONT PID"),),
+        next_check="grep -E 'State|TracerPid' /proc/PID/status on its host",
+        references=_PROC,
+    ),
+    "DDJ302": JobCause(
+        name="rank-gone",
+        title="{who} {is} gone[, {how}][, and {others} still there]",
+        finds="A job has fewer ranks on a host than its launcher started, while the others wait.",
+        why="A rank that has ended comes to no collective any more. The others wait until their time-out, if they do"
+        " not notice the closed connection.",
+        remedies=(remedy("Read its own output and the host's kernel log, then end the job", "dmesg -T"),),
+        next_check="dmesg -T on its host, and ddp-doctor logs with the job's output",
+        references=_PROC,
+    ),
+    "DDJ303": JobCause(
+        name="data-loader-stuck",
+        title="{who} {waits} for data that does not come[: a worker of its data loader stands at {line}]",
+        domain="data",
+        finds="A rank waits for its data loader, whose workers do nothing.",
+        why="A worker waits for a lock, a file system or a service, or was started by fork while a thread held a lock."
+        " The other ranks wait in a collective for this one.",
+        remedies=(
+            in_code("Look at the line of the worker: a lock, a read or a request without a time-out"),
+            in_code(
+                "Give the DataLoader timeout=, so that it raises, and multiprocessing_context='spawn' where the"
+                " job has threads before the workers start"
+            ),
+        ),
+        next_check="py-spy dump --pid of the worker; num_workers=0 in a short run",
+        references=("torch 2.13 torch/utils/data/dataloader.py, _try_get_data",),
+    ),
+    "DDJ304": sick_host(
+        name="rank-in-kernel",
+        title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not answer",
+        finds="A rank is in uninterruptible sleep (state D) in every look, and reads and writes nothing.",
+        why="The kernel waits for a device or a file server. Not even SIGKILL ends the process before that answers.",
+        remedies=(
+            on_node(
+                "Look at the host's kernel log for its file systems, disks and GPUs",
+                "dmesg -T",
+                "cat /proc/PID/stack   # as root",
+            ),
+        ),
+        next_check="sudo cat /proc/PID/stack on its host",
+        references=_PROC,
+    ),
+    "DDJ305": sick_network(
+        name="data-not-acknowledged",
+        title="What {who} sends to {peer} is not acknowledged, so the network loses it",
+        finds="All ranks are in one collective, and a TCP connection of a rank sends the same data again and again.",
+        why="Packets are dropped on the way: a firewall, a wrong MTU, a cable or a switch. The rank sends again at"
+        " growing intervals, for a quarter of an hour, and nobody hears of it before the time-out.",
+        remedies=(
+            remedy(
+                "Test the path between the two hosts, with large packets too",
+                "ping -M do -s 1472 PEER",
+                "ddp-doctor run --only connectivity,interfaces",
+                scope="cluster",
+            ),
+        ),
+        next_check="ss -tino dst PEER on its host: retrans and backoff",
+        references=(
+            "linux net/ipv4/tcp_ipv4.c, the columns tx_queue and retrnsmt of /proc/net/tcp",
+            "tcp(7), tcp_retries2",
+        ),
+    ),
+    "DDJ306": JobCause(
+        name="others-wait-for-work",
+        title="{who} {does}[ at {line}][ in {looks} looks]"
+        "[ (a worker of its data loader is at {worker})], and {others} for it",
+        domain="code",
+        finds="A rank is at work of its own (it compiles, saves a checkpoint, evaluates, loads data), and the others"
+        " wait in a collective for it; or the job moves, and a rank comes last in three of four looks.",
+        why="The job gets on. The GPUs of the others are idle, and a collective times out where the work takes longer"
+        " than the time-out of its group.",
+        remedies=(
+            in_code("Share the work among the ranks, or do it less often"),
+            in_code("Give the group a time-out that is longer than the work: init_process_group(timeout=…)"),
+        ),
+        next_check="ddp-doctor attach again in a minute: whether it stands elsewhere then",
+        references=_STACKS,
+    ),
+    "DDJ307": JobCause(
+        name="progress-not-known",
+        title="{what}",
+        finds="What could be read of a job that runs does not tell whether it gets on.",
+        why="A rank that computes for long and one in an endless loop look alike for some seconds, and without stacks"
+        " many things do.",
+        remedies=(remedy("Attach again in a minute, as root or with the setting that the report names for stacks"),),
+        next_check="ddp-doctor attach again in a minute, on every host of the job",
+        references=_STACKS,
     ),
 }

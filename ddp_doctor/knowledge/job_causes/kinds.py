@@ -1,128 +1,14 @@
-"""What makes jobs fail, as data: a cause, the texts in a job's output that are signs of it, and what to do.
-
-A line of output is looked at more closely only where it holds one of the words of a sign, so words are chosen that
-healthy lines do not have. A sign that belongs to no cause (pointers.py) tells where to look, who died or who is a
-victim.
-"""
+"""What makes jobs fail, as data: a cause, the texts in a job's output that are signs of it, and what to do."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from ddp_doctor.model.choices import Confidence, Domain, Restart
-from ddp_doctor.model.finding import Remedy, Scope, Setting
+from ddp_doctor.knowledge.job_causes.signs import Sign
+from ddp_doctor.model.choices import Domain, Restart
+from ddp_doctor.model.finding import Remedy
 
-PROVED, POSSIBLE = Confidence.PROVED, Confidence.POSSIBLE
-#: What may stand in front of a warning of NCCL, behind the name of its source file.
-NCCL_WARN = r":\d{1,5} (?:\(\w{1,80}\) )?NCCL WARN "
 CUDA_ERRORS = "CUDA runtime, texts of cudaGetErrorString"
-#: Begins the note that parse/job_log/ras.py puts behind a line of NCCL's RAS.
-RAS_NOTE = "[RAS: "
-#: Commands that watch a job, and are ended with it.
-MONITORS = (
-    r"(?:nvidia-smi|dcgmi|gpustat|nvtop|rocm-smi|\b(?:h?top|vmstat|iostat|mpstat|sar|dstat|tail|sleep|monitor\w*)\b)"
-)
-#: How the output of nccl-tests begins; signs with this word count where its results never came.
-TEST_BEGINS = "# Using devices"
-
-#: Whose evidence counts first, where several speak of one failure; in this order.
-Tier = Literal["kernel", "exception", "recorder", "ras", "nccl", "watchdog", "launcher"]
-#: A cause speaks of itself; a victim tells that another process failed; a pointer tells where to look (an exit code,
-#: the rank of a time-out); advice is printed beside many causes and is evidence of none; context is a fact of the job.
-Role = Literal["cause", "victim", "pointer", "advice", "context"]
-
-
-class Page(NamedTuple):
-    """What ``explain`` says of a text that names no cause."""
-
-    means: str  # one sentence
-    codes: tuple[str, ...]  # of rules that find a cause, the likeliest first
-    source: str  # what prints it
-    settings: tuple[str, ...] = ()
-
-
-class Sign(NamedTuple):
-    """A text in a job's output that says something.
-
-    ``one_of``: a line with any of these words, exactly so written and of ASCII, is looked at. ``pattern``: a regular
-    expression that the line must match as well; its named groups are kept as values. ``lines``: how many lines of the
-    same process the pattern may reach over, the first of them being the one with the words. ``beside``: it counts only
-    where a sign of one of these ids is in the job's output, too. ``unless``: only the last in a file counts, and only
-    where none of these words follows it. ``is_final``: its process prints nothing more of its own. ``run_code``: the
-    rule of ``run`` that names it where NCCL says it before a trial fails. ``page``: what is behind it, where it is of
-    no cause.
-    """
-
-    one_of: str | tuple[str, ...]
-    pattern: str = ""
-    tier: Tier = "exception"
-    role: Role = "cause"
-    confidence: Confidence = Confidence.LIKELY
-    lines: int = 1
-    beside: tuple[str, ...] = ()
-    is_final: bool = False
-    unless: tuple[str, ...] = ()
-    run_code: str = ""
-    page: Page | None = None
-    id: str = ""  # its key in the row
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """A line with any of these is looked at."""
-        return (self.one_of,) if isinstance(self.one_of, str) else self.one_of
-
-
-#: Signs of what others than a rank's own exception say.
-kernel_sign = partial(Sign, tier="kernel")
-nccl_sign = partial(Sign, tier="nccl")
-watchdog_sign = partial(Sign, tier="watchdog")
-launcher_sign = partial(Sign, tier="launcher")
-#: Signs that prove their cause, and weak ones, which count where nothing better is known.
-proof = partial(Sign, confidence=PROVED)
-kernel_proof = partial(kernel_sign, confidence=PROVED)
-nccl_proof = partial(nccl_sign, confidence=PROVED)
-launcher_proof = partial(launcher_sign, confidence=PROVED)
-hint = partial(Sign, confidence=POSSIBLE)
-nccl_hint = partial(nccl_sign, confidence=POSSIBLE)
-watchdog_hint = partial(watchdog_sign, confidence=POSSIBLE)
-launcher_hint = partial(launcher_sign, confidence=POSSIBLE)
-#: Signs of no cause.
-pointer = partial(Sign, role="pointer")
-nccl_pointer = partial(nccl_sign, role="pointer")
-watchdog_pointer = partial(watchdog_sign, role="pointer")
-launcher_pointer = partial(launcher_sign, role="pointer")
-victim = partial(Sign, role="victim")
-context = partial(Sign, role="context")
-nccl_context = partial(nccl_sign, role="context")
-
-
-def remedy(
-    summary: str,
-    *commands: str,
-    scope: Scope = "job",
-    settings: tuple[Setting, ...] = (),
-    cost: str = "",
-    undo: str = "",
-    container: tuple[str, ...] = (),
-) -> Remedy:
-    """What to do after a job failed, which nobody tries here."""
-    return Remedy(
-        summary=summary, commands=commands, scope=scope, settings=settings, cost=cost, undo=undo, container=container
-    )
-
-
-in_code = partial(remedy, scope="code")
-on_node = partial(remedy, scope="node")
-
-
-def setting(name: str, value: str, why: str = "") -> Setting:
-    """A variable to set."""
-    return Setting(name=name, value=value, why=why)
-
-
-def unset(name: str, why: str = "") -> Setting:
-    """A variable to take away."""
-    return Setting(name=name, action="unset", why=why)
 
 
 class JobCause(NamedTuple):
@@ -147,3 +33,14 @@ class JobCause(NamedTuple):
     instead_of: tuple[str, ...] = ()
     found_by: tuple[str, ...] = ()
     code: str = ""  # its key in the table
+
+
+#: Causes by where the fault is, and whether the same job may be started again: "no" is that somebody has to mend
+#: something first.
+code_cause = partial(JobCause, domain="code", restart="no")
+host_cause = partial(JobCause, domain="host", restart="no")
+network_cause = partial(JobCause, domain="network", restart="no")
+sick_host = partial(JobCause, domain="host", restart="on other nodes")
+sick_gpu = partial(JobCause, domain="gpu", restart="on other nodes")
+sick_network = partial(JobCause, domain="network", restart="on other nodes")
+scheduler_cause = partial(JobCause, domain="scheduler", restart="on the same nodes")

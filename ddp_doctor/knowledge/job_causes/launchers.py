@@ -1,28 +1,13 @@
 """Causes in how the ranks are started and find each other, and processes that crash."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
-    Sign,
-    in_code,
-    kernel_sign,
-    launcher_hint,
-    launcher_proof,
-    launcher_sign,
-    nccl_hint,
-    nccl_sign,
-    on_node,
-    proof,
-    remedy,
-    setting,
-    unset,
-)
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, network_cause, scheduler_cause
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting, unset
+from ddp_doctor.knowledge.job_causes.signs import Sign, kernel, launcher, nccl, proof
 
 CAUSES = {
-    "DDJ180": JobCause(
+    "DDJ180": scheduler_cause(
         name="sighup-terminal",
         title="The terminal that torchrun was started from was closed, and the job ended with it",
-        domain="scheduler",
-        restart="on the same nodes",
         finds="torchrun got SIGHUP and handed it on to the ranks.",
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
@@ -37,18 +22,16 @@ CAUSES = {
         next_check="last, and the log of sshd, at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
         signs={
-            "launcher-sighup": launcher_proof(
+            "launcher-sighup": launcher.proof(
                 ("death signal, shutting down workers", "got signal: ", "closing signal SIGHUP"),
                 r"(?:Received (?:1|(?:Signals\.)?SIGHUP)|Signals\.SIGHUP) death signal"
                 r"|SignalException: Process (?:(?P<pid>\d+) )?got signal: 1$|closing signal (?:Signals\.)?SIGHUP",
             )
         },
     ),
-    "DDJ181": JobCause(
+    "DDJ181": code_cause(
         name="launch-env-missing",
         title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
-        domain="code",
-        restart="no",
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
@@ -111,19 +94,19 @@ CAUSES = {
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
         found_by=("DD514", "DDL162"),
         signs={
-            "store-cannot-listen": launcher_proof(
+            "store-cannot-listen": launcher.proof(
                 "The server socket has failed to",
                 r"has failed to(?:.*?(?:port: |:)(?P<port>\d{2,5})\b(?=.*(?:EADDRINUSE|errno: 98))|.*errno: 98"
                 r"|.*EADDRINUSE|[^:]*address\.\s*$)",
             ),
-            "address-in-use": launcher_sign(
+            "address-in-use": launcher.sign(
                 "Address already in use",
                 r"(?:\[Errno 98\]|(?:RuntimeError|DistNetworkError|OSError):) Address already in use",
             ),
-            "port-of-another": launcher_proof(  # accelerate
+            "port-of-another": launcher.proof(  # accelerate
                 "but another process is utilizing it", r"on port \W?(?P<port>\d{1,5})"
             ),
-            "cannot-bind": launcher_sign(
+            "cannot-bind": launcher.sign(
                 ("Address already in use", "address already in use"),
                 r"(?i)\b(?:bind|listen|ZMQError)\b[^\n]{0,120}address already in use",
             ),
@@ -146,14 +129,14 @@ CAUSES = {
         next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
         references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
         signs={
-            "foreign-store": launcher_sign(
+            "foreign-store": launcher.sign(
                 "Ping failed, invalid value returned from server",
                 r"(?:to host (?P<peer>\S+):(?P<port>\d+) - .*)?Ping failed, invalid value",
             ),
-            "rank-twice": nccl_hint(  # NCCL's own first contact
+            "rank-twice": nccl.hint(  # NCCL's own first contact
                 "ranks has already checked in"
             ),
-            "rendezvous-closed": launcher_hint("RendezvousClosedError"),
+            "rendezvous-closed": launcher.hint("RendezvousClosedError"),
         },
     ),
     "DDJ184": JobCause(
@@ -177,20 +160,18 @@ CAUSES = {
         # blame as well (firewall-or-unreachable); with hostname-unresolvable for the same host it is that.
         signs={
             # torchrun on other nodes says the same when the one that served it has ended
-            "rendezvous-connection": launcher_hint(
+            "rendezvous-connection": launcher.hint(
                 "RendezvousConnectionError: ", beside=("store-refused", "store-unreached")
             ),
             # each node then serves a rendezvous of its own, and waits for the others
-            "endpoint-is-localhost": launcher_sign(
+            "endpoint-is-localhost": launcher.sign(
                 "  rdzv_endpoint  ", r"rdzv_endpoint +: (?:localhost|127\.|\[::1\])", beside=("rendezvous-timeout",)
             ),
         },
     ),
-    "DDJ185": JobCause(
+    "DDJ185": network_cause(
         name="hostname-unresolvable",
         title="{who} could not resolve the name[ {name}]",
-        domain="network",
-        restart="no",
         finds="The name of the rendezvous' host, or the own one, has no address.",
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
@@ -204,26 +185,24 @@ CAUSES = {
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
         found_by=("DD510", "DD526"),
         signs={
-            "name-not-resolved": launcher_sign(
+            "name-not-resolved": launcher.sign(
                 " cannot be retrieved (gai error: ",
                 r"addresses of \(\[?(?P<name>[^,\]]+)\]?, \d+\) cannot be retrieved \(gai error: -[235]\b",
             ),
-            "nccl-name-not-resolved": nccl_sign("error encountered when getting address info"),
-            "gaierror": launcher_proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
-            "ssh-name-not-resolved": launcher_proof(
+            "nccl-name-not-resolved": nccl.sign("error encountered when getting address info"),
+            "gaierror": launcher.proof(("gaierror: [Errno -2]", "gaierror: [Errno -3]", "gaierror: [Errno -5]")),
+            "ssh-name-not-resolved": launcher.proof(
                 "ssh: Could not resolve hostname ", r"resolve hostname (?P<name>[^:\s]{1,255})"
             ),
-            "store-name-not-resolved": launcher_sign(  # torch up to 1.9
+            "store-name-not-resolved": launcher.sign(  # torch up to 1.9
                 ("Name or service not known", "Temporary failure in name resolution"),
                 r"(?:RuntimeError|ValueError|DistNetworkError): (?:host not found: )?(?:Name or|Temporary failure)",
             ),
         },
     ),
-    "DDJ186": JobCause(
+    "DDJ186": network_cause(
         name="gloo-ifname-invalid",
         title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
-        domain="network",
-        restart="no",
         finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
         why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
         remedies=(
@@ -242,11 +221,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ187": JobCause(
+    "DDJ187": network_cause(
         name="gloo-loopback-hostname",
         title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
-        domain="network",
-        restart="no",
         finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
@@ -261,12 +238,12 @@ CAUSES = {
         next_check="getent hosts $(hostname), on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
         signs={
-            "gloo-dials-loopback": launcher_sign(
+            "gloo-dials-loopback": launcher.sign(
                 ("ERROR failed to connect", "connectFullMesh failed", "SO_ERROR: Connection refused", " connect [127."),
                 r"(?:ERROR failed to connect.*|Connection refused, )remote=\[(?P<peer>127\.[\d.]+)\]"
                 r"|\] connect \[(?P<at>127\.[\d.]+)\]:\d+: Connection refused",
             ),
-            "gloo-no-own-address": launcher_sign(
+            "gloo-no-own-address": launcher.sign(
                 "Unable to resolve hostname to a (local) address",
                 beside=(
                     "peer-gone",
@@ -277,19 +254,17 @@ CAUSES = {
                     "store-timeout",
                 ),
             ),
-            "gloo-own-address-elsewhere": launcher_sign(
+            "gloo-own-address-elsewhere": launcher.sign(
                 "Unable to find interface for: ", r"Unable to find interface for: \[?(?P<peer>[\w.:]+)"
             ),
-            "gloo-without-mesh": launcher_hint(  # ranks that never reached each other
+            "gloo-without-mesh": launcher.hint(  # ranks that never reached each other
                 "connectFullMesh failed"
             ),
         },
     ),
-    "DDJ192": JobCause(
+    "DDJ192": code_cause(
         name="script-arguments",
         title="A script refused its arguments[ ({script})]: {message}",
-        domain="code",
-        restart="no",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
         remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),
@@ -331,7 +306,7 @@ CAUSES = {
                 r"|\*\*\* (?P<name>SIG(?:SEGV|BUS|ILL|FPE)) (?:received|\(@)",
                 is_final=True,
             ),
-            "kernel-segfault": kernel_sign(
+            "kernel-segfault": kernel.sign(
                 (" segfault at ", "traps: ", "general protection fault"),
                 r"(?:traps: )?(?<![\w.-])(?P<process>[\w.-]{1,80})\[(?P<pid>\d{1,10})\]:? (?:segfault at|trap "
                 r"|general protection)(?!.* in libnccl)",

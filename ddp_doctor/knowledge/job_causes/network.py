@@ -15,18 +15,9 @@ and torch's store: "The client socket has failed to connect to [node0]:29500 (er
 A refused connection is no firewall's: nobody listens there, because the peer has died or not begun.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
-    Sign,
-    context,
-    launcher_sign,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
-    on_node,
-    remedy,
-    setting,
-)
+from ddp_doctor.knowledge.job_causes.kinds import host_cause, network_cause, sick_host, sick_network
+from ddp_doctor.knowledge.job_causes.remedies import on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import Sign, context, launcher, nccl
 
 _SOCKETS = "NCCL 2.4 to 2.30, src/misc/socket.cc and src/os/linux.cc"
 _BOOTSTRAP = "NCCL 2.3 to 2.30, src/bootstrap.cc, src/transport/net_socket.cc and src/transport/net_ib/init.cc"
@@ -52,9 +43,7 @@ _NAME = setting("NCCL_SOCKET_IFNAME", "eth0", "the interface that joins the node
 
 #: Signs of no cause of their own: nobody listens there any more, or not yet.
 SIGNS = {
-    "connect-refused": nccl_sign(
-        _CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)", role="victim"
-    ),
+    "connect-refused": nccl.victim(_CONNECT, rf"{_PEER.format(address='')}(?:[^\n]*?)Connection refused(?!, retrying)"),
     "interface-set": context("NCCL_SOCKET_IFNAME set", r"NCCL_SOCKET_IFNAME set (?:by \w+ )?to"),
     # Each rank is alone on its node, as the launcher was told.
     "one-rank-a-node": context(
@@ -64,11 +53,9 @@ SIGNS = {
 }
 
 CAUSES = {
-    "DDJ140": JobCause(
+    "DDJ140": sick_network(
         name="firewall-or-unreachable",
         title="{who} cannot reach [{peer}][ port {port}][: {reason}]",
-        domain="network",
-        restart="on other nodes",
         finds="A connection between two nodes that times out or finds no route.",
         why="Ranks connect over ports that the kernel chooses. A firewall that opens the master's port alone, or a"
         " node in another network, lets the rendezvous succeed and NCCL fail.",
@@ -85,14 +72,14 @@ CAUSES = {
         " nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
         signs={
-            "nccl-cannot-connect": nccl_sign(
+            "nccl-cannot-connect": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=f'(?!{_OWN})')}[^\n]{{0,60}}? {_NO_WAY}(?!, retrying)"
             ),
-            "nccl-connect-failed": nccl_sign(  # NCCL 2.2 and 2.3, which do not tell the address
+            "nccl-connect-failed": nccl.sign(  # NCCL 2.2 and 2.3, which do not tell the address
                 "Call to connect failed : ",
                 r"Call to connect failed : (?P<reason>Connection timed out|No route to host|Network is unreachable)",
             ),
-            "nccl-connect-timed-out": nccl_sign(
+            "nccl-connect-timed-out": nccl.sign(
                 "exceeded timeouts (", r"socket(?:Start|Poll)Connect: exceeded timeouts"
             ),
             "mpi-cannot-connect": Sign(  # Open MPI's help texts
@@ -111,7 +98,7 @@ CAUSES = {
                 "] connect [",
                 rf"\] connect \[(?:::ffff:)?(?P<peer>[^\]\s]{{1,80}})\]:(?P<port>\d{{1,5}}): {_UNREACHED}",
             ),
-            "ssh-cannot-connect": launcher_sign(
+            "ssh-cannot-connect": launcher.sign(
                 "ssh: connect to host ",
                 rf"ssh: connect to host (?P<peer>\S{{1,255}}) port (?P<port>\d{{1,5}}): {_UNREACHED[:-1]}"
                 r"|Connection refused)",
@@ -123,11 +110,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ141": JobCause(
+    "DDJ141": host_cause(
         name="no-socket-interface",
         title="NCCL finds no network interface with an address on {who}",
-        domain="host",
-        restart="no",
         finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
         why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
         remedies=(
@@ -142,18 +127,16 @@ CAUSES = {
         references=(_BOOTSTRAP,),
         found_by=("DD105", "DD521"),
         signs={
-            "no-interface": nccl_proof(_NO_INTERFACE),
-            "no-address-family": nccl_sign(  # an interface without an address: NCCL up to 2.23
+            "no-interface": nccl.proof(_NO_INTERFACE),
+            "no-address-family": nccl.sign(  # an interface without an address: NCCL up to 2.23
                 "Socket creation failed : ", r"Socket creation failed : Address family not supported"
             ),
         },
     ),
-    "DDJ142": JobCause(
+    "DDJ142": network_cause(
         name="socket-ifname-wrong",
         title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
         " machine on each node]",
-        domain="network",
-        restart="no",
         finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
         " loopback, of a container's bridge or of one link.",
         why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
@@ -163,38 +146,36 @@ CAUSES = {
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
         signs={
-            "named-interface-missing": nccl_proof(
+            "named-interface-missing": nccl.proof(
                 "NCCL_SOCKET_IFNAME set",
                 r"NCCL_SOCKET_IFNAME set (?:by environment )?to (?P<interface>[^\s]+?)\.?(?:\n(?s:.{0,2000}?)"
                 r"(?:no socket interface found|no interface found|No IP interface found|No usable listening))",
                 lines=12,
             ),
-            "interface-missing": nccl_proof(  # far apart, or of several processes
+            "interface-missing": nccl.proof(  # far apart, or of several processes
                 _NO_INTERFACE, beside=("interface-set",)
             ),
-            "oob-interface-missing": nccl_proof(
+            "oob-interface-missing": nccl.proof(
                 "verify NCCL_OOB_NET_IFNAME", r"no device found (?:matching|after excluding) (?P<interface>[^\s,]+)"
             ),
-            "peer-address-not-routed": nccl_sign(
+            "peer-address-not-routed": nccl.sign(
                 _CONNECT,
                 rf"{_PEER.format(address=f'(?:{_OWN})')}[^\n]{{0,60}}?(?:failed|returned"
                 rf"|exceeded)(?![^\n]*(?:, retrying| refused))",
             ),
             # who refuses there is this machine itself, on whose interface nobody listens
-            "peer-address-of-own-machine": nccl_sign(
+            "peer-address-of-own-machine": nccl.sign(
                 _CONNECT, rf"{_PEER.format(address=_ONE_LINK)}[^\n]{{0,60}}?failed[^\n]*refused(?!, retrying)"
             ),
-            "address-not-assignable": nccl_hint(
+            "address-not-assignable": nccl.hint(
                 (*_CONNECT, "Call to bind failed"),
                 rf"(?:{_PEER.format(address='')}[^\n]*|Call to bind failed : )Cannot assign requested address",
             ),
         },
     ),
-    "DDJ143": JobCause(
+    "DDJ143": host_cause(
         name="duplicate-hostname",
         title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
-        domain="host",
-        restart="no",
         finds="NCCL sees two ranks on one GPU, in a job with one rank on each node.",
         why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
         " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
@@ -210,11 +191,9 @@ CAUSES = {
         instead_of=("duplicate-gpu",),
         signs={"one-host-for-nccl": Sign("Duplicate GPU detected : rank", beside=("one-rank-a-node",))},
     ),
-    "DDJ134": JobCause(
+    "DDJ134": sick_host(
         name="net-plugin-load-failed",
         title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
-        domain="host",
-        restart="on other nodes",
         finds="A network plug-in of NCCL that is installed cannot be loaded or finds no device.",
         why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
         " plug-in.",
@@ -233,37 +212,35 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",
         references=(_PLUGINS, "aws/aws-ofi-nccl, src/nccl_ofi_net.cpp"),
         signs={
-            "no-net-plugin": nccl_proof("Failed to initialize any NET plugin"),
-            "net-plugin-not-initialised": nccl_sign(
+            "no-net-plugin": nccl.proof("Failed to initialize any NET plugin"),
+            "net-plugin-not-initialised": nccl.sign(
                 "Failed to initialize NET plugin",
                 r"Failed to initialize NET plugin (?!IB\b|Socket\b)(?P<plugin>[^\n]{1,60})",
             ),
             # The plug-in is there, what it needs is not. Without a plug-in, libnccl-net.so itself is not found: that is
             # everyday life.
-            "net-plugin-lacks-library": nccl_sign(
+            "net-plugin-lacks-library": nccl.sign(
                 ("cannot open shared object file", "undefined symbol"),
                 r"NET/Plugin[^\n]*?(?P<reason>(?:lib(?!nccl-net)[\w.+-]{1,100}: cannot open shared object file"
                 r"|undefined symbol: \w+))",
             ),
-            "ofi-finds-nothing": nccl_sign(
+            "ofi-finds-nothing": nccl.sign(
                 "NET/OFI",
                 r"(?<!INFO )NET/OFI (?P<reason>[^\n]{0,200}?(?:[Cc]ould(?:n't| not) (?:find|open|set)|[Nn]o eligible"
                 r"|[Uu]nable to find|fi_getinfo\(\) call failed|[Cc]reating new endpoint[^\n]{0,60} failed"
                 r"|[Ii]nitialization failed)[^\n]{0,80})",
             ),
-            "named-network-missing": nccl_proof(  # a name in NCCL_NET, up to NCCL 2.26
+            "named-network-missing": nccl.proof(  # a name in NCCL_NET, up to NCCL 2.26
                 "Error: network ", r"Error: network (?P<plugin>\S[^\n]{0,60}?) not found"
             ),
-            "net-plugin-of-cloud": nccl_hint(
+            "net-plugin-of-cloud": nccl.hint(
                 ("NET/GPUDirectTCPX", "NET/FasTrak"), r"NET/(?P<plugin>GPUDirectTCPX|FasTrak)\W{1,3}[Ff]ailed"
             ),
         },
     ),
-    "DDJ135": JobCause(
+    "DDJ135": host_cause(
         name="net-plugin-version-mismatch",
         title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
-        domain="host",
-        restart="no",
         finds="NCCL finds a network plug-in whose interface it does not speak.",
         why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
         " the drivers that they support as well.",
@@ -271,19 +248,17 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
         references=(_PLUGINS,),
         signs={
-            "net-plugin-interface": nccl_sign(
+            "net-plugin-interface": nccl.sign(
                 ("symbols v4 and lower are not supported", "External network plugin"),
                 r"Failed to find ncclNetPlugin symbol \(>= v\d+\)"
                 r"|External network plugin (?P<plugin>\S+) is unsupported",
             ),
-            "net-plugin-device-version": nccl_proof("plugin has incompatible version"),
+            "net-plugin-device-version": nccl.proof("plugin has incompatible version"),
         },
     ),
-    "DDJ136": JobCause(
+    "DDJ136": sick_host(
         name="net-transport-mismatch",
         title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
-        domain="host",
-        restart="on other nodes",
         finds="One end of a connection speaks another transport, or another kind of RDMA link, than the other.",
         why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
         " makes it fall back to TCP, while the others wait for RDMA.",
@@ -297,12 +272,12 @@ CAUSES = {
         next_check='NCCL_DEBUG=INFO: "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
         signs={
-            "connection-of-other-kind": nccl_sign(
+            "connection-of-other-kind": nccl.sign(
                 ("socketFinalizeAccept", "Wrong socket type from"),
                 r"(?:socketFinalizeAccept|Wrong socket type)(?: from (?P<peer>[^\s<:]+))?[^\n]{0,20}"
                 r"(?:: wrong (?:socket )?type| \(peer \d+ != expected \d)",
             ),
-            "link-layers-differ": nccl_proof(
+            "link-layers-differ": nccl.proof(
                 ("is incompatible with the local", "connect incompatible devices", "with different link_layer"),
                 r"NET/IB : (?:Remote (?P<link>(?!UNSPECIFIED)\S+) device is incompatible"
                 r"|Attempted to connect incompatible|Can't (?:merge|connect) net devices)",

@@ -6,17 +6,16 @@ transport/tcp; Slurm src/srun/libsrun/launch.c; Open MPI help-orterun.txt; MPICH
 """
 
 from ddp_doctor.knowledge import victims
-from ddp_doctor.knowledge.job_causes.kinds import (
+from ddp_doctor.knowledge.job_causes.signs import (
     MONITORS,
     Page,
     Sign,
     context,
-    launcher_pointer,
-    launcher_sign,
-    nccl_pointer,
+    launcher,
+    nccl,
     pointer,
     victim,
-    watchdog_pointer,
+    watchdog,
 )
 
 #: How ProcessGroupNCCL begins its lines, with the number and the description of the group since torch 2.3.
@@ -36,14 +35,14 @@ _RENDEZVOUS = Page(
 _TIME_OUTS = {
     # ProcessGroupNCCL of torch 1.8 to 2.15 (there: nccl-legacy). SeqNum since 1.13, NumelIn since 2.2. "[Rank N]" may
     # be a number within the group; the process that printed the line is what counts.
-    "watchdog-timeout": watchdog_pointer(
+    "watchdog-timeout": watchdog.pointer(
         "Watchdog caught collective operation timeout",
         _GROUP + r"Watchdog caught collective operation timeout:(?: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType="
         r"(?P<op>\w+)(?:, TensorShape=\[(?P<shape>[\d, ]*)\])?(?:, NumelIn=(?P<numel>\d+), NumelOut="
         r"(?P<numel_out>\d+))?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+) milliseconds)?)?",
         page=_WAITED,
     ),
-    "watchdog-last-work": watchdog_pointer(  # where the group stands; wording of 2.3 and of 2.6
+    "watchdog-last-work": watchdog.pointer(  # where the group stands; wording of 2.3 and of 2.6
         ("detected by watchdog at work", "Timeout at NCCL work"),
         _GROUP
         + r"(?:(?:failure|Exception \(either an error or timeout\)) detected by watchdog at work(?: sequence id)?"
@@ -51,46 +50,46 @@ _TIME_OUTS = {
         r".*?last completed (?:NCCL )?work: (?P<completed>-?\d+)",
     ),
     # nccl2 of torch 2.15: neither number nor operation.
-    "nccl2-timeout": watchdog_pointer(
+    "nccl2-timeout": watchdog.pointer(
         ("NCCL operation timed out", "Operation timed out after ", "due to timeout - "),
         r"(?:\[TC\]\[rank=(?P<group_rank>\d+)\]\[name=(?P<group>[^\]]*)\] .*)?(?:NCCL operation timed out"
         r"|Operation timed out after (?P<timeout_ms>\d+) ms|Aborting process on rank \d+ due to timeout)",
         page=_WAITED,
     ),
-    "desync-report": watchdog_pointer(
+    "desync-report": watchdog.pointer(
         ("lagging/dead/mismatched ranks that caused the desync", "are the lagging ranks that caused this timeout"),
         r"(?s)caused the desync are:\s*(?P<report>.{1,600})|\[(?P<lagging>[\d, ]+)\] are the lagging ranks",
         lines=6,
     ),
-    "gloo-timeout": watchdog_pointer(
+    "gloo-timeout": watchdog.pointer(
         "Timed out waiting ",
         r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<direction>send|recv) operation",
         page=_WAITED,
     ),
-    "monitored-barrier": watchdog_pointer(  # the one time-out that names the ranks that did not come
+    "monitored-barrier": watchdog.pointer(  # the one time-out that names the ranks that did not come
         "failed to pass monitoredBarrier in",
         r"Ranks? (?P<missing>\d[\d, ]*) failed to pass monitoredBarrier in (?P<timeout_ms>\d+) ms",
     ),
-    "store-barrier": watchdog_pointer(
+    "store-barrier": watchdog.pointer(
         "in store based barrier on rank",
         r"world_size=(?P<world>\d+), (?:worker_count|num_workers_joined)=(?P<came>\d+), timeout=(?P<timeout>[^),]+)",
     ),
-    "store-clients": watchdog_pointer(
+    "store-clients": watchdog.pointer(
         "seconds waiting for clients.",
         r"after (?P<timeout_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<world>\d+) clients joined",
         page=_RENDEZVOUS,
     ),
-    "store-timeout": watchdog_pointer(  # with gloo, the key of a rank that has not left its address yet
+    "store-timeout": watchdog.pointer(  # with gloo, the key of a rank that has not left its address yet
         ("wait timeout after ", "Timeout waiting for key: "),
         r"(?:missing ranks: (?P<missing>[\d, ]+\d), )?wait timeout after (?P<timeout_ms>\d+)ms(?:, keys: "
         r"(?P<keys>\S+?(?://cpu//\d+/(?P<not_joined>\d+))?)(?!\S))?|Timeout waiting for key: (?P<key>.{1,100})",
     ),
-    "store-id-timeout": watchdog_pointer(  # NCCL's first word from rank to rank goes through the store, from rank 0
+    "store-id-timeout": watchdog.pointer(  # NCCL's first word from rank to rank goes through the store, from rank 0
         " setting up NCCL communicator and retr",
         r"\[(?P<group_rank>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<missing>\d+)\]"
         r"[^\n]{0,200}got error: (?:Socket Timeout|wait timeout)",
     ),
-    "rendezvous-timeout": watchdog_pointer("RendezvousTimeoutError", page=_RENDEZVOUS),
+    "rendezvous-timeout": watchdog.pointer("RendezvousTimeoutError", page=_RENDEZVOUS),
     "store-unreached": pointer(
         ("The client socket has timed out after", "connect() timed out. Original timeout was "),
         r"timed out after (?P<timeout>\d+\w+) while trying to connect to \(?\[?(?P<host>[^,:\]]+)\]?(?:, |:)"
@@ -106,7 +105,7 @@ _TIME_OUTS = {
         # 22, 97, 99: one of several addresses of the host is of a kind that is not served; torch tries the next.
         r"failed to connect to \[?(?P<host>[^\]\s]+?)\]?:(?P<port>\d+) \(errno: (?P<errno>(?!(?:22|97|99)\b)\d+)",
     ),
-    "watchdog-stuck": watchdog_pointer(
+    "watchdog-stuck": watchdog.pointer(
         ("watchdog got stuck for", "Could not acquire GIL within"),
         r"got stuck for (?P<seconds>\d+) ?seconds|(?P<gil>acquire GIL)",
     ),
@@ -121,11 +120,11 @@ _EXCEPTIONS = (
     "CalledProcessError", "NameError", "OutOfMemoryError",
 )  # fmt: skip
 _ENDS = {
-    "nccl-error": nccl_pointer(  # that a call of NCCL failed; its warnings say why
+    "nccl-error": nccl.pointer(  # that a call of NCCL failed; its warnings say why
         (*victims.OF_ANYTHING, "NCCL error in: ", "Test NCCL failure"),
         page=Page(_HIDDEN, ("DD521", "DD237", "DD238", "DD531"), _RESULTS, ("NCCL_DEBUG", "NCCL_SOCKET_IFNAME")),
     ),
-    "nccl-error-by-name": nccl_pointer(
+    "nccl-error-by-name": nccl.pointer(
         (
             "ncclInternalError: ",
             "ncclUnhandledCudaError",
@@ -148,11 +147,11 @@ _ENDS = {
         tuple(f"{name}: " for name in _EXCEPTIONS),
         r"^(?:\[rank\d{1,7}\]: ?)?(?:[a-z_][\w.]{0,80}\.)?(?P<type>[A-Z]\w{1,40}Error): ",
     ),
-    "exit-code": launcher_pointer(  # torchrun's agent, of the rank that it saw first on its node
+    "exit-code": launcher.pointer(  # torchrun's agent, of the rank that it saw first on its node
         "failed (exitcode: ",
         r"failed \(exitcode: (?P<exit>-?\d+)\) local_rank: (?P<local_rank>\d+)(?: \(pid: (?P<pid>\d+)\))?",
     ),
-    "received-signal": launcher_pointer(
+    "received-signal": launcher.pointer(
         ") received by PID",
         r"Signal (?P<number>\d+) \((?P<signal>\w+)\) received by PID(?: (?P<pid>\d+))?",
         page=Page(
@@ -161,38 +160,38 @@ _ENDS = {
             "torch 2.15 distributed/elastic/multiprocessing/api.py",
         ),
     ),
-    "killed-by-launcher": launcher_pointer(  # torchrun's agent, 30 s after a SIGTERM that did nothing
+    "killed-by-launcher": launcher.pointer(  # torchrun's agent, 30 s after a SIGTERM that did nothing
         ", forcefully exiting via ", r"Unable to shutdown process (?P<pid>\d+) via"
     ),
-    "spawned-process-ended": launcher_pointer(
+    "spawned-process-ended": launcher.pointer(
         ("ProcessExitedException: ", "ProcessRaisedException: "),
         r"process (?P<rank>\d+) terminated with (?:exit code (?P<exit>\d+)|signal (?P<signal>\w+))"
         r"|ProcessRaisedException",
     ),
-    "srun-exit": launcher_pointer(
+    "srun-exit": launcher.pointer(
         "srun: error: ",
         r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,\[\]-]+): (?:Exited with exit code (?P<exit>\d+)"
         r"|(?P<signal>Killed|Terminated|Segmentation fault|Aborted|Bus error|Illegal instruction))",
     ),
-    "mpirun-exit": launcher_pointer(
+    "mpirun-exit": launcher.pointer(
         ("noticed that process rank", "KILLED BY SIGNAL: ", "=   EXIT CODE: ", "  Exit code:    "),
         r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on signal (?P<number>\d+)"
         r"|KILLED BY SIGNAL: (?P<signal>\d+)|(?i:EXIT CODE): +(?P<exit>\d+)",
     ),
-    "command-ended": launcher_pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
+    "command-ended": launcher.pointer(  # of a launcher that tells no rank: DeepSpeed's, accelerate's
         ("exits with return code = ", "died with <Signals."),
         r"exits with return code = (?P<exit>-?[1-9]\d*)|died with <Signals\.(?P<signal>SIG[A-Z]+)",
     ),
-    "interrupted": launcher_pointer("KeyboardInterrupt"),
+    "interrupted": launcher.pointer("KeyboardInterrupt"),
     "called-abort": pointer("terminate called after throwing an instance of", r"an instance of '(?P<type>[^']+)'"),
-    "launcher-gave-up": launcher_pointer("errors.ChildFailedError"),
-    "killed-by-code": launcher_pointer(
+    "launcher-gave-up": launcher.pointer("errors.ChildFailedError"),
+    "killed-by-code": launcher.pointer(
         ("exit code 137", "exit status 137", "exited with code 137", "terminated by signal 9", "signal: killed"),
         r"(?:code|status) (?P<exit>137)\b|by signal (?P<number>9)\b|signal: (?P<killed>killed)",
     ),
     "cuda-error": pointer(("CUDA error: ", "Test CUDA failure "), r"Error: CUDA error: |Test CUDA failure "),
     # The line of NCCL's source to which an error came up: a call of the program failed.
-    "nccl-error-returned": nccl_pointer(
+    "nccl-error-returned": nccl.pointer(
         ("NCCL INFO group.cc:", "NCCL INFO transport.cc:", "NCCL INFO enqueue.cc:"),
         r"NCCL INFO \w+\.cc:\d+ -> [12456]\b",
     ),
@@ -304,8 +303,8 @@ _NO_EVIDENCE = {
         ),
         role="advice",
     ),
-    "restarted": launcher_sign("will restart worker group", role="context"),
-    "launcher-summary": launcher_sign(
+    "restarted": launcher.context("will restart worker group"),
+    "launcher-summary": launcher.sign(
         ("ChildFailedError", "Root Cause (first observed failure)", "[0]: <NO_OTHER_FAILURES>"), role="advice"
     ),
     # Python's words in front of a traceback that ended nothing: of a destructor, of its logging.
@@ -322,7 +321,7 @@ _NO_EVIDENCE = {
     ),
     # How a shell, make, a container or a service says that a command failed: a failure where the output ends with it.
     # A monitor of the job is ended when the job is.
-    "ended-badly": launcher_sign(
+    "ended-badly": launcher.context(
         _BAD_ENDS,
         rf"^(?!.*{MONITORS})(?:(?:\S{{1,200}}: )?(?:line \d+: )?(?: *\d+ |\[\d+\][+-]? +)?{_SIGNALS}"
         r"(?: \(core dumped\))?(?:$|\s{2,}|\s+\S*(?:python|torchrun|srun))"
@@ -330,7 +329,6 @@ _NO_EVIDENCE = {
         r"|(?i:.{0,300}?\b(?:error|failed|failure|exited|terminated|exit)\b.{0,300}?"
         r"\b(?:code|status)[\s:=]+(?:code )?-?[1-9]\d{0,9}\b)"
         r"|.{0,200}Main process exited, code=(?!exited, status=0)|.{0,200}Failed with result '(?!success))",
-        role="context",
     ),
 }
 

@@ -14,17 +14,9 @@ tries, 5 that the connection had failed before. From which side, and whether on 
 the whole output tells.
 """
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    JobCause,
-    kernel_sign,
-    nccl_hint,
-    nccl_proof,
-    nccl_sign,
-    on_node,
-    remedy,
-    setting,
-    unset,
-)
+from ddp_doctor.knowledge.job_causes.kinds import host_cause, network_cause, sick_network
+from ddp_doctor.knowledge.job_causes.remedies import on_node, remedy, setting, unset
+from ddp_doctor.knowledge.job_causes.signs import kernel, nccl
 
 _NET_IB = "NCCL 2.3 to 2.30, src/transport/net_ib and src/misc/ibvwrap.cc"
 _NCCL_VARIABLES = "NCCL user guide, environment variables"
@@ -66,14 +58,12 @@ _WITHOUT_NODE = remedy(
 )
 
 #: Signs of no cause of their own: what follows after a connection has failed.
-SIGNS = {"rdma-flushed": nccl_sign(_GOT, completion("5"), role="victim")}
+SIGNS = {"rdma-flushed": nccl.victim(_GOT, completion("5"))}
 
 CAUSES = {
-    "DDJ144": JobCause(
+    "DDJ144": sick_network(
         name="ib-unusable",
         title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
-        domain="network",
-        restart="on other nodes",
         finds="A call to set up RDMA fails on a device that NCCL found, for another reason than missing memory.",
         why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
         " container or a broken driver, ends the job when NCCL sets it up.",
@@ -90,32 +80,30 @@ CAUSES = {
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
         references=(_NET_IB, _NCCL_VARIABLES),
         signs={
-            "verbs-call-failed": nccl_sign(
+            "verbs-call-failed": nccl.sign(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:open_device|query_device|query_port|alloc_pd|create_cq"
                 r"|create_qp))"
                 r" failed(?![^\n]*Cannot allocate memory)(?: with error (?P<reason>[^\n]{1,60}?)(?: errno \d+)?$)?",
             ),
-            "hca-cannot-be-opened": nccl_sign(
+            "hca-cannot-be-opened": nccl.sign(
                 "NET/IB : Unable to", r"NET/IB : Unable to (?:open|query) device (?P<device>\S+)"
             ),
-            "verbs-call-failed-with": nccl_hint(
+            "verbs-call-failed-with": nccl.hint(
                 "Call to ibv_",
                 r"Call to (?P<call>ibv_(?:reg_mr\w*|post_\w+|poll_cq)) failed with (?:error )?(?:\d{1,3} )?"
                 r"(?!Cannot alloc|Bad addr)(?P<reason>[A-Z][a-z]+(?: [a-z]+){0,6})",
             ),
-            "modify-qp-failed": nccl_sign(
+            "modify-qp-failed": nccl.sign(
                 "ibv_modify_qp failed",
                 r"(?P<call>ibv_modify_qp) failed with (?:error )?(?:\d{1,3} )?(?!Connection timed|Invalid arg|No data"
                 r"|Network is|No route|Cannot alloc)(?P<reason>[A-Z][a-z]+(?: [a-z]+){1,6})(?![^\n]{0,300}retrying)",
             ),
         },
     ),
-    "DDJ145": JobCause(
+    "DDJ145": sick_network(
         name="ib-fabric-fault",
         title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
-        domain="network",
-        restart="on other nodes",
         finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"
         " 12, 13).",
         why="A port, cable, switch or node on the way is broken; or the peer's process had died before. Where many"
@@ -135,21 +123,19 @@ CAUSES = {
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
         signs={
-            "rdma-retries-exceeded": nccl_hint(
+            "rdma-retries-exceeded": nccl.hint(
                 _GOT, completion("12", r"(?![^\n]{0,400}localGid fe80:)"), run_code="DD584"
             ),
-            "rdma-receiver-not-ready": nccl_hint(_GOT, completion("13")),
-            "ucx-retries-exceeded": nccl_hint(
+            "rdma-receiver-not-ready": nccl.hint(_GOT, completion("13")),
+            "ucx-retries-exceeded": nccl.hint(
                 ("Transport retry count exceeded on ", "RETRY EXCEEDED ERROR"),
                 r"retry count exceeded on (?P<device>[\w.-]+)|RETRY EXCEEDED ERROR",
             ),
         },
     ),
-    "DDJ146": JobCause(
+    "DDJ146": sick_network(
         name="ib-link-flap",
         title="The link of an RDMA port of {who} went down[: {device}]",
-        domain="network",
-        restart="on other nodes",
         finds="NCCL or the kernel tells that a port went down, or that a device failed.",
         why="Transfers over the port run out of tries a few seconds later. Cable, optics or the switch port are"
         " the usual reasons.",
@@ -158,25 +144,23 @@ CAUSES = {
         instead_of=("ib-fabric-fault",),
         references=(_NET_IB, "libibverbs, ibv_event_type_str", "Linux drivers/net/ethernet/mellanox/mlx5"),
         signs={
-            "async-port-error": nccl_proof(
+            "async-port-error": nccl.proof(
                 ("async event", "async error event", "async fatal event"),
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?(?:non-fatal )?async (?:error |fatal )?event ?: "
                 r"(?:port error|local catastrophic error)",
             ),
-            "nic-link-down": kernel_sign(
+            "nic-link-down": kernel.sign(
                 ("Link down", "link is not ready", "Link is Down"),
                 r"\b(?P<device>(?:mlx5|mlx4|bnxt|ib|irdma)[\w.-]*)[^\n]{0,80}: [Ll]ink (?:is )?[Dd]own\b",
             ),
-            "nic-health": kernel_sign(
+            "nic-health": kernel.sign(
                 ("device's health compromised", "health recovery flow aborted"), r"mlx5_core (?P<device>[0-9a-f:.]+)"
             ),
         },
     ),
-    "DDJ147": JobCause(
+    "DDJ147": network_cause(
         name="ib-mtu-mismatch",
         title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
-        domain="network",
-        restart="no",
         finds="A transfer that the receiver refused as too long or invalid (status 1 or 9), or access errors of a"
         " queue.",
         why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
@@ -192,18 +176,16 @@ CAUSES = {
         next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
         references=(_NET_IB,),
         signs={
-            "rdma-length-error": nccl_hint(_GOT, completion("1|9")),
-            "queue-access-error": nccl_hint(
+            "rdma-length-error": nccl.hint(_GOT, completion("1|9")),
+            "queue-access-error": nccl.hint(
                 "local access violation work queue error",
                 r"NET/IB : (?:(?P<device>[^\s:]+:\d+) )?(?:[Gg]ot )?async [^\n]*local access violation",
             ),
         },
     ),
-    "DDJ148": JobCause(
+    "DDJ148": network_cause(
         name="ib-rail-unroutable",
         title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
-        domain="network",
-        restart="no",
         finds="Connecting two RDMA ports timed out.",
         why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
         " it finds that faster. A GID that is not routed looks alike.",
@@ -220,22 +202,20 @@ CAUSES = {
         references=(_NET_IB, _NCCL_VARIABLES),
         signs={
             # GIDs of two IPv4 networks.
-            "rtr-timed-out-across": nccl_sign(
+            "rtr-timed-out-across": nccl.sign(
                 _MODIFY,
                 rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?:::ffff:)?(?P<network>\d+\.\d+\.\d+)\.\d+,"
                 r" remote GID (?P<remote_gid>(?:::ffff:)?(?!(?P=network)\.)\d+\.\S+)",
             ),
-            "rtr-timed-out": nccl_hint(
+            "rtr-timed-out": nccl.hint(
                 _MODIFY, rf"{_TIMED_OUT}(?![^\n]{{0,300}}(?:retrying|local GID fe80:)){_ON_DEVICE}"
             ),
-            "rail-hint": nccl_sign("NICs are not cross-rail connected"),
+            "rail-hint": nccl.sign("NICs are not cross-rail connected"),
         },
     ),
-    "DDJ149": JobCause(
+    "DDJ149": network_cause(
         name="roce-gid-index",
         title="RoCE port[ {device}] of {who} uses a GID that is not routed[: {gid}]",
-        domain="network",
-        restart="no",
         finds="RoCE connections with a link-local GID that fail, or a GID index that the port does not have.",
         why="A RoCE port has several addresses, the GIDs. Only that of RoCE v2 with the port's IPv4 address passes"
         " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
@@ -254,33 +234,31 @@ CAUSES = {
         references=(_NET_IB, _NCCL_VARIABLES),
         found_by=("DD568", "DD569", "DD584"),
         signs={
-            "rdma-over-link-local": nccl_sign(
+            "rdma-over-link-local": nccl.sign(
                 _GOT, completion("12", r"(?=[^\n]{0,400}localGid (?P<gid>fe80:\S{1,60}))"), run_code="DD584"
             ),
-            "gid-refused": nccl_sign(
+            "gid-refused": nccl.sign(
                 _MODIFY,
                 rf"ibv_modify_qp failed with (?:error )?(?:(?:22|61|101|113) )?(?:Invalid argument"
                 rf"|No data available|Network is unreachable|No route to host)(?![^\n]{{0,300}}retrying){_ON_DEVICE}",
             ),
-            "rtr-timed-out-link-local": nccl_sign(
+            "rtr-timed-out-link-local": nccl.sign(
                 _MODIFY, rf"{_TIMED_OUT}{_ON_DEVICE}[^\n]{{0,120}}local GID (?P<gid>fe80:[^\s,]+)"
             ),
-            "gid-table-changed": nccl_sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
-            "gid-hint": nccl_sign("incorrect GID index is forced"),
-            "gid-not-found": nccl_sign("Call to ibv_query_gid failed"),
+            "gid-table-changed": nccl.sign("GID table changed", beside=("rdma-retries-exceeded", "rdma-flushed")),
+            "gid-hint": nccl.sign("incorrect GID index is forced"),
+            "gid-not-found": nccl.sign("Call to ibv_query_gid failed"),
             # the port has no GID at that index
-            "gid-empty": nccl_sign(
+            "gid-empty": nccl.sign(
                 "ibv_modify_qp failed",
                 r"failed with (?:error )?(?:61 )?No data available(?![^\n]{0,300}retrying)"
                 r"(?:[^\n]{0,40}?\bon dev (?P<device>[^\s,]{1,40}))?",
             ),
         },
     ),
-    "DDJ151": JobCause(
+    "DDJ151": host_cause(
         name="gdr-peermem-missing",
         title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
-        domain="host",
-        restart="no",
         finds="Registering GPU memory with an RDMA device fails because of its address.",
         why="GPUDirect RDMA needs the kernel module nvidia_peermem, or dma-buf. NCCL may find a module that does"
         " not work with the installed driver.",
@@ -288,10 +266,10 @@ CAUSES = {
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
         signs={
-            "gpu-memory-not-registered": nccl_sign(
+            "gpu-memory-not-registered": nccl.sign(
                 "Call to ibv_reg_", r"Call to ibv_reg_\w{1,20} failed(?: with error)?[ :]{1,3}Bad address"
             ),
-            "peermem-symbols": kernel_sign(
+            "peermem-symbols": kernel.sign(
                 (
                     "nvidia_peermem: disagrees",
                     "nv_peer_mem: disagrees",
@@ -301,11 +279,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ152": JobCause(
+    "DDJ152": network_cause(
         name="efa-security-group",
         title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
-        domain="network",
-        restart="no",
         finds="EFA reports a receiver that does not answer or cannot be reached.",
         why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
         " ping work without that. A peer whose process died looks alike.",
@@ -320,10 +296,10 @@ CAUSES = {
         next_check="fi_pingpong -p efa between two of the nodes; aws ec2 describe-security-groups --group-ids SG",
         references=("AWS, Get started with EFA and NCCL", "libfabric prov/efa, efa_errno.h"),
         signs={
-            "efa-no-answer": nccl_sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
+            "efa-no-answer": nccl.sign(("Unresponsive receiver", "nreachable remote"), r"NET/OFI|\befa\b|EFA|RC:"),
             # libfabric makes an address handle, which asks the device for the way there
-            "efa-address-refused": nccl_hint("Unable to insert remote address into address vector"),
-            "efa-completed-with-error": nccl_hint(
+            "efa-address-refused": nccl.hint("Unable to insert remote address into address vector"),
+            "efa-completed-with-error": nccl.hint(
                 "completed with error. RC", r"NET/OFI Request[^\n]{0,60} completed with error\. RC"
             ),
         },

@@ -1,19 +1,8 @@
 """Causes in the software of a node: the driver, CUDA, NCCL and its plug-ins, and how they go together."""
 
-from ddp_doctor.knowledge.job_causes.kinds import (
-    CUDA_ERRORS,
-    NCCL_WARN,
-    JobCause,
-    Sign,
-    in_code,
-    kernel_proof,
-    nccl_hint,
-    nccl_sign,
-    on_node,
-    proof,
-    remedy,
-    setting,
-)
+from ddp_doctor.knowledge.job_causes.kinds import CUDA_ERRORS, JobCause, host_cause, sick_host
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, setting
+from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, kernel, nccl, proof
 
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
@@ -24,11 +13,9 @@ _SAME_NCCL = remedy(
 )
 
 CAUSES = {
-    "DDJ125": JobCause(
+    "DDJ125": sick_host(
         name="driver-library-mismatch",
         title="The NVIDIA libraries and the kernel module on {who} are of different versions",
-        domain="host",
-        restart="on other nodes",
         finds="The driver refuses its own libraries: NVML's version mismatch, CUDA errors 803 and 804, the kernel's"
         ' "API'
         ' mismatch".',
@@ -51,7 +38,7 @@ CAUSES = {
         found_by=("DD322", "DD338", "DD301"),
         signs={
             "nvml-version-mismatch": proof("river/library version mismatch"),
-            "kernel-api-mismatch": kernel_proof("NVRM: API mismatch"),
+            "kernel-api-mismatch": kernel.proof("NVRM: API mismatch"),
             "cuda-driver-mismatch": proof("unsupported display driver / cuda driver combination"),
             "cuda-compat-refused": Sign("forward compatibility was attempted on non supported HW"),
             "driver-mismatch-by-name": Sign(
@@ -63,11 +50,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ126": JobCause(
+    "DDJ126": sick_host(
         name="driver-too-old",
         title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
-        domain="host",
-        restart="on other nodes",
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
@@ -95,11 +80,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ127": JobCause(
+    "DDJ127": host_cause(
         name="nccl-cuda-mismatch",
         title="The NCCL library that {who} loads was built for another CUDA version",
-        domain="host",
-        restart="no",
         finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
         " built for.",
         why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"
@@ -110,7 +93,7 @@ CAUSES = {
         references=(CUDA_ERRORS, _COMPATIBILITY, "nccl-tests, src/common.cu"),
         instead_of=("driver-too-old",),
         signs={
-            "nccl-kernel-refused": nccl_sign(
+            "nccl-kernel-refused": nccl.sign(
                 ("invalid device function", "named symbol not found"),
                 r"(?:NCCL WARN |^)Cuda failure (?:\d+ )?'(?:invalid device function|named symbol not found)'",
             ),
@@ -120,7 +103,7 @@ CAUSES = {
                 r"Test NCCL failure [^\n]{0,200}unhandled cuda error",
                 beside=("driver-insufficient",),
             ),
-            "nccl-of-old-cuda": nccl_sign(
+            "nccl-of-old-cuda": nccl.sign(
                 "NCCL cannot be captured in a graph if either it wasn't built with CUDA runtime"
             ),
             "nccl-without-its-cuda": proof(
@@ -130,11 +113,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ128": JobCause(
+    "DDJ128": host_cause(
         name="no-kernel-image",
         title="This software has no code for the GPU of {who}[ ({capability})]",
-        domain="host",
-        restart="no",
         finds="A CUDA kernel was not built for this kind of GPU.",
         why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
         " own packages, or an extension that was compiled on another machine.",
@@ -168,16 +149,14 @@ CAUSES = {
                     "FlashAttention only supports ",
                 )
             ),
-            "nccl-without-kernel": nccl_sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
+            "nccl-without-kernel": nccl.sign(  # CUDA error 98: the function is not compiled for the GPU's architecture
                 "invalid device function", r"Cuda failure (?:\d+ )?'invalid device function'"
             ),
         },
     ),
-    "DDJ129": JobCause(
+    "DDJ129": host_cause(
         name="nccl-too-old-for-gpu",
         title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
-        domain="host",
-        restart="no",
         finds="NCCL's search over the topology of the node ends in an error of its own.",
         why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
         " that show half of their PCIe tree bring the same errors.",
@@ -191,7 +170,7 @@ CAUSES = {
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH NCCL_TOPO_DUMP_FILE=topo.xml",
         references=("NCCL 2.5 to 2.30, src/graph",),
         signs={
-            "topology-not-understood": nccl_hint(
+            "topology-not-understood": nccl.hint(
                 (
                     "Could not find ",
                     "No path computed to go from",
@@ -207,11 +186,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ130": JobCause(
+    "DDJ130": host_cause(
         name="nccl-library-conflict",
         title="{who} loads another NCCL library than the one that this software was built for",
-        domain="host",
-        restart="no",
         finds="A symbol of NCCL is missing where torch looks for it, or ranks run different versions of NCCL.",
         why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
         " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
@@ -229,11 +206,9 @@ CAUSES = {
             ),
         },
     ),
-    "DDJ131": JobCause(
+    "DDJ131": host_cause(
         name="nccl-not-built",
         title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
-        domain="host",
-        restart="no",
         finds="init_process_group was asked for the backend nccl, and this torch has none.",
         why="NCCL is part of torch's CUDA packages for Linux alone.",
         remedies=(
@@ -265,7 +240,7 @@ CAUSES = {
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs={
-            "nccl-state-impossible": nccl_hint(
+            "nccl-state-impossible": nccl.hint(
                 (
                     "schedule creation has bugs",
                     "Proxy append",
@@ -278,11 +253,9 @@ CAUSES = {
             )
         },
     ),
-    "DDJ133": JobCause(
+    "DDJ133": sick_host(
         name="nvml-missing",
         title="NCCL cannot use NVML, the driver's management library, on {who}",
-        domain="host",
-        restart="on other nodes",
         finds="libnvidia-ml.so.1 is not there, or cannot be initialised.",
         why="NCCL asks NVML for the GPUs and their links. In a container the library comes from the host's driver,"
         " where the container runtime is told to bring it.",
@@ -298,7 +271,7 @@ CAUSES = {
         references=(_NVML, "NVIDIA container toolkit, driver capabilities"),
         signs={
             "nvml-not-found": proof(("Failed to open libnvidia-ml", "libnvidia-ml.so.1: cannot open")),
-            "nvml-not-initialised": nccl_sign(
+            "nvml-not-initialised": nccl.sign(
                 "nvmlInit", r"nvmlInit(?:_v2)?\(\) failed: (?P<reason>(?!Driver/library)[^\n]{1,60})"
             ),
             "nvml-unknown-error": Sign("Failed to initialize NVML: Unknown Error"),
@@ -307,7 +280,7 @@ CAUSES = {
                 r"NVMLError_(?:LibraryNotFound|DriverNotLoaded)|NVML: Driver Not Loaded"
                 r"|communicate with the NVIDIA driver",
             ),
-            "nvml-call-failed": nccl_sign(
+            "nvml-call-failed": nccl.sign(
                 (" failed: Unknown Error", " failed: Driver Not Loaded"), r"nvmlDevice\w{1,60}\([^)\n]{0,60}\) failed: "
             ),
         },

@@ -68,18 +68,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Band:
-    """What busbw is to be expected, in GB/s, and how NCCL goes about it."""
+    """What busbw is to be expected, in GB/s."""
 
     low: float
     high: float
-    algorithm: str  # NVLS
-    protocol: str  # Simple
     source: str
-
-    @property
-    def expected(self) -> float:
-        """The middle, by ratio."""
-        return math.sqrt(self.low * self.high)
 
 
 @dataclass(frozen=True)
@@ -141,8 +134,7 @@ def band(machine: Machine, collective: str, size_bytes: int) -> Band | None:
     plans = [row.plan(collective, size_bytes, nvls=machine.nvls) for row in rows]
     speeds = [busbw(plan, machine, collective, size_bytes) for plan in plans]
     half = math.sqrt(width(size_bytes))
-    way = plans[0]
-    return Band(min(speeds) / half, max(speeds) * half, way.algorithm, way.protocol, _source(machine, rows))
+    return Band(min(speeds) / half, max(speeds) * half, _source(machine, rows))
 
 
 def width(size_bytes: int) -> float:

@@ -6,8 +6,9 @@ gloo/transport/tcp/device.cc (lookupAddrForIface, lookupAddrForHostname); NCCL 2
 matchIfList) and src/bootstrap.cc. Both walk getifaddrs(3): all of IPv4, then all of IPv6, by interface index.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.addresses import address_of, is_loopback
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import Interface
@@ -111,12 +112,11 @@ def nccl_choice(interfaces: Sequence[Interface], env: Mapping[str, str]) -> Choi
 
 def _first_match(running: Iterable[Interface], names: str, family: str) -> Choice | None:
     """The first address, IPv4 first over all interfaces, on an interface that the list names."""
-    matches = nccl_matcher(names)
     ipv6 = {"AF_INET": False, "AF_INET6": True}.get(family)  # any other value is ignored
     usable = [
         (":" in address, position, interface.name, address)
         for position, interface in enumerate(running)
-        if matches(interface.name)
+        if nccl_hca.takes(names, interface.name)
         for address in map(address_of, interface.addresses)
         if ipv6 in (None, ":" in address) and address != "::1"
     ]
@@ -124,17 +124,3 @@ def _first_match(running: Iterable[Interface], names: str, family: str) -> Choic
         return None
     _, _, name, address = min(usable, key=lambda candidate: candidate[:2])
     return Choice(interface=name, address=address)
-
-
-def nccl_matcher(names: str) -> Callable[[str], bool]:
-    """NCCL's lists: prefixes, or names after ``=``; ``^`` at the front turns the list round; ``:port`` is cut."""
-    excluded = names.startswith("^")
-    exactly = names.removeprefix("^").startswith("=")
-    words = names.removeprefix("^").removeprefix("=").split(",")
-    listed = [word for word in (word.partition(":")[0] for word in words) if word]
-
-    def matches(name: str) -> bool:
-        named = any(name == word if exactly else name.startswith(word) for word in listed)
-        return (named or not listed) != excluded  # an empty list names all
-
-    return matches

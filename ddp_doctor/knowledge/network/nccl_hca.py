@@ -10,7 +10,7 @@ plane after the port.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 HCA = "NCCL_IB_HCA"
 #: MAX_IB_DEVS in src/transport/net_ib/common.h; NCCL leaves out more of them silently.
@@ -53,23 +53,20 @@ def absent(value: str, names: Collection[str]) -> tuple[str, ...]:
     return tuple(word for word in words if not any(name == word if exact else name.startswith(word) for name in names))
 
 
-def matcher(value: str | None) -> Callable[[str, int], bool]:
-    """Whether a value lets NCCL use a device's port; an empty one lets it use all."""
-    text = value or ""
-    listed, exact, excluded = entries(text), is_exact(text), is_exclusion(text)
+def takes(value: str, name: str, port: int | None = None) -> bool:
+    """Whether a value lets NCCL use a device's port, or a network interface; an empty one lets it use all.
 
-    def matches(name: str, port: int) -> bool:
-        named = any(
-            (name == word if exact else name.startswith(word)) and number in (None, port) for word, number in listed
-        )
-        return (named or not listed) != excluded
-
-    return matches
+    NCCL_SOCKET_IFNAME is a list of the same kind, in which ports mean nothing.
+    """
+    listed, exact = entries(value), is_exact(value)
+    words = [word for word, number in listed if port is None or number in (None, port)]
+    named = any(name == word if exact else name.startswith(word) for word in words)
+    return (named or not listed) != is_exclusion(value)
 
 
 def names_port(value: str, name: str, port: int) -> bool:
     """Whether a list of what is to be used names this port."""
-    return bool(entries(value)) and not is_exclusion(value) and matcher(value)(name, port)
+    return bool(entries(value)) and not is_exclusion(value) and takes(value, name, port)
 
 
 def names_in_full(value: str, name: str) -> bool:

@@ -148,9 +148,7 @@ def rounds_of_ranks(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
     """Rounds for ranks on these nodes: all pairs, or of many ranks all within nodes, then one rank of each node."""
     if len(nodes) <= MATRIX_OF_RANKS or len(set(nodes)) == 1:
         return rounds(len(nodes))
-    ranks_of: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks_of.setdefault(node, []).append(rank)
+    ranks_of = grouped((node, rank) for rank, node in enumerate(nodes))
     within = [rounds_among(ranks) for ranks in ranks_of.values()]
     at_once = [[pair for pairs in of_nodes for pair in pairs] for of_nodes in zip_longest(*within, fillvalue=[])]
     return at_once + rounds_among([ranks[0] for ranks in ranks_of.values()])

@@ -2,6 +2,7 @@
 
 import re
 
+from ddp_doctor.knowledge.job_causes.signs import Sign
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 
 _MOST_FRAMES = 20
@@ -107,10 +108,11 @@ class Ras(Block):
 
 
 class SignBlock(Block):
-    """The lines that a sign's pattern may reach over."""
+    """The lines that a sign's pattern may reach over, or without a sign the text of an exit."""
 
-    def __init__(self, first_line: int, lines: int, text: str) -> None:
+    def __init__(self, first_line: int, lines: int, text: str, sign: Sign | None = None) -> None:
         super().__init__(first_line)
+        self.sign = sign
         self.wanted = lines - 1
         self.texts = [text]
 

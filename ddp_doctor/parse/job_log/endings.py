@@ -45,20 +45,7 @@ _MPIRUN_EXIT = re.compile(
     r"\s+Exit code: +(?P<code>\d{1,5})"
 )
 #: As glibc's strsignal names them, for srun.
-_SIGNALS = {
-    "Killed": "SIGKILL",
-    "Terminated": "SIGTERM",
-    "Aborted": "SIGABRT",
-    "Segmentation fault": "SIGSEGV",
-    "Bus error": "SIGBUS",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-    "Hangup": "SIGHUP",
-    "Interrupt": "SIGINT",
-    "Quit": "SIGQUIT",
-    "User defined signal 1": "SIGUSR1",
-    "User defined signal 2": "SIGUSR2",
-}
+_SIGNALS = {signal.strsignal(number): number.name for number in signal.Signals}
 ENDING_WORDS = (
     b"failed (exitcode: ",
     b"srun: error: ",
@@ -72,11 +59,8 @@ SUMMARY_WORD = b"  time      : "
 
 
 def signal_name(number: int) -> str | None:
-    """SIGKILL for 9."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return None
+    """SIGKILL for 9; None for a number without a name."""
+    return signal.Signals(number).name if number in {*signal.Signals} else None
 
 
 def _ended(code: int) -> tuple[int | None, str | None]:

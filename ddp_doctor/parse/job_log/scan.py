@@ -7,22 +7,10 @@ from dataclasses import dataclass, field
 
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import SIGNS
-from ddp_doctor.knowledge.job_causes.kinds import RAS_NOTE, TEST_BEGINS, Sign
+from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, TEST_BEGINS, Sign
+from ddp_doctor.parse.job_log import endings
 from ddp_doctor.parse.job_log.blocks import RAS_WORD, TRACEBACK, Block, Failure, Ras, SignBlock, Traceback
-from ddp_doctor.parse.job_log.endings import (
-    ENDING_WORDS,
-    EXIT_WORD,
-    FACT_WORDS,
-    SPAWN_RAISED,
-    SUMMARY_WORD,
-    Ending,
-    JobFacts,
-    ending_of_mpirun,
-    ending_of_summary,
-    endings_in,
-    since_complete,
-    unfinished_bar,
-)
+from ddp_doctor.parse.job_log.endings import Ending, JobFacts
 from ddp_doctor.parse.job_log.ends import OWN, Ends
 from ddp_doctor.parse.job_log.measured import TABLE_WORDS, Table
 from ddp_doctor.parse.job_log.nccl_lines import NCCL_WORDS, NcclLines
@@ -48,13 +36,13 @@ _SAME_AGAIN = 300
 _LONGEST_HEAD = 20_000
 
 _OTHERS: dict[bytes, str] = {
-    **dict.fromkeys(FACT_WORDS, "fact"),
+    **dict.fromkeys(endings.FACT_WORDS, "fact"),
     **dict.fromkeys(NCCL_WORDS, "nccl"),
-    **dict.fromkeys(ENDING_WORDS, "ending"),
+    **dict.fromkeys(endings.ENDING_WORDS, "ending"),
     **dict.fromkeys(TABLE_WORDS, "measured"),
     TRACEBACK.encode(): "traceback",
-    SUMMARY_WORD: "summary",
-    EXIT_WORD: "exit",
+    endings.SUMMARY_WORD: "summary",
+    endings.EXIT_WORD: "exit",
     RAS_WORD.encode(): "ras",
 }
 _SIGNS: dict[bytes, list[str]] = {}
@@ -90,7 +78,7 @@ _BLOCKS: dict[str | None, Callable[[int, str], Block]] = {
 
 
 #: What the lines before the first of a sign tell, by its tier.
-_BEFORE_SIGN = {"watchdog": unfinished_bar, "nccl": since_complete}
+_BEFORE_SIGN = {"watchdog": endings.unfinished_bar, "nccl": endings.since_complete}
 
 
 @dataclass
@@ -103,14 +91,6 @@ class Seen:
     values: dict[str, str] = field(default_factory=dict)
     times: int = 1
     last_line: int = 0
-
-
-class _OfSign(SignBlock):
-    """The lines of a sign whose pattern reaches over several."""
-
-    def __init__(self, sign: Sign, first_line: int, text: str) -> None:
-        super().__init__(first_line, sign.lines, text)
-        self.sign = sign
 
 
 def _process(origin: Origin) -> tuple[object, ...]:
@@ -248,7 +228,7 @@ class FileScan:
         if "measured" in uses:
             self.measured.line(text, number)
         if "ending" in uses:
-            for ending in endings_in(text):
+            for ending in endings.endings_in(text):
                 self._end(ending, text, number)
         if "traceback" in uses:
             self._begin(origin, Traceback(number, self._announced_for(number)))
@@ -260,7 +240,7 @@ class FileScan:
     def _announced_for(self, number: int) -> int | None:
         """The local rank whose traceback mp.spawn announced in the line above."""
         ending, line = self._last_ending
-        if ending is None or line != number - 1 or not SPAWN_RAISED.match(ending.said):
+        if ending is None or line != number - 1 or not endings.SPAWN_RAISED.match(ending.said):
             return None
         return ending.local_rank
 
@@ -279,7 +259,7 @@ class FileScan:
 
     def _sign(self, sign: Sign, origin: Origin, text: str, line: str, number: int) -> None:
         if sign.lines > 1:
-            self._begin(origin, _OfSign(sign, number, text))
+            self._begin(origin, SignBlock(number, sign.lines, text, sign))
             return
         key = (sign.id, text, *_process(origin), self._restarts)
         if seen := self._again.get(key):
@@ -318,16 +298,16 @@ class FileScan:
         if isinstance(block, Traceback):
             if block.local_rank is not None:
                 origin = origin._replace(local_rank=block.local_rank)
-            if block.type is not None and "exception" in SIGNS:
+            if block.type is not None:
                 self._keep("exception", origin, self.where(block.text, block.last_line), block.values())
         elif isinstance(block, Ras):
             self._ras += block.numbered
-        elif isinstance(block, _OfSign):
+        elif isinstance(block, SignBlock) and block.sign is not None:
             if match := _PATTERNS[block.sign.id].search("\n".join(block.texts)):
                 self._keep(block.sign.id, origin, self.where(block.texts[0], block.first_line), match.groupdict())
         else:
-            of_mpirun = isinstance(block, SignBlock) and ending_of_mpirun("\n".join(block.texts))
-            ending = of_mpirun or (isinstance(block, Failure) and ending_of_summary(block.fields))
+            of_mpirun = isinstance(block, SignBlock) and endings.ending_of_mpirun("\n".join(block.texts))
+            ending = of_mpirun or (isinstance(block, Failure) and endings.ending_of_summary(block.fields))
             if ending:
                 self._end(ending, ending.said, block.first_line)
 

@@ -92,9 +92,8 @@ def _of_gloo(rows: list[Row], calls: list[Row], *, lossy: bool) -> list[Call]:
         while lossy and len(waiting) > max(left[kind], 1) and waiting[1].begin <= row.begin:
             waiting.popleft()
         left[kind] -= 1
-        called = (
-            waiting.popleft().begin if waiting and waiting[0].begin <= row.begin else None
-        )  # else before the profiler
+        # None: it was called before the profiler began.
+        called = waiting.popleft().begin if waiting and waiting[0].begin <= row.begin else None
         size, dtype = _input(arguments(row.args))
         made.append(Call(row.begin, row.end, kind, called, size_bytes=size, dtype=dtype))
     return sorted(made, key=lambda call: call.begin if call.called is None else call.called)

@@ -7,21 +7,9 @@ from operator import add
 from typing import Any, Literal, NamedTuple
 
 from ddp_doctor.facts.trace import Gap, SyncPoint, TraceCall, TraceFact, TraceStep
+from ddp_doctor.parse.trace import collect
 from ddp_doctor.parse.trace.calls import Call, collectives
-from ddp_doctor.parse.trace.collect import (
-    ACCUMULATES,
-    BACK_FROM_BUCKET,
-    COPIES,
-    FIRST_INPUT,
-    INTO_BUCKET,
-    PACKED,
-    READS,
-    UNPACKED,
-    UNUSED_SEARCH,
-    Collected,
-    Row,
-    Rows,
-)
+from ddp_doctor.parse.trace.collect import Collected, Row, Rows
 from ddp_doctor.parse.trace.events import EventStream, NotATrace, arguments
 from ddp_doctor.parse.trace.intervals import Times
 
@@ -92,7 +80,7 @@ class _Rank:
     def fact(self) -> TraceFact:
         info = self.header.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        base_us = _number(self.header.get("baseTimeNanoseconds")) / 1e3
+        base_ns = self.header.get("baseTimeNanoseconds")
         origin = self.steps[0].begin if self.steps else 0.0
         rank, size = (_sensible(info.get(name)) for name in ("rank", "world_size"))
         found = self.found
@@ -109,14 +97,14 @@ class _Rank:
             host=str(self.header.get("host_name") or ""),
             device="gpu" if self.on_gpu else "cpu",
             gpu=str(gpu) if self.on_gpu else "",
-            begin_us=base_us + origin,
+            begin_us=(base_ns / 1e3 if isinstance(base_ns, int | float) else 0.0) + origin,
             steps=tuple(steps),
             left_out=self.left_out,
             marked_by=self.marked_by,
             calls=tuple(self._calls(origin)),
             groups=_groups(info),
             is_ddp=bool(self.forwards or found.reducer),
-            hook=any(row.name == INTO_BUCKET[1] for row in found.reducer),
+            hook=any(row.name == collect.INTO_BUCKET[1] for row in found.reducer),
             loader=("workers" if any("MultiProcessing" in name for name in loaders) else "main") if loaders else "none",
             optimizer=next((row.name.partition("#")[2].partition(".")[0] for row in self.optimizers), ""),
             damaged=self.stream.damaged,
@@ -152,12 +140,10 @@ class _Rank:
             return float("inf")
         of_threads = [max(rows.flat[0::3]) for rows in self.found.ops.values()]
         on_gpu = max(self.found.kernels.flat[0::3], default=0.0)
-        if not of_threads or (not on_gpu and (self.found.launches or self._has_gpu())):
+        has_gpu = self.header.get("deviceProperties") or "nccl" in str(self.header.get("distributedInfo"))
+        if not of_threads or (not on_gpu and (self.found.launches or has_gpu)):
             return float("-inf")
         return min(max(of_threads), on_gpu or float("inf"))
-
-    def _has_gpu(self) -> bool:
-        return bool(self.header.get("deviceProperties")) or "nccl" in str(self.header.get("distributedInfo"))
 
     def _annotated(self, name: str) -> list[Row]:
         return sorted(row for row in self.found.annotations if row.name.startswith(name))
@@ -207,9 +193,9 @@ class _Rank:
         ops = self.ops[bisect_left(self.ops, (begin,)) : bisect_left(self.ops, (end,))]
         updates = _within(self.optimizers, begin, end)
         reducer, copies = _within(found.reducer, begin, end), _within(found.copies, begin, end)
-        back = [row for row in reducer if row.name == BACK_FROM_BUCKET]
-        into = [row for row in reducer if row.name in INTO_BUCKET]
-        searched = [row for row in reducer if row.name == UNUSED_SEARCH]
+        back = [row for row in reducer if row.name == collect.BACK_FROM_BUCKET]
+        into = [row for row in reducer if row.name in collect.INTO_BUCKET]
+        searched = [row for row in reducer if row.name == collect.UNUSED_SEARCH]
         pageable = [row for row in copies if "Pageable -> Device" in row.name]
         detached = [row for row in _within(found.detached, begin, end) if row.thread == self.main]
         backward = self._backward(forwards, begin, end)
@@ -247,7 +233,7 @@ class _Rank:
             syncs=tuple(syncs),
             pageable=len(pageable),
             pageable_us=_total(pageable),
-            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in COPIES)),
+            pinned_blocking=min(pinned, sum(sync.count for sync in syncs if sync.name in collect.COPIES)),
         )
 
     def _backward(self, forwards: Sequence[Row], begin: float, end: float) -> list[tuple[float, float]]:
@@ -267,12 +253,12 @@ class _Rank:
 
     def _buffers(self, forward: Row) -> float:
         """From the first buffer that is packed for the broadcast to the last one that is copied back."""
-        if PACKED not in self.found.numbers:
+        if collect.PACKED not in self.found.numbers:
             return 0.0
         ops = self.ops[bisect_left(self.ops, (forward.begin,)) : bisect_left(self.ops, (forward.end,))]
         inside = [(begin, end, self.names[name]) for begin, end, name in ops]
-        packed = [begin for begin, _, name in inside if name == PACKED]
-        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == UNPACKED]
+        packed = [begin for begin, _, name in inside if name == collect.PACKED]
+        unpacked = [at for at, (_, _, name) in enumerate(inside) if name == collect.UNPACKED]
         if not packed or not unpacked:
             return 0.0
         copies = takewhile(lambda op: op[2] in ("aten::copy_", "c10d::broadcast_"), inside[unpacked[-1] + 1 :])
@@ -286,7 +272,7 @@ class _Rank:
     def _batch(self, begin: float, end: float) -> tuple[int, ...]:
         for row in _within(self.found.inputs, begin, end):
             dims = arguments(row.args).get("Input Dims")
-            at = FIRST_INPUT[row.name]
+            at = collect.FIRST_INPUT[row.name]
             if isinstance(dims, list) and len(dims) > at and isinstance(dims[at], list):
                 shape = [size for size in dims[at] if isinstance(size, int)]
                 if len(shape) >= 2:
@@ -337,7 +323,7 @@ class _Rank:
         since, until = (reducer[0].begin, reducer[-1].end) if reducer else (end, end)
         for row in outer:
             in_optimizer = self.in_optimizer.within(row.begin, row.end).begins
-            if row.name in READS and not (since <= row.begin < until or in_optimizer):
+            if row.name in collect.READS and not (since <= row.begin < until or in_optimizer):
                 yield row
 
     def _users_line(self, moment: float) -> str:
@@ -356,8 +342,9 @@ class _Rank:
         begins = [step.begin for step in self.steps]
         exposed = self.on_device["exposed"]
         for call in self.calls[-_MOST_CALLS:]:
-            at = bisect_right(begins, _called(call)) - 1
-            if at < 0 or _called(call) >= self.steps[at].end:
+            called = _called(call)
+            at = bisect_right(begins, called) - 1
+            if at < 0 or called >= self.steps[at].end:
                 continue
             yield TraceCall(
                 kind=call.kind,
@@ -370,15 +357,10 @@ class _Rank:
                 ranks=call.ranks,
                 size_bytes=call.size_bytes,
                 dtype=call.dtype,
-                during=self._during(_called(call)),
+                during="forward" if self._in_forward(called) else "backward" if self._nodes_at(called) else "",
                 averages=self._averages(call),
                 exposed_us=round(exposed.within(call.begin, call.end).total, 3),
             )
-
-    def _during(self, moment: float) -> Literal["forward", "backward", ""]:
-        if self._in_forward(moment):
-            return "forward"
-        return "backward" if self._nodes_at(moment) else ""
 
     def _in_forward(self, moment: float) -> bool:
         at = bisect_left(self.forwards, (moment, float("inf"))) - 1
@@ -394,7 +376,7 @@ class _Rank:
     def _averages(self, call: Call) -> bool:
         """Whether it averages gradients, and not what layers such as SyncBatchNorm reduce in backward."""
         nodes = self._nodes_at(_called(call)) if call.kind == "all_reduce" else []
-        return any(ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
+        return any(collect.ACCUMULATES in node for node in nodes) or (bool(nodes) and call.called is None)
 
 
 def _called(call: Call) -> float:
@@ -420,10 +402,6 @@ def _count(rows: Rows, begin: float, end: float) -> int:
 
 def _sum(rows: Rows, begin: float, end: float) -> float:
     return sum(rows.lasts[bisect_left(rows.begins, begin) : bisect_left(rows.begins, end)])
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _sensible(value: Any) -> int | None:

@@ -1,0 +1,190 @@
+"""Causes in NCCL's settings, and what its own tools show.
+
+Values that it refuses, ranks whose settings or releases do not fit each other; RAS (parse/job_log/ras.py notes whom it
+names), its diagnostics, nccl-tests.
+"""
+
+from ddp_doctor.knowledge.job_causes.kinds import JobCause, code_cause, host_cause, sick_gpu
+from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, unset
+from ddp_doctor.knowledge.job_causes.signs import RAS_NOTE, nccl, proof, ras
+
+_RAS = "NCCL user guide, troubleshooting, RAS; src/ras/client_support.cc (NCCL 2.24 to 2.31)"
+_NOTE = (RAS_NOTE,)
+
+CAUSES = {
+    "DDJ157": host_cause(
+        name="nccl-settings-differ",
+        title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
+        finds="While NCCL's ranks make a communicator, one gets more from a peer than it has room for, or takes a"
+        " peer's memory for that of another transport.",
+        why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
+        " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
+        remedies=(
+            remedy(
+                "Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
+                "ddp-doctor run --only env_vars,nccl,software,consistency",
+            ),
+        ),
+        next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
+        references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
+        signs={
+            "bootstrap-message-truncated": nccl.sign(
+                "Message truncated : received",
+                r"Message truncated : received (?P<bytes>\d+)(?:,\d+)? bytes instead of (?P<other_bytes>\d+)",
+            ),
+            "segment-without-a-name": nccl.sign("Error while attaching to shared memory segment /dev/shm/nccl- "),
+            # what another release says of itself is read at other places: "nroots 1 vs 16796938"
+            "met-another-release": nccl.sign(
+                "mismatch in info from procs", r"mismatch in info from procs, nranks (\d+) vs \1\b"
+            ),
+        },
+    ),
+    "DDJ159": code_cause(
+        name="world-sizes-differ",
+        title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
+        finds="A rank begins NCCL's communicator with another number of ranks than the others, or with a number beyond"
+        " them.",
+        why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
+        " a rank that does not exist: nobody but the rank beyond the world ends.",
+        remedies=(
+            remedy(
+                "Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
+                " the launcher",
+                "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",
+            ),
+        ),
+        next_check="env | grep -E 'RANK|WORLD_SIZE' in each rank",
+        references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/init.cc, src/bootstrap.cc",),
+        signs={
+            "rank-beyond-world": nccl.proof(
+                "Invalid rank requested", r"Invalid rank requested ?: (?P<rank>\d+)/(?P<world>\d+)"
+            ),
+            "world-sizes-differ": nccl.sign(  # which of the two is wrong, the first rank does not know
+                ("mismatch in info from procs", "mismatch in rank count from procs"),
+                r"nranks (\d+) vs (?!\1\b)\d|mismatch in rank count from procs",
+            ),
+        },
+    ),
+    "DDJ158": host_cause(
+        name="nccl-setting-refused",
+        title="NCCL refuses the setting of {who}[: {setting}]",
+        finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs; or"
+        " NCCL_GRAPH_FILE names a file that is not there.",
+        why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
+        " make the communicator, or fail in the first collective that has no way left.",
+        remedies=(
+            remedy(
+                "Leave the choice to NCCL",
+                settings=(
+                    unset("NCCL_ALGO", "NCCL chooses by size and topology"),
+                    unset("NCCL_PROTO", "NCCL chooses by size and topology"),
+                    unset("NCCL_GRAPH_FILE", "NCCL searches rings and trees itself"),
+                ),
+            ),
+        ),
+        next_check="ddp-doctor env; ddp-doctor run --only env_vars,process_group",
+        references=(
+            "NCCL 2.21.5, 2.27.5, 2.30.7 and 2.32.3 on planted GPUs",
+            "NCCL src/graph/tuning.cc (parseList), src/enqueue.cc; from 2.32 on src/tuning/cost_model.cc",
+        ),
+        signs={
+            "list-not-understood": nccl.proof(
+                ("Unrecognized element token", "Unrecognized prefix token"),
+                r"Unrecognized (?:element|prefix) token \"(?P<setting>[^\"\n]{1,60})\"",
+            ),
+            "graph-file-not-there": nccl.proof(
+                "Could not open XML graph file", r"Could not open XML (?P<setting>graph file [^\s:]{1,200})"
+            ),
+            "no-algorithm-left": nccl.proof(
+                ("o algorithm/protocol available", "No algorithm/protocol nor symKernelId available for"),
+                r"[nN]o algorithm/protocol (?:nor symKernelId )?available"
+                r"(?:[^\n]{0,160}?(?P<setting>NCCL_\w+ was set to [^\n.]{1,60}))?",
+            ),
+        },
+    ),
+    "DDJ153": JobCause(
+        name="rank-not-answering",
+        title="A process of the job no longer answers NCCL's RAS[: that of rank {rank}][ on {node}]",
+        restart="on other nodes",
+        finds="A process that NCCL's RAS could not reach: dead after 60 seconds, unresponsive before.",
+        why="The process has ended, is stopped, or its host or network is gone. The other ranks wait for it.",
+        remedies=(remedy("Read that process's output and its host's kernel log first", "dmesg -T"),),
+        next_check="ps -o pid,stat,wchan:20,cmd -p PID on that host; dmesg -T",
+        references=(_RAS,),
+        signs={
+            "ras-dead": ras.proof(_NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?dead\]"),
+            "ras-unresponsive": ras.sign(
+                _NOTE, r"on node (?P<node>\S{1,255}).*\[RAS: (?:rank (?P<rank>\d+) )?unresponsive\]"
+            ),
+        },
+    ),
+    "DDJ154": JobCause(
+        name="rank-behind",
+        title="Rank {rank} has launched fewer collectives than the others: {launched} of {most}",
+        finds="A rank behind the others in NCCL's counts of launched operations: the same in two answers of RAS, or in"
+        " one beside a time-out.",
+        why="The other ranks wait in an operation that this rank has not launched: it stands in its own code, is"
+        " slow, or took another way. The counts are of launches; what is complete they do not tell.",
+        remedies=(in_code("Look at what that rank does", "py-spy dump --pid PID"),),
+        next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
+        references=(_RAS,),
+        signs={
+            "ras-stands-still": ras.sign(
+                _NOTE, r"\[RAS: rank (?P<rank>\d+) stands still at (?P<launched>\d+) of (?P<most>\d+)"
+            ),
+            "ras-behind": ras.hint(
+                _NOTE,
+                r"\[RAS: rank (?P<rank>\d+) behind at (?P<launched>\d+) of (?P<most>\d+)",
+                beside=("watchdog-timeout", "nccl2-timeout"),
+            ),
+        },
+    ),
+    "DDJ155": sick_gpu(
+        name="wrong-results",
+        title="The results of nccl-tests are wrong: values out of bounds: {elements}",
+        finds="A run of nccl-tests whose check of the results failed.",
+        why="A GPU, a link, a driver or NCCL corrupts data without a message. Training on it is worth nothing.",
+        remedies=(
+            remedy(
+                "Repeat it on half of the GPUs, and again on half of those, until one GPU or pair is left",
+                "all_reduce_perf -b 8M -e 1G -f 2 -g 2 -c 1",
+            ),
+            on_node("Look for ECC and link errors of these GPUs", "nvidia-smi -q -d ECC", "nvidia-smi nvlink -e"),
+        ),
+        next_check="ddp-doctor run --only allreduce,p2p on the same nodes",
+        references=("nccl-tests, src/util.cu",),
+        signs={
+            "out-of-bounds": proof(
+                "# Out of bounds values :", r"# Out of bounds values : (?P<elements>[1-9]\d*) FAILED"
+            )
+        },
+    ),
+    "DDJ156": sick_gpu(
+        name="p2p-test-failed",
+        title="P2P from the GPU of rank {rank} to that of rank {peer_rank} moves wrong data, or none[, over {path}]",
+        finds="A pair of GPUs between which NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS=1) failed.",
+        why="They run before the job sends anything: the fault is of a GPU, the link, the driver or the settings of"
+        " the system, and collectives hang or give wrong sums over it.",
+        remedies=(
+            on_node(
+                "Look for errors of the links between them, for ACS and the IOMMU",
+                "nvidia-smi nvlink -e",
+                "lspci -vvv | grep -i acsctl",
+            ),
+        ),
+        next_check="ddp-doctor run --only p2p on that node",
+        references=("NCCL user guide, troubleshooting, diagnostics; src/diagnostics/p2p.cc (NCCL 2.31)",),
+        signs={
+            "diag-mismatch": nccl.proof(
+                "NCCL DIAG [INFO] p2p: ",
+                r"p2p: (?:write|read) mismatch srcRank=(?P<rank>\d+).*? dstRank=(?P<peer_rank>\d+)"
+                r"(?:.*? path=(?P<path>\w+))?",
+            ),
+            "diag-failed": nccl.sign(
+                "NCCL DIAG [INFO] p2p: ",
+                r"p2p: (?:launch/check|peer-memory import|topology check) failed srcRank=(?P<rank>\d+).*?"
+                r" dstRank=(?P<peer_rank>\d+)(?:.*? path=(?P<path>\w+))?",
+            ),
+        },
+    ),
+}

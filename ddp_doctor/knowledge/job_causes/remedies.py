@@ -1,0 +1,34 @@
+"""What to do after a job failed, as the rows of its causes say it."""
+
+from functools import partial
+
+from ddp_doctor.model.finding import Remedy, Scope, Setting
+
+
+def remedy(
+    summary: str,
+    *commands: str,
+    scope: Scope = "job",
+    settings: tuple[Setting, ...] = (),
+    cost: str = "",
+    undo: str = "",
+    container: tuple[str, ...] = (),
+) -> Remedy:
+    """What to do after a job failed, which nobody tries here."""
+    return Remedy(
+        summary=summary, commands=commands, scope=scope, settings=settings, cost=cost, undo=undo, container=container
+    )
+
+
+in_code = partial(remedy, scope="code")
+on_node = partial(remedy, scope="node")
+
+
+def setting(name: str, value: str, why: str = "") -> Setting:
+    """A variable to set."""
+    return Setting(name=name, value=value, why=why)
+
+
+def unset(name: str, why: str = "") -> Setting:
+    """A variable to take away."""
+    return Setting(name=name, action="unset", why=why)
