@@ -256,22 +256,14 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
 
 def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     """The nodes of a run of several, as a backend (the run's) presents them; none in a run of one."""
-    world = recording.world
-    if world is None or world.nnodes < 2:
+    if not recording.several_nodes:
         return []
-    return [offer_of(node, backend or world.backend) for node in recording.facts(InterfacesFact)]
+    return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]
 
 
 def severity_unless_used(recording: Recording, group: Group) -> Severity | None:
     """Information where the run's backend is another one; else the group's own severity."""
-    in_use = recording.world is not None and recording.world.backend == group.sick[0].backend
-    return None if in_use else Severity.INFO
-
-
-_WHY_ONE_FAMILY = {
-    "gloo": "gloo refuses such a pair at once, on both nodes.",
-    "NCCL": "Whoever has no address of the other family cannot dial there.",
-}
+    return None if recording.backend == group.sick[0].backend else Severity.INFO
 
 
 @rule("DD523", "choices-in-different-networks", Severity.INFO, InterfacesFact)
@@ -330,7 +322,9 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         evidence(recording, [new[0], old[0]]),
         *offered,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
-        detail=_WHY_ONE_FAMILY[backend],
+        detail="gloo refuses such a pair at once, on both nodes."
+        if backend == "gloo"
+        else "Whoever has no address of the other family cannot dial there.",
         severity=severity,
         reproduced_by=reproduced_by(severity, offered),
     )

@@ -19,19 +19,17 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.kernel_log import Hit, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
-
-__all__ = ["CHECK", "KernelAfterFact", "probe"]
 
 #: Xids after which the program that met them is lost, though the GPU goes on.
 _PROGRAM_LOST = (94,)
@@ -116,11 +114,10 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
-        repair = by_operator(
+        repair = maintenance(
             "Have the device, its slot and its cables inspected; update its firmware.",
             "sudo dmesg -T | tail -n 100",
             cost="the node cannot be used meanwhile",
-            undo=NOTHING_TO_UNDO,
         )
         yield _draft(recording, title, hits, repair, Severity.WARNING)
 
