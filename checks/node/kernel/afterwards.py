@@ -12,9 +12,9 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
-from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, reset_gpus
+from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, meaning, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
-from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, OFF_BUS, xid
+from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, RECOVERY_ACTION
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
@@ -69,27 +69,21 @@ def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
         if severity is not None and fault.view.concerns(fault.device):
             groups.setdefault((fault.event.kind, fault.event.code or 0, severity), []).append(fault)
     for (kind, code, severity), hits in groups.items():
-        what = (
-            f"Xid {code}, {xid(code, hits[0].event.detail).meaning}"
-            if kind == "xid"
-            else f"fatal SXid {code}"
-            if kind == "sxid"
-            else xid(OFF_BUS).meaning
-        )
-        title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
-        first = hits[0].event
-        if first.kind in ("sxid", "off_bus") or xid(first.code or 0).kind == "reboot":
-            repair = REBOOT_NODE
+        if kind == "sxid":
+            what, repair = f"fatal SXid {code}", REBOOT_NODE
         else:
-            repair = reset_gpus([fault.device or "" for fault in hits])
+            known = meaning(hits[0].event)
+            what = f"Xid {code}, {known.meaning}" if kind == "xid" else known.meaning
+            repair = REBOOT_NODE if known.kind == "reboot" else reset_gpus([fault.device or "" for fault in hits])
+        title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
         yield _draft(recording, title, hits, repair, severity)
 
 
 def _severity(event: KernelEvent) -> Severity | None:
     if event.kind == "sxid":
         return Severity.WARNING if event.detail == "Fatal" else None
-    known = xid(OFF_BUS if event.kind == "off_bus" else event.code or 0, event.detail)
-    if known.kind == "application":
+    known = meaning(event)
+    if known.kind == "application" or (event.code == RECOVERY_ACTION and event.past):
         return None
     if known.stays:
         return Severity.ERROR

@@ -75,7 +75,7 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
         hits = [fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)]
         if not hits:
             continue
-        known = _meaning(hits[0].event)
+        known = meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
         if back:
@@ -106,7 +106,8 @@ def _is_reported(view: NodeView, device: str | None) -> bool:
     return fact.nvml_error is not None or view.gpu(device) is not None or device in fact.unlisted()
 
 
-def _meaning(event: KernelEvent) -> Xid:
+def meaning(event: KernelEvent) -> Xid:
+    """What the Xid of a line means, or what goes for one: a GPU off the bus, and what the driver asks for."""
     if event.kind == "off_bus":
         return xid(OFF_BUS)
     if event.code != RECOVERY_ACTION:
@@ -131,7 +132,7 @@ def _staying_xids(recording: Recording) -> _Staying:
     found: _Staying = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
-            staying = [event for event in events if _meaning(event).stays]
+            staying = [event for event in events if meaning(event).stays]
             if not staying:
                 continue
             standing = _standing_by_nvml(view, staying[0])
@@ -193,7 +194,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     for view in views(recording):
         for device, events in _by_device(view).items():
             for event in events if (view.node, device) not in named else ():
-                known = _meaning(event)
+                known = meaning(event)
                 if known.kind == "application" or not recent(view, event) or _is_pending(view, event):
                     continue
                 grave = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
@@ -203,7 +204,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
         grave = severity is Severity.WARNING
         yield possible(
             device_culprits(recording, hits) if grave else (),
-            f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
+            f"{device_names(recording, hits)}: Xid {code}, {meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
             reset_gpus([fault.device or "" for fault in hits]) if grave else WATCH,
             detail=_DETAILS["unknown"] if grave else "NVML has nothing against the GPU now.",
@@ -236,7 +237,7 @@ def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
         for view in views(recording)
         for device, events in _by_device(view).items()
         for event in events
-        if _meaning(event).kind == "application" and event.code not in _FOLLOWS
+        if meaning(event).kind == "application" and event.code not in _FOLLOWS
         if event.last_at_s is not None and recent(view, event, JUST_NOW_S)
     ]
     for code, hits in grouped((fault.event.code or 0, fault) for fault in crashes).items():
