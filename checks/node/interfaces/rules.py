@@ -1,7 +1,7 @@
 """DD520-DD524, DD526: interfaces and addresses that are no use to other nodes, or do not fit together."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
@@ -18,6 +18,7 @@ from ddp_doctor.knowledge.network.interface_faults import (
     family_sides,
     faults,
 )
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
@@ -111,13 +112,13 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 SHOWN = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """The nodes that share one cause, among all."""
 
     fault: Fault
     offers: Sequence[Offer]
-    sick: list[Offer] = field(default_factory=list)
+    sick: Sequence[Offer]
 
     @property
     def backend(self) -> str:
@@ -142,15 +143,12 @@ class Group:
         return Severity.ERROR if self.fault.sure and self.victims() else Severity.WARNING
 
 
-def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]) -> Iterable[Group]:
+def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
     """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
-    found = interface_faults.faults(offers)
-    made: dict[object, Group] = {}
-    for offer in offers:
-        fault = found.get(offer.node)
-        if fault is not None and fault.kind == kind:
-            made.setdefault(alike(offer), Group(fault, offers)).sick.append(offer)
-    return made.values()
+    found = faults(offers)
+    sick = (offer for offer in offers if offer.node in found and found[offer.node].kind == kind)
+    by_cause = grouped((alike(offer), offer) for offer in sick)
+    return [Group(found[group[0].node], offers, group) for group in by_cause.values()]
 
 
 def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
