@@ -99,18 +99,16 @@ def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
                 )
                 for each in sorted(fact.compared, key=lambda each: (each.name, int(each.labels.get("bytes", 0))))
             ],
-            _MEASURE_AGAIN,
+            by_operator(
+                "Measure again on these nodes without the job: where they still give as much, the job's ranks wait for"
+                " each other",
+                "ddp-doctor run --level thorough",
+                cost="the nodes cannot be used meanwhile",
+            ),
             detail="In a job a collective also waits for the computation of its peers: no fault of the network. "
             "Small messages measure latency and are left out.",
             severity=Severity.INFO,
         )
-
-
-_MEASURE_AGAIN = by_operator(
-    "Measure again on these nodes without the job: where they still give as much, the job's ranks wait for each other",
-    "ddp-doctor run --level thorough",
-    cost="the nodes cannot be used meanwhile",
-)
 
 
 def _is_path(each: HeldAgainst) -> bool:

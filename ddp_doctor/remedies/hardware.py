@@ -8,9 +8,9 @@ from ddp_doctor.facts.node.pcie import PcieFact
 from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, XID_CATALOG
 from ddp_doctor.knowledge.thresholds import GIB, LARGE_SHM_BYTES, NCCL_SHM_PER_RANK_BYTES, RECOMMENDED_SHM_BYTES
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Remedy
+from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
+from ddp_doctor.remedies.kinds import by_administrator, by_operator, maintenance, remedy
 from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evidence, redirecting_above_gpus
 
 COOL_DOWN = by_operator(
@@ -19,21 +19,19 @@ COOL_DOWN = by_operator(
     cost="the node cannot be used meanwhile",
     references=(CLOCK_EVENTS_API,),
 )
-FIND_GPU = by_operator(
+FIND_GPU = maintenance(
     "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
     "or take the node out.",
     "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
     cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG,),
 )
-REBOOT = by_operator(
+REBOOT = maintenance(
     "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
     "sudo dmesg | grep -i -e xid -e nvrm",
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
-    undo=NOTHING_TO_UNDO,
     references=(XID_CATALOG, PERSISTENCE_GUIDE),
 )
 LOAD_PEERMEM = by_administrator(

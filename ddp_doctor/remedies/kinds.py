@@ -39,6 +39,10 @@ by_administrator = partial(remedy, undo=NOTHING_TO_UNDO, untried="it takes an ad
 by_operator = partial(
     remedy, undo="nothing is changed", untried="it takes an operator or another allocation; the doctor changes nothing"
 )
+#: … where there is no way back: an inspection, a reset, a reboot.
+maintenance = partial(by_operator, undo=NOTHING_TO_UNDO)
+#: For those who install software.
+by_installation = partial(remedy, untried="the doctor changes no installation")
 #: By what a trace shows.
 by_trace = partial(remedy, undo=NOTHING_TO_UNDO, untried="a trace is read, nothing is run")
 #: For those who write the training script.

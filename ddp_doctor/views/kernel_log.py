@@ -59,10 +59,10 @@ def views(recording: Recording) -> list[NodeView]:
     return [NodeView(node.node, node.fact, gpus.get(node.node)) for node in recording.facts(KernelFact)]
 
 
-def recent(view: NodeView, event: KernelEvent) -> bool:
-    """Whether a line is of the last day; one without a time may be."""
+def recent(view: NodeView, event: KernelEvent, limit_s: float = RECENT_S) -> bool:
+    """Whether a line is of the last day, or that recent; one without a time may be."""
     age_s = view.fact.age_s(event)
-    return age_s is None or age_s <= RECENT_S
+    return age_s is None or age_s <= limit_s
 
 
 def hits_in_log(recording: Recording, counts: Callable[[NodeView, KernelEvent], bool]) -> list[Hit]:

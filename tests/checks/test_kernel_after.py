@@ -47,6 +47,8 @@ def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = N
         (f"{XID}74, pid='<unknown>', NVLink: fatal error detected on link 5", [("DD342", "warning")]),
         (f"{XID}94, pid=1, name=python3, Contained", [("DD342", "warning")]),
         (f"{XID}63, pid=1, name=python3, Row Remapper", [("DD342", "info")]),
+        (f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", [("DD342", "error")]),
+        (f"{XID}154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", []),
         (f"{XID}31, pid=1, name=python3, MMU Fault", []),
         (f"{XID}45, pid=1, name=python3, Ch 00000008", []),
         ("nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32 egress", [("DD342", "warning")]),
@@ -66,6 +68,13 @@ def test_a_gpu_off_the_bus_takes_a_reboot_and_others_a_reset():
     (silent,) = judge(before(), after((10.0, f"{XID}119, pid=1, name=python3, Timeout")), nvml())
     assert lost.remedies[0].commands == ("sudo reboot",)
     assert silent.remedies[0].commands == ("sudo nvidia-smi --gpu-reset -i 0000:61:00.0",)
+
+
+def test_what_the_driver_asks_for_is_named_and_advised():
+    asks = f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    (found,) = judge(before(), after((10.0, asks)), nvml())
+    assert "Xid 154, the driver asks for: Node Reboot Required" in found.title
+    assert found.remedies[0].commands == ("sudo reboot",)
 
 
 def test_what_stood_there_before_is_not_new_and_the_same_again_is():

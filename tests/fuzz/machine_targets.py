@@ -43,8 +43,7 @@ _STUCK = "5403 (nvidia-smi) D 5396 5403 5396 0 -1 4194560\fvoluntary_ctxt_switch
 _DRIVERS = "550.90.07\f../../../../bus/pci/drivers/mlx5_core\f/usr/lib/libcuda.so.550.90.07"
 
 MACHINE_TARGETS: tuple[Target, ...] = (
-    _of(cpus.cpu_family, "cpu family\t: 6\nmodel\t\t: 143\n"),
-    _of(cpus.cpu_model, "cpu family\t: 6\nmodel\t\t: 143\n"),
+    _of(cpus.cpu_kind, "cpu family\t: 6\nmodel\t\t: 143\n", "vendor_id\t: AuthenticAMD\n"),
     Target(pcie_tree.acs_problem, lambda text: pcie_tree.acs_problem(machine(text), ("0000:61:00.0",)), ("\0",)),
     _of(pcie_tree.iommu_options, "root=/dev/x intel_iommu=on iommu=pt pci=noats\n"),
     Target(
@@ -61,7 +60,6 @@ MACHINE_TARGETS: tuple[Target, ...] = (
     ),
     _of(rdma.efa_names, "../../../bus/pci/drivers/efa"),
     Target(rdma.read_after, lambda text: rdma.read_after(machine(text), ["mlx5_0"]), (_PORT,)),
-    _of(cpus.cpu_vendor, "vendor_id\t: AuthenticAMD\n"),
     _of(host_limits.maker, "../../../../bus/pci/drivers/ena\fAmazon EC2\fp5.48xlarge\fAmazon EC2"),
     _of(host_gpus.pci_gpus, "0x10de\f0x030200\f../x"),
     _of(host_gpus.in_container, "0::/kubepods/besteffort/pod3c\n"),

@@ -16,7 +16,6 @@ from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import load_recording
 from ddp_doctor.checks.node.gpus import accelerators
 from ddp_doctor.checks.node.kernel import kernel_log
-from ddp_doctor.checks.node.rdma import verbs_library
 from ddp_doctor.checks.node.topology import live
 from ddp_doctor.checks.node.topology.formats import (
     cpus,
@@ -384,7 +383,6 @@ TARGETS: tuple[Target, ...] = (
     direct(nccl_xml.parse_xml, *_NCCL_FILES, refuses=topo_rows.TopologyError),
     direct(pci.is_bus_id, "0000:1b:00.0"),
     direct(pci.read_path, "../../../devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:1b:00.0"),
-    direct(verbs_library.provider_of, "mlx5_core"),
     Target(load_recording, _load, _RECORDINGS, (UsageError,)),
     direct(topo_matrix.parse_matrices, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
     direct(topo_matrix.parse_matrix, *_TOPOLOGIES, refuses=topo_rows.TopologyError),
@@ -611,7 +609,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     "live.bonded": _OWN,
     "pci.link_code": _OWN,
     "topo_matrix.asymmetries": _OWN,
-    "topo_affinity.cpu_ranges": "takes lists that topo_affinity.read_tails let pass",
     "host_gpus.device_nodes": "filters names of files; opens none",
     "rdma.hca_names": "sorts names of files; opens none",
     "gpu_tables.gpu_header": "the readers of tables in the same module call it",

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_kind
 from tests.fakes import FakeContext
 
 
@@ -15,11 +15,11 @@ from tests.fakes import FakeContext
     ],
 )
 def test_vendor_as_the_kernel_prints_it(text: str, vendor: str | None):
-    assert cpu_vendor(FakeContext(files={"/proc/cpuinfo": text})) == vendor
+    assert cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_vendor"] == vendor
 
 
 def test_no_cpuinfo_no_vendor():
-    assert cpu_vendor(FakeContext()) is None
+    assert cpu_kind(FakeContext())["cpu_vendor"] is None
 
 
 def test_this_machine_has_the_vendor_it_prints():
@@ -27,8 +27,8 @@ def test_this_machine_has_the_vendor_it_prints():
     if not path.exists():
         pytest.skip("no /proc/cpuinfo on this system")
     text = path.read_text()
-    vendor = cpu_vendor(FakeContext(files={"/proc/cpuinfo": text}))
-    assert vendor is None or (vendor if vendor != "ARM" else "CPU implementer") in text
+    vendor = cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_vendor"]
+    assert vendor is None or str(vendor if vendor != "ARM" else "CPU implementer") in text
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def test_this_machine_has_the_vendor_it_prints():
     ],
 )
 def test_model_is_intels_number_in_family_6(text: str, model: int | None):
-    assert cpu_model(FakeContext(files={"/proc/cpuinfo": text})) == model
+    assert cpu_kind(FakeContext(files={"/proc/cpuinfo": text}))["cpu_model"] == model
 
 
 def test_family_tells_the_generations_of_amd_apart():
     amd = FakeContext(files={"/proc/cpuinfo": "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n"})
-    assert cpu_family(amd) == 25
-    assert cpu_family(FakeContext()) is None
+    assert cpu_kind(amd)["cpu_family"] == 25
+    assert cpu_kind(FakeContext())["cpu_family"] is None

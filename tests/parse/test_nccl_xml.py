@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.nccl_xml import NcclTopology, find_nccl_topologies
+from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
+from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 
@@ -18,8 +19,9 @@ def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
 
 
-def read(text: str) -> NcclTopology:
+def read(text: str) -> TopologyFact:
     ((_, found),) = find_nccl_topologies(text.split("\n"))
+    assert isinstance(found, TopologyFact)
     return found
 
 
@@ -27,15 +29,14 @@ DUMP = sample("nccl-dump-four-gpus.xml")
 
 
 def test_a_dump_is_a_matrix_of_nvlink_and_pcie() -> None:
-    found = read(DUMP)
-    matrix = found.matrix
+    matrix = read(DUMP)
     assert matrix.gpus == ("GPU0", "GPU1", "GPU2", "GPU3")
     assert [code for _, _, code in matrix.gpu_pairs()] == ["NV18", "NV18", "NV16", "NV18", "NV16", "NV16"]
     assert matrix.nics == {"NIC0": "mlx5_0"}
     assert [matrix.links[gpu]["NIC0"] for gpu in matrix.gpus] == ["PIX", "PXB", "SYS", "SYS"]
     assert matrix.links["NIC0"]["GPU1"] == "PXB"
     assert (matrix.cpu_affinity["GPU0"], matrix.numa_affinity["GPU3"]) == ("0-31,64-95", "1")
-    assert (found.cpu_vendor, found.amd, matrix.warnings) == ("GenuineIntel", False, ())
+    assert (matrix.cpu_vendor, matrix.warnings) == ("GenuineIntel", ())
 
 
 def test_the_devices_of_a_dump_stand_in_the_tree() -> None:
@@ -52,25 +53,21 @@ def test_gpus_without_a_number_are_counted_by_bus_id_and_their_links_are_not_kno
         ("GPU0", "0001:00:00.0"),
         ("GPU1", "0002:00:00.0"),
     ]
-    assert found.matrix.links["GPU0"] == {"GPU1": "PHB", "NIC0": "PHB", "NIC1": "PIX"}
-    assert found.matrix.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
+    assert found.links["GPU0"] == {"GPU1": "PHB", "NIC0": "PHB", "NIC1": "PIX"}
+    assert found.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
     assert (found.pci[0].link_speed, found.pci[0].link_width) == (None, None)
-    assert "lists PCI links only" in found.matrix.warnings[0]
+    assert "lists PCI links only" in found.warnings[0]
 
 
 def test_rccls_file_is_known_by_its_gpus_and_xgmi() -> None:
-    found = read(sample("rccl-file-with-xgmi.xml"))
-    assert found.amd
-    assert found.xgmi == {("GPU0", "GPU1"), ("GPU1", "GPU0")}
-    assert found.matrix.links["GPU0"]["GPU1"] == "PIX"
+    ((_, found),) = find_nccl_topologies(sample("rccl-file-with-xgmi.xml").split("\n"))
+    assert isinstance(found, RocmTopologyFact)
+    assert found.link_type["GPU0"]["GPU1"] == found.link_type["GPU1"]["GPU0"] == "XGMI"
 
 
 def test_several_hosts_in_one_file_and_several_files_are_told_apart() -> None:
     two = DUMP.replace("0x5d3c2a1908f7e6b4", "0x1", 1)
-    assert [host.matrix.gpus for _, host in find_nccl_topologies(two.split("\n"))] == [
-        ("GPU0", "GPU1"),
-        ("GPU2", "GPU3"),
-    ]
+    assert [host.gpus for _, host in find_nccl_topologies(two.split("\n"))] == [("GPU0", "GPU1"), ("GPU2", "GPU3")]
     twice = list(find_nccl_topologies(f"$ cat a.xml b.xml\n{DUMP}\nand\n{DUMP}".split("\n")))
     assert [lines.start for lines, _ in twice] == [1, 1 + DUMP.count("\n") + 2]
 
@@ -80,7 +77,7 @@ def test_links_between_gpus_count_for_the_pair_and_disagreement_is_told() -> Non
     for one, two, count in (("0", "0000:1d:00.0", 4), ("1", "0000:18:00.0", 2)):
         link = f'<nvlink target="{two}" count="{count}" tclass="0x030200"/>'
         links = links.replace(f'rank="{one}" gdr="1">', f'rank="{one}" gdr="1">{link}')
-    matrix = read(links).matrix
+    matrix = read(links)
     assert (matrix.links["GPU0"]["GPU1"], matrix.links["GPU1"]["GPU0"]) == ("NV4", "NV2")
     assert "GPU0-GPU1 reads NV4" in matrix.warnings[0]
 
@@ -113,7 +110,7 @@ def test_a_file_that_names_no_gpu_is_refused() -> None:
 
 
 def test_hostile_names_are_not_taken_over() -> None:
-    matrix = read(DUMP.replace('name="mlx5_0"', 'name="mlx5_0; reboot"')).matrix
+    matrix = read(DUMP.replace('name="mlx5_0"', 'name="mlx5_0; reboot"'))
     assert matrix.nics == {"NIC0": "NIC0"}
     assert "no device name" in matrix.warnings[0]
     assert read(DUMP.replace("GenuineIntel", "$(reboot)")).cpu_vendor is None
@@ -142,12 +139,13 @@ def test_a_damaged_file_is_read_or_refused(data: st.DataObject) -> None:
     except TopologyError:
         return
     for _, host in found:
-        names = set(host.matrix.links)
-        assert all(set(row) == names - {name} for name, row in host.matrix.links.items())
+        assert isinstance(host, TopologyFact)
+        names = set(host.links)
+        assert all(set(row) == names - {name} for name, row in host.links.items())
 
 
 def test_the_end_of_another_file_before_the_first_tag_is_not_this_ones_end() -> None:
     file = DUMP[DUMP.index("<system") :]
-    assert read("</system>" + file).matrix == read(DUMP).matrix
+    assert read("</system>" + file).links == read(DUMP).links
     with pytest.raises(TopologyError, match="cut off"):
         read("</system>" + file.replace("</system>", ""))

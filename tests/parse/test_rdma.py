@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.rdma.verbs_library import provider_of, verbs_library, verbs_providers
+from ddp_doctor.checks.node.rdma.verbs_library import verbs_library, verbs_providers
 from ddp_doctor.knowledge.network.rdma import verbs_mtu
 from ddp_doctor.probing import rdma
 from tests import rdma_trees as trees
@@ -105,10 +105,6 @@ def test_only_the_system_s_library_is_asked_for_its_drivers():
     assert verbs_providers(context, "/opt/conda/lib/libibverbs.so.1") is None
     assert verbs_providers(context, "/usr/local/lib/libibverbs.so.1") is None
     assert verbs_providers(context, None) is None
-
-
-def test_drivers_have_other_names_in_user_space():
-    assert (provider_of("mlx5_core"), provider_of("ice"), provider_of("unheard_of")) == ("mlx5", "irdma", None)
 
 
 def test_efa_is_known_by_its_driver_whatever_udev_calls_it():

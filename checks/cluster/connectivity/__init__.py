@@ -13,14 +13,15 @@ start and hangs its first gradient. A slow node slows all. One row shows a failu
 import contextlib
 import errno
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from statistics import median
 from typing import Any
 
 from ddp_doctor.checks.cluster.connectivity import blocked, packets, slow, wording
-from ddp_doctor.checks.cluster.connectivity.matrix import plain_address
 from ddp_doctor.facts.cluster import ConnectivityFact, OtherConnectivity, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.knowledge.network.addresses import plain_address
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import Line, NodesContext, OtherWay, Peer
@@ -96,14 +97,38 @@ def _in_daemon_threads(calls: Iterable[Callable[[], None]]) -> None:
         thread.join()
 
 
-class _Measurement:
-    """The line to a peer while there is one, and what was found on it."""
+class _Measurement(ABC):
+    """The line to a peer at one of its addresses while there is one, and what was found on it."""
 
-    def __init__(self, ctx: NodesContext, peer: Peer) -> None:
+    def __init__(self, ctx: NodesContext, peer: Peer, address: str) -> None:
         self._ctx = ctx
         self._peer = peer
+        self._address = address
         self._line: Line | None = None
         self._found: dict[str, Any] = {"outcome": "failed", "error": "not dialled"}
+
+    def meet(self) -> None:
+        """Connect, make round trips, send a burst larger than any packet."""
+        started = self._ctx.clock()
+        try:
+            self._line = self._dial(self._address)
+        except OSError as error:
+            self._found = {"outcome": outcome(error), "errno": error.errno, "error": str(error)}
+            return
+        self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
+        try:
+            self._talk(self._line)
+        except OSError as error:  # the connection stood, and then did not go on
+            self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
+            self._hang_up()
+
+    @abstractmethod
+    def _dial(self, address: str) -> Line:
+        """Raises OSError: of the last dial where none was answered."""
+
+    @abstractmethod
+    def _talk(self, line: Line) -> None:
+        """Round trips and the burst. Raises OSError."""
 
     def _hang_up(self) -> None:
         if self._line is not None:
@@ -116,28 +141,11 @@ class Dialled(_Measurement):
     """One peer; its methods are called one after the other, but for ``try_met_at``. They never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer) -> None:
-        super().__init__(ctx, peer)
+        super().__init__(ctx, peer, peer.address)
         self._until = ctx.deadline - 1.0
         self._times: list[float] = []
         self._rates: list[float] = []
         self._met_at: Outcome | None = None
-
-    def meet(self) -> None:
-        """Connect, make round trips, send a burst larger than any packet."""
-        try:
-            started = self._ctx.clock()
-            self._line = self._dial(self._peer.address)
-            self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
-            self._until = self._by(path_quality.MEETING_S)
-        except OSError as error:
-            self._found = {"outcome": outcome(error), "errno": error.errno, "error": str(error)}
-            return
-        try:
-            self.round_trips(path_quality.ROUND_TRIPS, path_quality.ROUND_TRIPS_S)
-            self._burst()
-        except OSError as error:  # the connection stood, and then did not go on
-            self._found |= {"outcome": "broken", "errno": error.errno, "error": str(error)}
-            self._hang_up()
 
     def try_met_at(self) -> None:
         """Connect to the address from which the peer came to the roll call."""
@@ -224,11 +232,12 @@ class Dialled(_Measurement):
             others=others,
         )
 
-    def _burst(self) -> None:
-        assert self._line is not None
+    def _talk(self, line: Line) -> None:
+        self._until = self._by(path_quality.MEETING_S)
+        self.round_trips(path_quality.ROUND_TRIPS, path_quality.ROUND_TRIPS_S)
         self._found |= {"burst_bytes": path_quality.BURST_BYTES}
         try:
-            self._found["burst_s"] = self._line.send(path_quality.BURST_BYTES, self._left(path_quality.BURST_S))
+            self._found["burst_s"] = line.send(path_quality.BURST_BYTES, self._left(path_quality.BURST_S))
         except TimeoutError:
             self._hang_up()
             self._climb()
@@ -249,7 +258,6 @@ class Dialled(_Measurement):
             self._found["passed_bytes"] = size
 
     def _dial(self, address: str) -> Line:
-        """Raises OSError: of the last dial where none was answered."""
         for _ in range(path_quality.DIALS - 1):
             try:
                 return self._ctx.dial(address, self._peer.port, self._left(path_quality.DIAL_S))
@@ -276,24 +284,8 @@ class ShortMeasurement(_Measurement):
     """One peer in one other network; ``meet``, then ``sample``, then ``result``. They never raise."""
 
     def __init__(self, ctx: NodesContext, peer: Peer, way: OtherWay) -> None:
-        super().__init__(ctx, peer)
+        super().__init__(ctx, peer, way.address)
         self._way = way
-
-    def meet(self) -> None:
-        """Connect, make a few round trips, send a burst larger than any packet."""
-        started = self._ctx.clock()
-        try:
-            self._line = self._dial()
-        except OSError as error:
-            self._found = {"outcome": outcome(error), "error": str(error)}
-            return
-        self._found = {"outcome": "ok", "connect_s": self._ctx.clock() - started}
-        try:
-            self._round_trips(self._line)
-            self._found["burst_s"] = self._line.send(path_quality.BURST_BYTES, path_quality.OTHER_BURST_S)
-        except OSError as error:
-            self._found |= {"outcome": "broken", "error": str(error)}
-            self._hang_up()
 
     def sample(self, sample_s: float, until: float) -> None:
         """One throughput sample, unless the time is up."""
@@ -320,14 +312,13 @@ class ShortMeasurement(_Measurement):
     def _recorded(self) -> OtherConnectivity:
         return OtherConnectivity(**self._way.model_dump(), **self._found)
 
-    def _dial(self) -> Line:
-        """Raises OSError: of the last dial where none was answered."""
+    def _dial(self, address: str) -> Line:
         for _ in range(path_quality.OTHER_DIALS - 1):
             with contextlib.suppress(TimeoutError):
-                return self._ctx.dial(self._way.address, self._peer.port, path_quality.OTHER_DIAL_S)
-        return self._ctx.dial(self._way.address, self._peer.port, path_quality.OTHER_DIAL_S)
+                return self._ctx.dial(address, self._peer.port, path_quality.OTHER_DIAL_S)
+        return self._ctx.dial(address, self._peer.port, path_quality.OTHER_DIAL_S)
 
-    def _round_trips(self, line: Line) -> None:
+    def _talk(self, line: Line) -> None:
         ends_at, times, before = self._ctx.clock() + path_quality.OTHER_ROUND_TRIPS_S, [], line.tcp()
         for _ in range(path_quality.OTHER_ROUND_TRIPS):
             times.append(line.round_trip(path_quality.OTHER_BURST_S))
@@ -337,6 +328,7 @@ class ShortMeasurement(_Measurement):
         self._found |= {"round_trips": len(times), "round_trip_min_s": min(times)}
         if before is not None and after is not None:
             self._found["retransmits"] = after.retransmits - before.retransmits
+        self._found["burst_s"] = line.send(path_quality.BURST_BYTES, path_quality.OTHER_BURST_S)
 
 
 def measurements(recording: Recording) -> Iterator[Measurement]:

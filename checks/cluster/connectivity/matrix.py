@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from ipaddress import IPv4Address, IPv6Address, ip_address
 from statistics import median
 
 from ddp_doctor.facts.cluster import ConnectivityFact, Outcome, PeerConnectivity
 from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.knowledge.network.addresses import is_loopback
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.views.path_blame import Blame, Path, blame, both_ways
 
@@ -219,15 +219,4 @@ def _upper_quartile(rates: list[float]) -> float:
 
 def _loopback_fails(peer: PeerConnectivity) -> bool:
     """A loopback address leads back to the one who dials it; a finding about the interfaces says so."""
-    if connected(peer):
-        return False
-    try:
-        return plain_address(peer.address).is_loopback
-    except ValueError:
-        return False
-
-
-def plain_address(text: str) -> IPv4Address | IPv6Address:
-    """An address without its zone; an IPv4 one that a socket of both families shows as ``::ffff:10.0.0.1`` as such."""
-    address = ip_address(text.partition("%")[0])
-    return getattr(address, "ipv4_mapped", None) or address
+    return not connected(peer) and is_loopback(peer.address)

@@ -13,7 +13,6 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_administrator
 from ddp_doctor.views.path_blame import Blame, Path
 from ddp_doctor.wording.findings import finding, proved
 from ddp_doctor.wording.nodes import host, hosts, node_culprit
@@ -117,12 +116,10 @@ def _slow_answers(
             for pair in pairs[:PATHS_SHOWN]
         ),
         *around,
-        by_administrator(
+        wording.diagnosis(
             "Place the nodes of a job in one site and network; find what the path leads through",
             *wording.trace_path(recording, pairs).commands,
             scope="cluster",
-            cost="none: a diagnosis, not a cure",
-            undo="",
         ),
         confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
         detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"

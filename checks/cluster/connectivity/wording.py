@@ -8,6 +8,7 @@ networking/ip-sysctl (ip_local_port_range, tcp_mtu_probing); RFC 2923 (black hol
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median_low
 
 from ddp_doctor.checks.cluster.connectivity.matrix import Matrix
@@ -23,6 +24,9 @@ from ddp_doctor.views.path_blame import Path
 from ddp_doctor.wording.nodes import host, name_list, node_pair
 
 PortRange = tuple[int, int]
+
+#: Where to look, for those who run the network.
+diagnosis = partial(by_administrator, cost="none: a diagnosis, not a cure", undo="")
 
 #: What a job uses these ports for.
 NEEDED_BY = (
@@ -142,12 +146,10 @@ def trace_path(recording: Recording, paths: Iterable[Path]) -> Remedy:
     """Find the devices between two nodes."""
     addresses = Matrix.of(recording).address_of
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
-    return by_administrator(
+    return diagnosis(
         "Compare firewalls, security groups and access lists of the two ends and what is between them",
         *(f"tracepath -n {address}   # on {host(recording, source)}" for source, address in known[:2]),
         scope="cluster",
-        cost="none: a diagnosis, not a cure",
-        undo="",
     )
 
 
@@ -187,7 +189,7 @@ def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
     """Look at the interface of each node, by its name where that is known, at cables and queues."""
     addresses = Matrix.of(recording).address_of
     named = {node: interface_name(recording, node, addresses.get(node, "")) or "INTERFACE" for node in nodes}
-    return by_administrator(
+    return diagnosis(
         "Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
         *(
             command
@@ -198,8 +200,6 @@ def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
                 f"ip -s link show {interface}; tc qdisc show dev {interface}",
             )
         ),
-        cost="none: a diagnosis, not a cure",
-        undo="",
     )
 
 

@@ -1,11 +1,11 @@
 """DD510-DD514, DD517, DD519: what is between a node and the endpoint, what comes back, and what its name means."""
 
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
 from typing import Literal
 
 from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
+from ddp_doctor.knowledge.network.addresses import is_loopback
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
@@ -58,14 +58,6 @@ def is_led_astray(fact: RollCallFact) -> bool:
     dials_itself = fact.outcome in ("refused", "timed_out", "unreachable", "mute", "foreign")
     addresses = fact.endpoint_addresses
     return (waits_in_vain or dials_itself) and bool(addresses) and all(map(is_loopback, addresses))
-
-
-def is_loopback(address: str) -> bool:
-    """Whether the address means the host itself, on every host; a name is none."""
-    try:
-        return ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def own_addresses(recording: Recording, fact: RollCallFact) -> list[str]:
@@ -353,7 +345,6 @@ def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draf
     """
     for group in facing(recording, "held", "other"):
         fact = group[0].fact
-        port, name = fact.endpoint_port, head(fact).node
         yield draft(
             group,
             _held_by(fact, wording.names(group)),
@@ -363,13 +354,11 @@ def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draf
             if fact.nnodes > 1
             else "A job with this endpoint could not start. The ranks of this run met on another port.",
             (head(fact),),
-            wording.fix(
+            wording.another_port(
                 "Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, the same on all nodes and in"
                 " the job, or end that program",
-                f"ss -ltnp 'sport = :{port}'   # on {name}: who it is",
-                scope="job",
-                cost="another port may have to be opened in a firewall",
-                undo="give the old port again",
+                fact,
+                head(fact),
             ),
             expected="the endpoint's port is free on the head, and the head's doctor answers on it",
             confidence=Confidence.LIKELY if fact.outcome == "mute" else Confidence.PROVED,
@@ -392,12 +381,8 @@ def _two_jobs(group: wording.Group) -> Draft:
         f"Two jobs use one endpoint, {wording.endpoint(fact)}: {name_list(jobs)}",
         "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
         (setting,),
-        wording.fix(
-            "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes",
-            f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {setting.node}: who it is",
-            scope="job",
-            cost="another port may have to be opened in a firewall",
-            undo="give the old port again",
+        wording.another_port(
+            "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes", fact, setting
         ),
         expected="each job has a port of its own on the head",
     )

@@ -105,6 +105,17 @@ def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
     )
 
 
+def another_port(summary: str, fact: RollCallFact, holder: Culprit) -> Remedy:
+    """To meet on another port than the one of which somebody has to look who holds it."""
+    return fix(
+        summary,
+        f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {holder.node}: who it is",
+        scope="job",
+        cost="another port may have to be opened in a firewall",
+        undo="give the old port again",
+    )
+
+
 #: For a host or network that failed after the roll call.
 look_at = partial(advice, untried="somebody has to look at the host or the network first")
 #: For a command that was started with the wrong options, or not at all.

@@ -88,7 +88,6 @@ class Hardware:
     """One node; None is "nobody looked, or could not"."""
 
     gpus: int | None = None  # of the job
-    nvlink: bool | None = None  # joins some of them
     nvls: bool | None = None  # NVSwitches that can reduce
     rdma: bool | None = None  # active ports that NCCL's own transport drives
     matrix: bool = False  # the paths are known, so that the rules about them judge
@@ -103,29 +102,22 @@ def hardware_of(recording: Recording, node: int) -> Hardware:
     cards = gpus.of_the_job() if gpus else ()
     job = _gpus_of_job(topology)
     count = len(cards) if gpus and not gpus.nvml_error else len(job) if topology else None
-    absent = _absent_checks_by_node(recording).get(node, set())
-    if count is None and "topology" in absent:
+    if count is None and node in _nodes_without(recording, "topology"):
         count = 0
-    joined = [nvlinks(topology.links[a].get(b, "")) > 0 for a, b in combinations(job, 2)] if topology else []
-    known = topology is not None and topology.nvlink_told
     able = [gpu for gpu in cards if gpu.fabric_state == "completed" and _capability(gpu) >= _HOPPER]
     return Hardware(
         gpus=count,
-        nvlink=any(joined) if known else None,
         nvls=len(able) > 1 if cards else None,
-        rdma=bool(rdma.candidates()) if rdma else False if "rdma" in absent else None,
+        rdma=bool(rdma.candidates()) if rdma else False if node in _nodes_without(recording, "rdma") else None,
         matrix=topology is not None,
-        ll128=_is_ll128_safe(recording, topology, cards) if topology and known and cards else None,
+        ll128=_is_ll128_safe(recording, topology, cards) if topology and topology.nvlink_told and cards else None,
     )
 
 
 @once_a_recording
-def _absent_checks_by_node(recording: Recording) -> Mapping[int, set[str]]:
-    found: dict[int, set[str]] = {}
-    for reading in recording.readings:
-        if reading.status is Status.ABSENT:
-            found.setdefault(reading.node, set()).add(reading.check)
-    return found
+def _nodes_without(recording: Recording, subject: str) -> set[int]:
+    """The nodes that have nothing of what this check is about."""
+    return {reading.node for reading in recording.of_check(subject) if reading.status is Status.ABSENT}
 
 
 def _gpus_of_job(topology: TopologyFact | None) -> tuple[str, ...]:
@@ -152,7 +144,7 @@ def _is_ll128_safe(recording: Recording, topology: TopologyFact, cards: tuple[Gp
     ]
     if far:
         return False
-    if recording.world is None or recording.world.nnodes < 2:
+    if not recording.several_nodes:
         return True
     near = [
         any(allowed(links[gpu][nic], DEFAULT_P2P_LIMIT) for nic in topology.nics if nic in links[gpu]) for gpu in job

@@ -23,6 +23,7 @@ from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.wording import listed, printable, shown
@@ -83,7 +84,7 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
             yield Fault((rank, size), fault_text, is_fatal)
     yield from _sizes(numbers, launcher)
     yield from _meeting_point(env, numbers, launcher)
-    own = {"slurm": "SLURM_PROCID", "mpi": "OMPI_COMM_WORLD_RANK"}.get(launcher or "")
+    own, _ = _PLACES.get(launcher, ("", ""))
     if own and "RANK" in numbers and numbers["RANK"] != _number(env.get(own)):
         text = f"RANK is {numbers['RANK']}, but the launcher set {shown(own, env.get(own, ''))}"
         yield Fault(("RANK",), text)
@@ -178,7 +179,7 @@ def consequence(env: Mapping[str, str]) -> str:
 def gpus_shown(devices: str) -> int:
     """How many GPUs a CUDA_VISIBLE_DEVICES shows at most: its entries up to the one that ends it."""
     entries = [entry.strip().lower() for entry in devices.split(",")]
-    ends = [at for at, entry in enumerate(entries) if entry in ("", "-1", "none", "void", "nodevfiles")]
+    ends = [at for at, entry in enumerate(entries) if entry in DELIBERATE_ENDS]
     return min(ends, default=len(entries))
 
 

@@ -16,7 +16,6 @@ the job would use them the reading fails, and the verdict is unsure (checks/node
 
 from ddp_doctor.checks.node.gpus import accelerators, condition, driver, inventory, peers, use
 from ddp_doctor.checks.node.gpus.accelerators import NvmlAnswer, parse_nvml
-from ddp_doctor.checks.node.gpus.inventory import gpus_missing
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
@@ -27,8 +26,6 @@ from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import visible_devices
 from ddp_doctor.probing import host_gpus
 from ddp_doctor.probing.kernel_files import first_line
-
-__all__ = ["CHECK", "gpus_missing", "probe"]
 
 
 def probe(ctx: Context) -> GpusFact:
@@ -113,7 +110,7 @@ CHECK = Check(
     decides_world=(
         driver.nvidia_driver_not_working,
         driver.nvidia_driver_hangs,
-        gpus_missing,
+        inventory.gpus_missing,
         inventory.job_sees_too_few_gpus,
     ),
     cost_s=0.3,

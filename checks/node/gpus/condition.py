@@ -6,11 +6,11 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job, hits_of
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
@@ -30,14 +30,13 @@ def by_severity(recording: Recording, severity_of: Callable[[Gpu], Severity | No
     return {severity: hits for severity, hits in found.items() if hits}
 
 
-RESET_GPU = by_operator(
+RESET_GPU = maintenance(
     "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
     "have the GPU replaced.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
     "sudo dmesg | grep -i xid",
     "sudo nvidia-smi --gpu-reset -i INDEX",
     cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-    undo=NOTHING_TO_UNDO,
     references=(nvml.MEMORY_ERRORS, nvml.XID_CATALOG),
 )
 
@@ -187,19 +186,17 @@ def _slowdown_evidence(gpu: Gpu) -> Evidence:
     )
 
 
-REPLACE_GPU = by_operator(
+REPLACE_GPU = maintenance(
     "Drain the node and run NVIDIA's field diagnostic on the GPU: if it confirms the fault, replace the GPU.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
     cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
     references=(nvml.MEMORY_ERRORS,),
 )
 
-WATCH_GPU = by_operator(
+WATCH_GPU = maintenance(
     "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
-    undo=NOTHING_TO_UNDO,
     references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
 )
 
@@ -257,12 +254,11 @@ def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
             hits,
             "needs a reset to take bad memory out of use",
             lambda gpu: Evidence(text=_repair_words(gpu), expected_from=nvml.MEMORY_ERRORS),
-            by_operator(
+            maintenance(
                 "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
                 "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
                 "sudo nvidia-smi --gpu-reset -i INDEX",
                 cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-                undo=NOTHING_TO_UNDO,
                 references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
             ),
             detail="Until then the driver lets no program use it."
@@ -347,12 +343,11 @@ def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             hits,
             "its InfoROM is corrupted",
             lambda _: Evidence(text="the InfoROM fails its checksum", expected_from="the driver verifies it"),
-            by_operator(
+            maintenance(
                 "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is"
                 " not safe.",
                 "nvidia-smi -q | grep -i -A 6 inforom",
                 "nvidia-bug-report.sh",
-                undo=NOTHING_TO_UNDO,
                 references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
             ),
             detail="It keeps the list of bad memory rows and the error counts.",

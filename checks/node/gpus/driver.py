@@ -8,12 +8,12 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software
 from ddp_doctor.remedies.hardware import REBOOT
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import switch_faults
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely, proved
@@ -124,13 +124,12 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                 expected_from="both come from one installation",
             ),
-            by_operator(
+            maintenance(
                 "Bring library and kernel module to one version: reload the module or reboot after an update, and"
                 " remove copies of the libraries from other places.",
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep -e libcuda -e libnvidia-ml",
                 cost="ends all GPU jobs of the node",
-                undo=NOTHING_TO_UNDO,
                 references=(nvml.NVML_API,),
             ),
             detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
@@ -144,7 +143,7 @@ def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
     return (library, module) if module and library and library != module else None
 
 
-FABRIC_MANAGER = by_operator(
+FABRIC_MANAGER = maintenance(
     "Start the fabric manager of exactly the driver's version, and read in its log why it did not register "
     "the GPU; if the node has just booted, wait a minute.",
     "systemctl status nvidia-fabricmanager",
@@ -152,7 +151,6 @@ FABRIC_MANAGER = by_operator(
     "tail -n 50 /var/log/fabricmanager.log",
     "nvidia-smi -q | grep -A 3 Fabric",
     cost="needs root; restarting the fabric manager ends running jobs",
-    undo=NOTHING_TO_UNDO,
     references=(nvml.FABRIC_GUIDE,),
 )
 

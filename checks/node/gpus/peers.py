@@ -8,10 +8,10 @@ from functools import partial
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
 
@@ -176,10 +176,9 @@ def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
                 few,
                 f"{'another VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
                 _firmware_evidence,
-                by_operator(
+                maintenance(
                     "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
                     "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
-                    undo=NOTHING_TO_UNDO,
                 ),
                 detail="Worth knowing where one GPU or node behaves unlike the others.",
             )

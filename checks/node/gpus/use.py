@@ -9,10 +9,10 @@ from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.wording.gpus import gpu_draft, process_list
 
@@ -77,14 +77,13 @@ _LEAKED = _Holder(
     "without a process that the driver names",
     "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
     " holds any more.",
-    by_operator(
+    maintenance(
         "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
         "them; where there are none, or they do not end, reset the GPU, or reboot.",
         "sudo fuser -v /dev/nvidia*",
         "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
         "sudo nvidia-smi --gpu-reset -i INDEX",
         cost="the processes found may be somebody's job; the reset ends every process on the GPU",
-        undo=NOTHING_TO_UNDO,
     ),
 )
 

@@ -109,9 +109,6 @@ def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
     return Severity.INFO if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
 
 
-__all__ = ["CHECK", "probe"]
-
-
 def probe(ctx: Context) -> Host:
     """Read the limits; what this kernel does not show stays None."""
     read = host_limits.reader(ctx)

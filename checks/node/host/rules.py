@@ -79,14 +79,11 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
         fact, ranks = short.worst.fact, short.ranks
         quota = "no quota" if fact.cpu_quota_cpus is None else f"a quota of {fact.cpu_quota_cpus:g}"
         text, has = f"{fact.cpus} CPUs in the affinity mask, {quota}", fact.usable_cpus
-        title = f"{ranks} ranks share {has:g} CPUs on {{who}}"
-        detail = "A rank that waits for its turn on a CPU makes all others wait at every all-reduce."
-        saw = Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank")
         yield shortage_draft(
             recording,
             short,
-            title,
-            saw,
+            f"{ranks} ranks share {has:g} CPUs on {{who}}",
+            Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank"),
             remedy(
                 f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
                 "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
@@ -97,7 +94,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
                 undo="ask for fewer again",
                 untried="the doctor cannot give itself more CPUs",
             ),
-            detail=detail,
+            detail="A rank that waits for its turn on a CPU makes all others wait at every all-reduce.",
         )
 
 
@@ -193,26 +190,23 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     for short in shortages(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
         free = short.worst.fact.free_memory_bytes or 0
         ranks, wanted = short.ranks, thresholds.memory(short.ranks)
-        saw = Evidence(
-            text=f"{in_units(free)} available",
-            value=free,
-            unit="B",
-            expected=wanted,
-            expected_from="measured: a bare rank takes 206 MiB",
-        )
-        title = f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks"
-        detail = "The kernel will kill a rank, and the others will wait for it until their time-out."
         yield shortage_draft(
             recording,
             short,
-            title,
-            saw,
+            f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks",
+            Evidence(
+                text=f"{in_units(free)} available",
+                value=free,
+                unit="B",
+                expected=wanted,
+                expected_from="measured: a bare rank takes 206 MiB",
+            ),
             remedy(
                 f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
                 "ps -eo pid,user,rss,comm --sort=-rss | head",
                 untried="the doctor cannot give itself more memory",
             ),
-            detail=detail,
+            detail="The kernel will kill a rank, and the others will wait for it until their time-out.",
         )
 
 

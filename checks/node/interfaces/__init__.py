@@ -25,8 +25,6 @@ from ddp_doctor.parse.redact import open_and_withheld, shielded
 from ddp_doctor.probing import nccl_interface
 from ddp_doctor.probing.kernel_files import port_range
 
-__all__ = ["CHECK", "probe"]
-
 #: A name that takes longer is as good as none: each rank would wait for it at every start.
 RESOLVE_LIMIT_S = 2.0
 

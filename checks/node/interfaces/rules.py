@@ -1,7 +1,7 @@
 """DD520-DD524, DD526: interfaces and addresses that are no use to other nodes, or do not fit together."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
@@ -18,6 +18,7 @@ from ddp_doctor.knowledge.network.interface_faults import (
     family_sides,
     faults,
 )
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
@@ -111,13 +112,13 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
 SHOWN = 4
 
 
-@dataclass
+@dataclass(frozen=True)
 class Group:
     """The nodes that share one cause, among all."""
 
     fault: Fault
     offers: Sequence[Offer]
-    sick: list[Offer] = field(default_factory=list)
+    sick: Sequence[Offer]
 
     @property
     def backend(self) -> str:
@@ -142,15 +143,12 @@ class Group:
         return Severity.ERROR if self.fault.sure and self.victims() else Severity.WARNING
 
 
-def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], object]) -> Iterable[Group]:
+def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
     """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
-    found = interface_faults.faults(offers)
-    made: dict[object, Group] = {}
-    for offer in offers:
-        fault = found.get(offer.node)
-        if fault is not None and fault.kind == kind:
-            made.setdefault(alike(offer), Group(fault, offers)).sick.append(offer)
-    return made.values()
+    found = faults(offers)
+    sick = (offer for offer in offers if offer.node in found and found[offer.node].kind == kind)
+    by_cause = grouped((alike(offer), offer) for offer in sick)
+    return [Group(found[group[0].node], offers, group) for group in by_cause.values()]
 
 
 def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
@@ -256,22 +254,14 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
 
 def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     """The nodes of a run of several, as a backend (the run's) presents them; none in a run of one."""
-    world = recording.world
-    if world is None or world.nnodes < 2:
+    if not recording.several_nodes:
         return []
-    return [offer_of(node, backend or world.backend) for node in recording.facts(InterfacesFact)]
+    return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]
 
 
 def severity_unless_used(recording: Recording, group: Group) -> Severity | None:
     """Information where the run's backend is another one; else the group's own severity."""
-    in_use = recording.world is not None and recording.world.backend == group.sick[0].backend
-    return None if in_use else Severity.INFO
-
-
-_WHY_ONE_FAMILY = {
-    "gloo": "gloo refuses such a pair at once, on both nodes.",
-    "NCCL": "Whoever has no address of the other family cannot dial there.",
-}
+    return None if recording.backend == group.sick[0].backend else Severity.INFO
 
 
 @rule("DD523", "choices-in-different-networks", Severity.INFO, InterfacesFact)
@@ -330,7 +320,9 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         evidence(recording, [new[0], old[0]]),
         *offered,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
-        detail=_WHY_ONE_FAMILY[backend],
+        detail="gloo refuses such a pair at once, on both nodes."
+        if backend == "gloo"
+        else "Whoever has no address of the other family cannot dial there.",
         severity=severity,
         reproduced_by=reproduced_by(severity, offered),
     )

@@ -27,8 +27,6 @@ from ddp_doctor.probing import host_gpus, kernel, pci_devices
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.probing.kernel_files import first_line
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: Context) -> KernelFact:
     """Read what the kernel shows. Raises Absent where there is neither a GPU nor an RDMA device."""

@@ -12,26 +12,24 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
-from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, reset_gpus
+from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, meaning, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
-from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, OFF_BUS, xid
+from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, RECOVERY_ACTION
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.kernel_log import Hit, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names
 from ddp_doctor.wording.nodes import host
-
-__all__ = ["CHECK", "KernelAfterFact", "probe"]
 
 #: Xids after which the program that met them is lost, though the GPU goes on.
 _PROGRAM_LOST = (94,)
@@ -71,27 +69,21 @@ def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
         if severity is not None and fault.view.concerns(fault.device):
             groups.setdefault((fault.event.kind, fault.event.code or 0, severity), []).append(fault)
     for (kind, code, severity), hits in groups.items():
-        what = (
-            f"Xid {code}, {xid(code, hits[0].event.detail).meaning}"
-            if kind == "xid"
-            else f"fatal SXid {code}"
-            if kind == "sxid"
-            else xid(OFF_BUS).meaning
-        )
-        title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
-        first = hits[0].event
-        if first.kind in ("sxid", "off_bus") or xid(first.code or 0).kind == "reboot":
-            repair = REBOOT_NODE
+        if kind == "sxid":
+            what, repair = f"fatal SXid {code}", REBOOT_NODE
         else:
-            repair = reset_gpus([fault.device or "" for fault in hits])
+            known = meaning(hits[0].event)
+            what = f"Xid {code}, {known.meaning}" if kind == "xid" else known.meaning
+            repair = REBOOT_NODE if known.kind == "reboot" else reset_gpus([fault.device or "" for fault in hits])
+        title = f"{device_names(recording, hits)} failed while the ranks ran: {what}"
         yield _draft(recording, title, hits, repair, severity)
 
 
 def _severity(event: KernelEvent) -> Severity | None:
     if event.kind == "sxid":
         return Severity.WARNING if event.detail == "Fatal" else None
-    known = xid(OFF_BUS if event.kind == "off_bus" else event.code or 0, event.detail)
-    if known.kind == "application":
+    known = meaning(event)
+    if known.kind == "application" or (event.code == RECOVERY_ACTION and event.past):
         return None
     if known.stays:
         return Severity.ERROR
@@ -116,11 +108,10 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
-        repair = by_operator(
+        repair = maintenance(
             "Have the device, its slot and its cables inspected; update its firmware.",
             "sudo dmesg -T | tail -n 100",
             cost="the node cannot be used meanwhile",
-            undo=NOTHING_TO_UNDO,
         )
         yield _draft(recording, title, hits, repair, Severity.WARNING)
 

@@ -8,11 +8,11 @@ from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Backend, Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import FIND_GPU, LOAD_PEERMEM, REBOOT
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, failed_nics, hits_in_log, recent, switch_faults, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
@@ -43,11 +43,10 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
                 *line_evidence(recording, some, _FABRIC_GUIDE),
                 *_degraded_gpus(recording, {fault.view.node for fault in some}),
             ),
-            by_operator(
+            maintenance(
                 "Drain the node, and reset all GPUs and NVSwitches together, or reboot.",
                 "sudo nvidia-smi --gpu-reset",
                 cost="ends all GPU jobs of the node",
-                undo=NOTHING_TO_UNDO,
                 references=(_FABRIC_GUIDE,),
             ),
             detail="The log does not say that it was reset since.",
@@ -129,12 +128,11 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 device_culprits(recording, hits) if bad else (),
                 f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
-                by_operator(
+                maintenance(
                     "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and"
                     " firmware.",
                     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
                     cost="the node cannot be used meanwhile",
-                    undo=NOTHING_TO_UNDO,
                     references=(_AER,),
                 ),
                 detail="The link was reset, with whatever ran over it."
@@ -160,11 +158,10 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
             device_culprits(recording, hits),
             f"The firmware of {device_names(recording, hits)} failed",
             line_evidence(recording, hits, "the NIC's health counter moves"),
-            by_operator(
+            maintenance(
                 "Query the NIC's health with devlink; reload its driver, or reboot; update its firmware.",
                 *(f"sudo devlink health show pci/{fault.device}" for fault in hits[:8]),
                 cost="connections over the NIC break",
-                undo=NOTHING_TO_UNDO,
             ),
             detail="Connections over it were lost, and nothing in the log says that it recovered.",
         )
@@ -349,10 +346,9 @@ def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             "The kernel log of {who} cannot be read: GPU errors in it (Xids) go unseen",
             Evidence(text=reason),
-            by_operator(
+            maintenance(
                 "Read the log as root, or as a member of the groups adm or systemd-journal.",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",
-                undo=NOTHING_TO_UNDO,
             ),
         )
 

@@ -4,23 +4,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
-from ddp_doctor.knowledge.gpu.xids import (
-    CATALOG,
-    JUST_NOW_S,
-    OFF_BUS,
-    REBOOT_WORDS,
-    RECENT_S,
-    RECOVERY_ACTION,
-    Xid,
-    xid,
-)
+from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, OFF_BUS, REBOOT_WORDS, RECOVERY_ACTION, Xid, xid
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Remedy
+from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator
-from ddp_doctor.views.kernel_log import Hit, NodeView, views
+from ddp_doctor.remedies.kinds import maintenance
+from ddp_doctor.views.kernel_log import Hit, NodeView, recent, views
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence
@@ -28,28 +19,25 @@ from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_ev
 
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     """Reset exactly these GPUs."""
-    return by_operator(
+    return maintenance(
         "Drain the node and reset the GPU, or reboot if it stays away; if the fault returns, the hardware is faulty.",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
-        undo=NOTHING_TO_UNDO,
         references=(CATALOG,),
     )
 
 
-REBOOT_NODE = by_operator(
+REBOOT_NODE = maintenance(
     "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
     "sudo reboot",
     cost="ends all jobs of the node",
-    undo=NOTHING_TO_UNDO,
     references=(CATALOG,),
 )
 
 
-WATCH = by_operator(
+WATCH = maintenance(
     "Nothing now. If it comes again on the same device, have it inspected.",
     "sudo dmesg -T | grep -i -e xid",
-    undo=NOTHING_TO_UNDO,
     references=(CATALOG,),
 )
 
@@ -87,7 +75,7 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
         hits = [fault for fault in all_hits if standing != "out" or not _is_reported(fault.view, fault.device)]
         if not hits:
             continue
-        known = _meaning(hits[0].event)
+        known = meaning(hits[0].event)
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
         if back:
@@ -118,7 +106,8 @@ def _is_reported(view: NodeView, device: str | None) -> bool:
     return fact.nvml_error is not None or view.gpu(device) is not None or device in fact.unlisted()
 
 
-def _meaning(event: KernelEvent) -> Xid:
+def meaning(event: KernelEvent) -> Xid:
+    """What the Xid of a line means, or what goes for one: a GPU off the bus, and what the driver asks for."""
     if event.kind == "off_bus":
         return xid(OFF_BUS)
     if event.code != RECOVERY_ACTION:
@@ -143,11 +132,11 @@ def _staying_xids(recording: Recording) -> _Staying:
     found: _Staying = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
-            staying = [event for event in events if _meaning(event).stays]
+            staying = [event for event in events if meaning(event).stays]
             if not staying:
                 continue
             standing = _standing_by_nvml(view, staying[0])
-            severity = _SEVERITIES[standing][0 if _is_recent(view, staying[0], RECENT_S) else 1]
+            severity = _SEVERITIES[standing][0 if recent(view, staying[0]) else 1]
             if severity is not None:
                 others = {f"{event.code}" for event in staying[1:] if event.code not in (staying[0].code, None)}
                 note = f"followed by Xid {', '.join(sorted(others))}" if others else ""
@@ -190,12 +179,6 @@ def _standing_by_nvml(view: NodeView, event: KernelEvent) -> Standing:
     return "back" if over else "unknown"
 
 
-def _is_recent(view: NodeView, event: KernelEvent, limit_s: float) -> bool:
-    """Whether it is that recent; a line without a time may be."""
-    age_s = view.fact.age_s(event)
-    return age_s is None or age_s <= limit_s
-
-
 @rule("DD331", "gpu-fault-logged", Severity.WARNING, KernelFact)
 def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     """The kernel log of the last day has a fault of a GPU's hardware that may be over.
@@ -211,8 +194,8 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     for view in views(recording):
         for device, events in _by_device(view).items():
             for event in events if (view.node, device) not in named else ():
-                known = _meaning(event)
-                if known.kind == "application" or not _is_recent(view, event, RECENT_S) or _is_pending(view, event):
+                known = meaning(event)
+                if known.kind == "application" or not recent(view, event) or _is_pending(view, event):
                     continue
                 grave = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
                 severity = Severity.WARNING if grave else Severity.INFO
@@ -221,7 +204,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
         grave = severity is Severity.WARNING
         yield possible(
             device_culprits(recording, hits) if grave else (),
-            f"{device_names(recording, hits)}: Xid {code}, {_meaning(hits[0].event).meaning}",
+            f"{device_names(recording, hits)}: Xid {code}, {meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
             reset_gpus([fault.device or "" for fault in hits]) if grave else WATCH,
             detail=_DETAILS["unknown"] if grave else "NVML has nothing against the GPU now.",
@@ -254,8 +237,8 @@ def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
         for view in views(recording)
         for device, events in _by_device(view).items()
         for event in events
-        if _meaning(event).kind == "application" and event.code not in _FOLLOWS
-        if event.last_at_s is not None and _is_recent(view, event, JUST_NOW_S)
+        if meaning(event).kind == "application" and event.code not in _FOLLOWS
+        if event.last_at_s is not None and recent(view, event, JUST_NOW_S)
     ]
     for code, hits in grouped((fault.event.code or 0, fault) for fault in crashes).items():
         yield likely(

@@ -26,8 +26,6 @@ from ddp_doctor.probing import nccl_interface, rdma
 from ddp_doctor.probing.kernel_files import names_in
 from ddp_doctor.settings.nccl_conf import read_by, set_by_files
 
-__all__ = ["CHECK", "probe"]
-
 _NAMES_OF_LIBRARIES = ("NCCL_NET", *(variable for variable, _ in nccl_plugins.SETTINGS.values()))
 _LDCONFIG = "/sbin/ldconfig"  # a user's PATH seldom has /sbin
 

@@ -43,7 +43,7 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     Remedy: None is needed where they are meant. An environment variable of the same name overrules the file.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for lines, group in _nodes_with_same_lines(recording, _in_force):
+    for lines, group in _nodes_with_same_lines(recording, _in_force).items():
         path = lines[0].rpartition(":")[0].rpartition(" (")[2]
         title = f"NCCL on {{who}} takes {_names(lines)} from {path}"
         yield _draft(recording, group, title, lines, detail="It is in no environment: env does not show it.")
@@ -69,7 +69,7 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     Remedy: Delete one of the two.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for (is_system, *lines), group in _nodes_with_same_lines(recording, _overruled):
+    for (is_system, *lines), group in _nodes_with_same_lines(recording, _overruled).items():
         severity = Severity.INFO if is_system == "system" else None
         remedy = _edit("Delete the line, or unset the variable")
         title = f"The environment overrules {_names(lines)} in nccl.conf on {{who}}"
@@ -102,7 +102,7 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     Remedy: Write NAME=value at the start of the line, without export, quotes and spaces.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for lines, group in _nodes_with_same_lines(recording, lambda files, _: _useless(files)):
+    for lines, group in _nodes_with_same_lines(recording, lambda files, _: _useless(files)).items():
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
         title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
         remedy = _edit("Write NAME=value at the start of the line: no export, no quotes, no spaces")
@@ -156,13 +156,10 @@ def _unread_files(recording: Recording) -> Iterator[tuple[str, FactAt[NcclFact]]
                 yield f"{file.path} {file.problem}", node
 
 
-def _nodes_with_same_lines(
-    recording: Recording, lines_of: _LinesOf
-) -> Iterator[tuple[tuple[str, ...], list[FactAt[NcclFact]]]]:
+def _nodes_with_same_lines(recording: Recording, lines_of: _LinesOf) -> dict[tuple[str, ...], list[FactAt[NcclFact]]]:
     """What ``lines_of`` says of each node's files, with the nodes of which it says the same."""
     nodes = recording.facts(NcclFact)
-    groups = grouped((lines, node) for node in nodes for lines in lines_of(files_read(recording, node), node.fact))
-    yield from groups.items()
+    return grouped((lines, node) for node in nodes for lines in lines_of(files_read(recording, node), node.fact))
 
 
 def _draft(
@@ -219,8 +216,7 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     Remedy: Give all nodes the same file, or set the variable in the job script, which overrules the files.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    world = recording.world
-    if world is None or world.nnodes < 2 or world.backend != "nccl":
+    if not (recording.on_nccl and recording.several_nodes):
         return
     environments = {node.node: node.fact for node in recording.facts(EnvVars)}
     facts = [node for node in recording.facts(NcclFact) if node.node in environments]
@@ -238,7 +234,7 @@ def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
         does = frozenset(effective(name, value) for value in has.values())
         if len(does) < 2 or not from_file:
             continue
-        stake = agreement.difference(name, does, agreement.Job(backend=world.backend))
+        stake = agreement.difference(name, does, agreement.Job(backend=recording.backend))
         if stake is not None:
             unfitting = what_did_not_fit(recording) if stake.weight != "minor" else ()
             draft = _difference_draft(recording, name, has, from_file, stake)

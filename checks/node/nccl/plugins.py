@@ -10,7 +10,7 @@ from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import by_installation, remedy
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.views.software import nccl_of_gpu_nodes
@@ -78,11 +78,10 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"NCCL cannot load {plugin.path} on {{who}}: it needs {lost}",
             Evidence(text=f"ldd {plugin.path}{brought}: {lost} not found", expected_from=_SOURCE),
-            remedy(
+            by_installation(
                 f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
                 cost="changes the environment of every job on the node",
                 undo="remove it again",
-                untried="the doctor changes no installation",
             ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=None if plugin.setting and plugin.kind != "profiler" else Severity.INFO,
@@ -159,7 +158,6 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     Remedy: Let the linker find aws-ofi-nccl, or install it.
     See: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
     """
-    alone = recording.world is None or recording.world.nnodes < 2
     for (devices, folder), group in by_cause(nccl_of_gpu_nodes(recording), _idle_efa).items():
         have = "has" if len(group) == 1 else "each have"
         yield likely(
@@ -168,7 +166,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
             Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README"),
             in_folder(folder) if folder else _INSTALL,
             detail="The nodes then talk over plain sockets, at a fraction of the rate.",
-            severity=Severity.INFO if alone else None,
+            severity=None if recording.several_nodes else Severity.INFO,
         )
 
 
@@ -180,11 +178,10 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
     return len(fact.efa_devices), _unsearched_plugin_folder(fact)
 
 
-_INSTALL = remedy(
+_INSTALL = by_installation(
     "Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
     cost="a new image, or some minutes for each node",
     undo="remove the package again",
-    untried="the doctor changes no installation",
 )
 
 
@@ -214,12 +211,11 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         Evidence(
             text=f"{path} on {node_names(recording, having)} only", expected_from="NCCL src/plugin/net.cc, ncclNetInit"
         ),
-        remedy(
+        by_installation(
             "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
             scope="job",
             cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
             undo="put the former lines back",
-            untried="the doctor changes no installation",
         ),
         detail="Nodes that choose different networks fail or hang where they connect.",
     )

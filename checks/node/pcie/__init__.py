@@ -25,8 +25,6 @@ from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.pci_devices import bridges_above
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: Context) -> PcieFact:
     """Read the tree. Raises Absent where there is neither a GPU nor an RDMA device."""

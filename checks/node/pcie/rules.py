@@ -9,11 +9,11 @@ from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import PASS_THROUGH, redirect_off
-from ddp_doctor.remedies.kinds import by_operator
+from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.wording.findings import finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
@@ -154,10 +154,9 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             "The access control (ACS) of the PCIe switches of {who} cannot be read",
             Evidence(text=reason),
-            by_operator(
+            maintenance(
                 "Run lspci as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
-                undo=NOTHING_TO_UNDO,
             ),
         )
 
@@ -238,11 +237,10 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
             expected=link.width_can,
             expected_from="what both ends of the link can, by the kernel",
         ),
-        by_operator(
+        maintenance(
             "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
             f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
             cost="the node cannot be used meanwhile",
-            undo=NOTHING_TO_UNDO,
         ),
         confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
         detail="All ranks wait for the one that gets its data slowest."

@@ -27,8 +27,6 @@ from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.probing import host_gpus, host_limits, rdma
 from ddp_doctor.probing.nccl_interface import nccl_environment
 
-__all__ = ["CHECK", "probe"]
-
 _SETTINGS = (HCA, INDEX, *SEARCH_SETTINGS, "NCCL_NET", "NCCL_NET_GDR_LEVEL")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
-from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDERS, provider_of
+from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDER_OF, PROVIDERS
 from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.choices import Severity, Status
@@ -157,7 +157,7 @@ def _lacks(fact: RdmaFact) -> str | None:
 
 
 def _drivers_without_provider(fact: RdmaFact) -> Sequence[str]:
-    wanted = {provider_of(hca.driver) for hca, _ in fact.chosen()}
+    wanted = {PROVIDER_OF.get(hca.driver or "") for hca, _ in fact.chosen()}
     if fact.verbs_providers is None or None in wanted:
         return ()
     missing = sorted(name for name in wanted if name is not None and name not in fact.verbs_providers)

@@ -82,9 +82,7 @@ def entries(recording: Recording) -> list[Entry]:
     return found
 
 
-def _draft(
-    recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy | None], detail: str
-) -> Draft:
+def _draft(recording: Recording, some: Sequence[Entry], what: str, remedies: Sequence[Remedy], detail: str) -> Draft:
     others_fit = len({entry.is_fit for entry in entries(recording)}) > 1
     # No connection is made from nothing, or from an entry of another network namespace.
     fails = others_fit or any(entry.choice.gid is None or entry.choice.gid.hidden for entry in some)
@@ -92,7 +90,7 @@ def _draft(
         recording,
         [(entry.hit, entry.words) for entry in some],
         what,
-        *(remedy for remedy in remedies if remedy is not None),
+        *remedies,
         detail=detail,
         severity=Severity.ERROR if fails else Severity.WARNING,
         expected=_SOURCE,
@@ -130,21 +128,21 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
                     undo="ip address del",
                     references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
                 ),
-                _ipv6(recording),
+                *_ipv6(recording),
             ],
             detail,
         )
 
 
-def _ipv6(recording: Recording) -> Remedy | None:
+def _ipv6(recording: Recording) -> tuple[Remedy, ...]:
     """The other family, where every port of every node has an entry of it that NCCL would take."""
     everywhere = entries(recording)
     env = {roce_gids.FAMILY: "AF_INET6"}
     choices = [roce_gids.nccl_choice(entry.port.gids, entry.nccl or PASSES_HIDDEN_SINCE, env) for entry in everywhere]
     old = any(entry.nccl is not None and entry.nccl < SEARCHES_SINCE for entry in everywhere)
     if old or not all(choice.gid and choice.gid.is_routable for choice in choices):
-        return None
-    return USE_IPV6
+        return ()
+    return (USE_IPV6,)
 
 
 @rule("DD568", "gid-index-points-elsewhere", Severity.ERROR, RdmaFact)
@@ -177,7 +175,7 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
         conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # beside these no setting about RDMA does anything
     )
-    remedies = [_index_to_set(recording), UPGRADE_NCCL] if old else [search]
+    remedies = [*_index_to_set(recording), UPGRADE_NCCL] if old else [search]
     detail = "The port's table of addresses (GIDs) has an IPv4 address of RoCE v2 at another index."
     yield _draft(
         recording, astray, f"{shown_settings} selects an address (GID) that other nodes do not reach", remedies, detail
@@ -212,10 +210,10 @@ def gid_index_needed(recording: Recording) -> Iterator[Draft]:
         which = f"NCCL {dotted(min(versions))}" if versions else "NCCL"
         what = f"{which} does not find the IPv4 address (GID) of RoCE v2 by itself"
         detail = "The port has one. NCCL 2.21 and newer look for it, in containers 2.26 and newer."
-        yield _draft(recording, needy, what, [_index_to_set(recording), UPGRADE_NCCL], detail)
+        yield _draft(recording, needy, what, [*_index_to_set(recording), UPGRADE_NCCL], detail)
 
 
-def _index_to_set(recording: Recording) -> Remedy | None:
+def _index_to_set(recording: Recording) -> tuple[Remedy, ...]:
     """The index to set: of all ports of all nodes where there is one, else of each node."""
     tables = grouped((entry.node, entry.port) for entry in entries(recording))
     everywhere = roce_gids.common_index([port.gids for ports in tables.values() for port in ports])

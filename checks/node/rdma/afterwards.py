@@ -59,8 +59,6 @@ from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
-__all__ = ["CHECK", "probe"]
-
 
 @rule("DD566", "rdma-link-down-during-run", Severity.ERROR, RdmaFact, RdmaAfterFact)
 def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:

@@ -49,7 +49,6 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
             others += [(node.node, hca, port) for hca, port in slower]
     if not others:
         return
-    remedy = use_ports(recording, fast, "only ports of the fabric between the nodes")
     least = min(port.rate_gbit_per_s or 0.0 for ports in fast.values() for _, port in ports)
     is_slower = all((port.rate_gbit_per_s or 0.0) < least for _, _, port in others)
     kind = "slower" if is_slower else " and ".join(sorted({port.link_layer or "other" for _, _, port in others}))
@@ -58,7 +57,7 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
         recording,
         [(port_at, _kind_and_rate(port_at[2])) for port_at in others],
         f"NCCL may use {these} together with the fast ones",
-        *([remedy] if remedy else []),
+        *use_ports(recording, fast, "only ports of the fabric between the nodes"),
         detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
         confidence=Confidence.POSSIBLE,
         reproduced_by=everybody(recording),
@@ -107,13 +106,12 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
         best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
         unneeded = not any(slow for _, slow in best.values())  # NCCL takes these and no others by itself
-        instead = None if unneeded else use_ports(recording, fast, "the fast ports that are up here")
         yield proved(
             (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
             title,
             (_devices_seen(recording, node) for node in group[:8]),
             unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
-            *([instead] if instead else []),
+            *(() if unneeded else use_ports(recording, fast, "the fast ports that are up here")),
             detail=detail,
             severity=Severity.ERROR if fatal else Severity.WARNING,
             reproduced_by=everybody(recording),
@@ -156,14 +154,13 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
     for (value, severity), hits in groups.items():
         nodes = {node for node, _, _ in hits}
         ports = {node.node: _named_and_extra(node.fact, value)[0] for node in users(recording) if node.node in nodes}
-        remedy = use_ports(recording, ports, "the names stand for themselves")
         yield port_draft(
             recording,
             [(port_at, _kind_and_rate(port_at[2])) for port_at in hits],
             f"{shown(HCA, value)} matches it too, though it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
             else f"{shown(HCA, value)} matches these too, though they are not named",
-            *([remedy] if remedy else []),
+            *use_ports(recording, ports, "the names stand for themselves"),
             detail="Without = before the first name, all are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,

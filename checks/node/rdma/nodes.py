@@ -183,12 +183,8 @@ def fast_and_others(ports: Sequence[tuple[Hca, Port]]) -> tuple[list[tuple[Hca, 
         rates[port.link_layer] = rates.get(port.link_layer, 0.0) + (port.rate_gbit_per_s or 0.0)
     kind = max(rates, key=lambda layer: rates[layer], default=None)
     most = max((port.rate_gbit_per_s or 0.0 for _, port in ports if port.link_layer == kind), default=0.0)
-    best: list[tuple[Hca, Port]] = []
-    others: list[tuple[Hca, Port]] = []
-    for hca, port in ports:
-        good = port.link_layer == kind and (port.rate_gbit_per_s or 0.0) >= most / 2
-        (best if good else others).append((hca, port))
-    return best, others
+    best = [(hca, port) for hca, port in ports if port.link_layer == kind and (port.rate_gbit_per_s or 0.0) >= most / 2]
+    return best, [port for port in ports if port not in best]
 
 
 def distance(fact: TopologyFact, gpu: str, names: set[str]) -> int:

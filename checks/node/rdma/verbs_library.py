@@ -24,7 +24,7 @@ _SYSTEM = (
 )
 _CONFIGURATION = "/etc/ld.so.conf.d"
 #: The kernel's driver of a device: the name that its driver has in user space.
-_PROVIDER = {
+PROVIDER_OF = {
     "mlx5_core": "mlx5",
     "mlx4_core": "mlx4",
     "bnxt_en": "bnxt_re",
@@ -50,11 +50,6 @@ def verbs_providers(ctx: Context, library: str | None) -> tuple[str, ...] | None
         return None
     files = [name for name in names_in(ctx, PROVIDERS) if name.endswith(".driver")]
     return tuple(name.removesuffix(".driver") for name in files)
-
-
-def provider_of(driver: str | None) -> str | None:
-    """The library's driver for a device that the kernel drives with this one; None where not known."""
-    return _PROVIDER.get(driver or "")
 
 
 def _folders(ctx: Context) -> Iterator[str]:

@@ -21,7 +21,7 @@ from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.settings.wording import printable, shown
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
-from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_culprit
+from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, host, name_list, node_culprit, on_hosts
 
 TIMEOUT, RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 DEFAULT_TIMEOUT, DEFAULT_RETRIES = 20, 7
@@ -100,9 +100,7 @@ def port_names(recording: Recording, hits: Sequence[Hit]) -> str:
         hosts = [host(recording, node) for node in next(iter(of_nodes))]
         return f"{name_list(list(nodes))} on {name_list(hosts)}"
     if len(hits) > NAMES_IN_A_SENTENCE:
-        hosts = list(dict.fromkeys(host(recording, node) for node, _, _ in hits))
-        named = hosts if len(hosts) <= NAMES_IN_A_SENTENCE else [f"{len(hosts)} nodes"]
-        return f"{len(hits)} RDMA ports on {name_list(named)}"
+        return on_hosts(recording, [(node, hca.name) for node, hca, _ in hits], "RDMA ports")
     return name_list([f"{port_name(hca, port)} on {host(recording, node)}" for node, hca, port in hits])
 
 
@@ -119,17 +117,19 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     )
 
 
-def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> Remedy | None:
-    """NCCL_IB_HCA with these ports of each node, None where a name cannot be written in it."""
+def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> tuple[Remedy, ...]:
+    """NCCL_IB_HCA with these ports of each node; nothing where a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
     return per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
 
 
-def per_node(recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str) -> Remedy | None:
-    """A setting, one for all nodes where one fits all; None where some node has none that fits."""
+def per_node(
+    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str
+) -> tuple[Remedy, ...]:
+    """A setting, one for all nodes where one fits all; nothing where some node has none that fits."""
     known = [value for value in values.values() if value is not None]
     if not known or len(known) < len(values):
-        return None
+        return ()
     alike = len(set(known)) == 1
     each = tuple(
         Setting(name=name, value=value, why=why, node=host(recording, node), node_rank=node)
@@ -138,11 +138,8 @@ def per_node(recording: Recording, name: str, values: Mapping[int, str | None], 
     same = f"Set {shown(name, known[0])}"
     if known[0].startswith("="):
         same = f'Set {name} to "{printable(known[0])}": the = in front means exact names'
-    return nccl.by_setting(
-        same if alike else f"Set {name} on each node to its own value",
-        *((Setting(name=name, value=known[0], why=why),) if alike else each),
-        cost=cost,
-    )
+    settings = (Setting(name=name, value=known[0], why=why),) if alike else each
+    return (nccl.by_setting(same if alike else f"Set {name} on each node to its own value", *settings, cost=cost),)
 
 
 USE_IPV6 = nccl.by_setting(

@@ -29,8 +29,6 @@ from ddp_doctor.model.rule import rules_in
 from ddp_doctor.parse import software
 from ddp_doctor.probing.kernel_files import names_in
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: Context) -> Software:
     """Read what is installed. Raises Failed where the helper script gives no answer."""

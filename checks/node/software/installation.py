@@ -21,7 +21,7 @@ from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Se
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.kernel_files import names_in, target_of
-from ddp_doctor.remedies.kinds import in_code, remedy
+from ddp_doctor.remedies.kinds import by_installation, in_code, remedy
 from ddp_doctor.views.software import folder_without_backends, hides_torch, of_the_job, with_gpus
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, name_list, node_culprit, node_names, of_nodes
@@ -30,13 +30,12 @@ from ddp_doctor.wording.nodes import by_cause, name_list, node_culprit, node_nam
 def reinstall(summary: str, *packages: str) -> Remedy:
     """Install these packages into the job's environment; without packages the words alone."""
     command = " ".join(("python -m pip install --force-reinstall", *packages))
-    return remedy(
+    return by_installation(
         summary,
         *((command,) if packages else ()),
         scope="job",
         cost="changes the environment of every job that uses it",
         undo="install the former version again",
-        untried="the doctor changes no installation",
     )
 
 
@@ -51,12 +50,7 @@ def cuda_build(driver: str) -> Remedy:
 
 def driver_upgrade(summary: str) -> Remedy:
     """A newer driver, which is the administrator's business."""
-    return remedy(
-        summary,
-        cost="the node must be drained",
-        undo="install the former driver again",
-        untried="the doctor changes no installation",
-    )
+    return by_installation(summary, cost="the node must be drained", undo="install the former driver again")
 
 
 def nccl_package(torch_cuda: str | None, version: str | None) -> Remedy:

@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import remedy
+from ddp_doctor.remedies.kinds import by_installation
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
 from ddp_doctor.wording.findings import finding, possible, proved
@@ -111,14 +111,13 @@ def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"{names} on {{who}} overwrite each other's libnccl.so.2",
             Evidence(text=f"{names} are installed; {written}", expected_from="the RECORD of each package"),
-            remedy(
+            by_installation(
                 f"Uninstall {' and '.join(wrong)}, then reinstall {pinned}",
                 f"python -m pip uninstall -y {' '.join(wrong)}",
                 f"python -m pip install --force-reinstall --no-deps {pinned}",
                 scope="job",
                 cost="changes the environment of every job that uses it; what asked for the other package loses it",
                 undo="install the other package again",
-                untried="the doctor changes no installation",
             ),
             confidence=Confidence.PROVED if there else Confidence.LIKELY,
             detail=f"torch's CUDA is {cuda}. The package that pip writes last wins, and removing one breaks both.",

@@ -17,7 +17,7 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 """
 
 from ddp_doctor.checks.node.topology import complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear
-from ddp_doctor.checks.node.topology.formats.cpus import cpu_family, cpu_model, cpu_vendor
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_kind
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyHangFact
@@ -48,8 +48,7 @@ def probe(ctx: Context) -> TopologyFact | TopologyHangFact:
     if isinstance(fact, TopologyHangFact):
         return fact
     settings = {name: ctx.env[name] for name in _SETTINGS if name in ctx.env}
-    cpu = {"cpu_vendor": cpu_vendor(ctx), "cpu_family": cpu_family(ctx), "cpu_model": cpu_model(ctx)}
-    return fact.model_copy(update={**cpu, "nccl_settings": settings})
+    return fact.model_copy(update={**cpu_kind(ctx), "nccl_settings": settings})
 
 
 CHECK = Check(

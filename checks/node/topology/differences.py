@@ -23,7 +23,6 @@ from ddp_doctor.views.reproducers import between, between_gpus
 from ddp_doctor.views.transports import Expected, Place, Used, first_trial_ended, log_of, only_p2p, places, used_within
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
-from ddp_doctor.wording.ranks import ranks_at
 
 
 @dataclass(frozen=True)
@@ -275,13 +274,7 @@ def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[
             yield likely(
                 of_nodes(recording, group),
                 "{who} are containers of one machine, but NCCL connects their GPUs over the network",
-                (
-                    Evidence(check="interfaces", text="they have one boot id"),
-                    *(
-                        Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
-                        for crossing in found[: wording.MOST_PAIRS]
-                    ),
-                ),
+                (Evidence(check="interfaces", text="they have one boot id"), *wording.crossings_seen(recording, found)),
                 wording.ONE_HOST_ID,
                 detail=f"NCCL takes them for different hosts: {why}.",
             )

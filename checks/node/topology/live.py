@@ -20,7 +20,7 @@ from itertools import combinations, product
 from pydantic import Field, field_validator
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, parse_matrix
-from ddp_doctor.facts.node.gpus import BusId, Gpu, sysfs_bus_id
+from ddp_doctor.facts.node.gpus import Gpu, sysfs_bus_id
 from ddp_doctor.facts.node.topology import (
     GpuNvlinks,
     Nvlink,
@@ -45,22 +45,13 @@ STATUSES = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "DR", 5: "NS"}
 UNKNOWN_STATUS = "U"
 
 
-class WiredGpu(Frozen):
+class WiredGpu(Gpu):
     """One GPU's place and links; None where NVML does not say."""
 
-    index: int
-    name: str | None = None
-    uuid: str | None = None
-    minor_number: int | None = None
-    bus_id: BusId | None = None
-    mig_enabled: bool | None = None
-    mig_uuids: tuple[str, ...] = ()
     cpu_affinity: str | None = None  # "" where none of its CPUs is ours
     numa_affinity: str | None = None
     gpu_numa_id: int | None = None
     nvlinks: tuple[Nvlink, ...] = ()
-    error: str | None = None
-    unavailable: dict[str, str] = Field(default_factory=dict)
 
     @property
     def column(self) -> str:
@@ -231,7 +222,6 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         raise Failed(str(error)) from None
     nics = {device.bus_id for device in bus.nics.values()}
     others = [device for device in pci_devices.net_devices(ctx) if device.bus_id not in nics]
-    gpus = tuple(Gpu.model_validate(dict(gpu)) for gpu in answer.ours())
     near_cpus = {name: pci_devices.near_cpus(ctx, device.bus_id) for name, device in bus.gpus.items()}
     own_lines = (line.partition(":") for line in (text_of(ctx, "/proc/self/status") or "").splitlines())
     allowed = (value.strip() for name, _, value in own_lines if name == "Cpus_allowed_list")
@@ -245,7 +235,7 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         mig_gpus=tuple(gpu.column for gpu in answer.ours() if gpu.mig_enabled),
         near_cpus={name: cpus for name, cpus in near_cpus.items() if cpus},
         allowed_cpus=next(allowed, None),
-        job_gpus=tuple(f"GPU{gpu.index}" for gpu in job_gpus(gpus, ctx.env)),
+        job_gpus=tuple(f"GPU{gpu.index}" for gpu in job_gpus(answer.ours(), ctx.env)),
     )
 
 

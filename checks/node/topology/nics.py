@@ -99,8 +99,7 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr; NVIDIA/nccl issues 465 and 1151 (CPUs are bad switches)
         and 1579 (SYS on GH200: 20 % faster); NERSC/podman-hpc issue 136 (PHB for all jobs, AMD EPYC)
     """
-    world = recording.world
-    if world is None or world.backend != "nccl" or world.nnodes < 2:
+    if not (recording.on_nccl and recording.several_nodes):
         return
     levels = [(place, _level_to_try(recording, place)) for place in places(recording)]
     wider = [(place, level, tuple(_gpus_gained(recording, place, level))) for place, level in levels if level]

@@ -205,15 +205,13 @@ def nvlink_errors(recording: Recording) -> Iterator[Draft]:
                 _counters(group[0].fact, links),
                 *((look_at_nvlinks(gpus),) if growing else ()),
                 confidence=Confidence.LIKELY if growing else Confidence.POSSIBLE,
-                detail=_WHY[growing],
+                detail="The link is losing data right now, and every GPU that waits for the data waits longer."
+                if growing
+                else "Counted since the driver was loaded; none came while the doctor looked.",
                 severity=asked_for(recording, Severity.WARNING if growing else Severity.INFO),
             )
 
 
-_WHY = {
-    True: "The link is losing data right now, and every GPU that waits for the data waits longer.",
-    False: "Counted since the driver was loaded; none came while the doctor looked.",
-}
 _Link = tuple[str, int]
 
 

@@ -12,7 +12,7 @@ from ddp_doctor.checks.node.topology.formats.gpu_tables import find_p2p_tables, 
 from ddp_doctor.checks.node.topology.formats.nccl_xml import find_nccl_topologies
 from ddp_doctor.checks.node.topology.formats.nvlink_table import find_nvlinks
 from ddp_doctor.checks.node.topology.formats.topo_matrix import TopologyError, find_matrices, refuse_binary, why_none
-from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact
+from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import CAPABILITY_NAMES
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
@@ -40,56 +40,22 @@ class Found:
     unsure: str | None = None
 
 
-#: Raises TopologyError as well, where it cannot go on.
-Reader = Callable[[Sequence[str]], Iterable[Found | TopologyError]]
+def _found(lines: range, fact: Fact | TopologyMatrix) -> Found:
+    if isinstance(fact, TopologyMatrix):
+        unsure = "; ".join(fact.warnings) if fact.unknown_links() else None
+        topology = fact if isinstance(fact, TopologyFact) else TopologyFact(**dict(fact))
+        return Found(lines, topology, TopologyFact.KIND, frozenset(fact.gpus), unsure)
+    if isinstance(fact, P2pStatusFact):
+        return Found(lines, fact, f"{fact.KIND} {fact.capability}", frozenset(fact.gpus))
+    if isinstance(fact, RocmTopologyFact):
+        return Found(lines, fact, fact.KIND, frozenset(fact.gpus), _NO_AMD)
+    return Found(lines, fact, fact.KIND)
 
 
-def _matrices(lines: Sequence[str]) -> Iterable[Found | TopologyError]:
-    for found in find_matrices(lines):
-        if isinstance(found, TopologyError):
-            yield found
-            continue
-        at, matrix = found
-        unsure = "; ".join(matrix.warnings) if matrix.unknown_links() else None
-        yield Found(at, TopologyFact(**dict(matrix)), TopologyFact.KIND, frozenset(matrix.gpus), unsure=unsure)
-
-
-def _p2p_tables(lines: Sequence[str]) -> Iterable[Found]:
-    for at, table in find_p2p_tables(lines):
-        yield Found(at, table, f"{P2pStatusFact.KIND} {table.capability}", frozenset(table.gpus))
-
-
-def _nvlinks(lines: Sequence[str]) -> Iterable[Found]:
-    for at, links in find_nvlinks(lines):
-        yield Found(at, links, NvlinksFact.KIND)
-
-
-def _rocm_topologies(lines: Sequence[str]) -> Iterable[Found]:
-    for at, tables in find_rocm_topologies(lines):
-        yield Found(at, tables, RocmTopologyFact.KIND, frozenset(tables.gpus), unsure=_NO_AMD)
-
-
-def _nccl_files(lines: Sequence[str]) -> Iterable[Found]:
-    for at, host in find_nccl_topologies(lines):
-        gpus = frozenset(host.matrix.gpus)
-        if host.amd:
-            fact: Fact = RocmTopologyFact(
-                gpus=host.matrix.gpus, link_type=host.amd_links(), numa_node=host.numa_nodes()
-            )
-            yield Found(at, fact, RocmTopologyFact.KIND, gpus, unsure=_NO_AMD)
-            continue
-        fact = TopologyFact(
-            **dict(host.matrix),
-            cpu_vendor=host.cpu_vendor,
-            source="nccl-xml",
-            pci=host.pci,
-            nvlink_told=host.nvlink_told,
-        )
-        yield Found(at, fact, TopologyFact.KIND, gpus)
-
-
+#: Finds outputs of a kind, and why others are refused; raises TopologyError as well, where it cannot go on.
+Reader = Callable[[Sequence[str]], Iterable[tuple[range, Fact | TopologyMatrix] | TopologyError]]
 #: A reader does not see the lines that one before it took: the tables of -p2p look much like a matrix.
-READERS: tuple[Reader, ...] = (_nccl_files, _p2p_tables, _nvlinks, _rocm_topologies, _matrices)
+READERS: tuple[Reader, ...] = (find_nccl_topologies, find_p2p_tables, find_nvlinks, find_rocm_topologies, find_matrices)
 
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
@@ -130,7 +96,7 @@ def _taken_and_first_refused(reader: Reader, lines: Sequence[str]) -> tuple[list
             if isinstance(output, TopologyError):
                 refused.append(output)
             else:
-                taken.append(output)
+                taken.append(_found(*output))
         if next(outputs, None) is not None:
             return [], TopologyError(f"the text holds more than {_MOST_OUTPUTS} outputs of one kind")
     except TopologyError as error:

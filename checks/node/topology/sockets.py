@@ -27,7 +27,6 @@ from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
 from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culprit, node_culprits, node_names
-from ddp_doctor.wording.ranks import ranks_at
 
 
 @rule(
@@ -45,8 +44,8 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
         width and generation under load, NVLink errors, clocks, and ACS on the bridges.
     See: NCCL src/graph/topo.h: the constants; nccl-tests, doc/PERFORMANCE.md: bus bandwidth
     """
-    world, measured = recording.world, best_of_large(recording)
-    if world is None or world.nnodes > 1 or world.backend != "nccl" or measured is None:
+    measured = best_of_large(recording)
+    if recording.several_nodes or not recording.on_nccl or measured is None:
         return
     for place in places(recording) if each_has_a_whole_gpu(recording) else ():
         slowest = _slowest_link(recording, place)
@@ -58,14 +57,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
             (node_culprit(recording, place.seen.node),),
             f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
             f" than a third of what its slowest link should carry ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
-            Evidence(
-                check="allreduce",
-                text=f"bus bandwidth at {measured.size_bytes >> 20} MiB, slowest rank",
-                value=round(measured.busbw_gb_per_s, 3),
-                unit="GB/s",
-                expected=slowest.rate_gb_per_s,
-                expected_from=f"NCCL's own constants for {pair}, {slowest.code}",
-            ),
+            _bus_bandwidth(measured, slowest.rate_gb_per_s, f"NCCL's own constants for {pair}, {slowest.code}"),
             *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
             remedy(
                 "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
@@ -103,6 +95,17 @@ def best_of_large(recording: Recording) -> SizeResult | None:
     )
     slowest = [min(results, key=lambda result: result.busbw_gb_per_s) for results in by_size.values()]
     return max(slowest, key=lambda result: result.busbw_gb_per_s, default=None)
+
+
+def _bus_bandwidth(best: SizeResult, expected: float | None, expected_from: str) -> Evidence:
+    return Evidence(
+        check="allreduce",
+        text=f"bus bandwidth at {best.size_bytes >> 20} MiB, slowest rank",
+        value=round(best.busbw_gb_per_s, 3),
+        unit="GB/s",
+        expected=expected,
+        expected_from=expected_from,
+    )
 
 
 _SOCKET = re.compile(r" via NET/Socket/")
@@ -145,10 +148,7 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
                 Evidence(
                     check="rdma", text=f"active on {host(recording, nodes[0])}: {_names(ports)}{_printed_rates(ports)}"
                 ),
-                *(
-                    Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
-                    for crossing in group[: wording.MOST_PAIRS]
-                ),
+                *wording.crossings_seen(recording, group),
             ),
             wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
@@ -200,10 +200,18 @@ def _file_origins(recording: Recording, name: str, nodes: Container[int]) -> Ite
 def _price(recording: Recording, node: FactAt[RdmaFact]) -> str:
     """What one port carries beside what the interface does that NCCL then takes."""
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in node.fact.candidates()), default=0.0)
-    interfaces = next(iter(recording.at(InterfacesFact, node.node)), None)
-    name = chosen(interfaces, "nccl").interface if interfaces else None
-    speeds = {interface.name: interface.speed_mbps for interface in interfaces.interfaces} if interfaces else {}
-    return wording.price(fast / 8 or None, network(speeds.get(name or "")))
+    return wording.price(fast / 8 or None, network(_interface_mbps(recording, node.node)))
+
+
+def _interface_mbps(recording: Recording, node: int) -> int | None:
+    """The speed of the interface that NCCL takes for TCP, as far as it is known."""
+    speeds = (
+        interface.speed_mbps
+        for fact in recording.at(InterfacesFact, node)
+        for interface in fact.interfaces
+        if interface.name == chosen(fact, "nccl").interface
+    )
+    return next(speeds, None)
 
 
 def _names(ports: Sequence[tuple[Hca, Port]]) -> str:
@@ -228,8 +236,8 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread: 2 x 8 on AWS, 4 x 1 on Google Cloud, else one
         NCCL user guide, NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD: 4 for generic networks of 100 Gbit/s
     """
-    world, best = recording.world, best_of_large(recording)
-    if world is None or world.nnodes < 2 or best is None:
+    best = best_of_large(recording)
+    if not recording.several_nodes or best is None:
         return
     slow = {
         node: rate for node in nodes_whose_log_has(recording, _SOCKET) if (rate := _interface_rate(recording, node))
@@ -244,14 +252,7 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
         f"NCCL uses a single TCP connection on {hosts(recording, nodes)}:"
         f" all-reduce reaches {best.busbw_gb_per_s:.3g} GB/s, the interface carries {least:.3g} GB/s",
         (
-            Evidence(
-                check="allreduce",
-                text=f"bus bandwidth at {best.size_bytes >> 20} MiB, slowest rank",
-                value=round(best.busbw_gb_per_s, 3),
-                unit="GB/s",
-                expected=least,
-                expected_from="the speed of the interface that NCCL takes",
-            ),
+            _bus_bandwidth(best, least, "the speed of the interface that NCCL takes"),
             Evidence(text="NCCL's log: NET/Socket, without further threads and sockets"),
             *cluster_evidence(recording, nodes[0]),
         ),
@@ -275,9 +276,7 @@ def _interface_rate(recording: Recording, node: int) -> float | None:
         crossing.transport.network and crossing.transport.network[0] == "Socket"
         for crossing in crossings(recording, node)
     )
-    fact = next(iter(recording.at(InterfacesFact, node)), None)
-    if several or not plain or fact is None or (rdma is not None and rdma.chosen()):
+    if several or not plain or (rdma is not None and rdma.chosen()):
         return None
-    speeds = {interface.name: interface.speed_mbps for interface in fact.interfaces}
-    speed = speeds.get(chosen(fact, "nccl").interface or "")
+    speed = _interface_mbps(recording, node)
     return network(speed) if speed is not None and speed >= FAST_ETHERNET_MBPS else None

@@ -1,13 +1,15 @@
 """How the rules about paths name hosts, GPUs and rates, and the remedies for a path that is not taken."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ddp_doctor.model.finding import Culprit, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Culprit, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.views.network import Crossing
 from ddp_doctor.wording.nodes import first_names, node_names
+from ddp_doctor.wording.ranks import ranks_at
 
 
 def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
@@ -40,6 +42,12 @@ MOST_PAIRS = 6
 def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
     """ "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
     return first_names(["-".join(pair) for pair in dict.fromkeys(pairs)], MOST_PAIRS)
+
+
+def crossings_seen(recording: Recording, crossings: Sequence[Crossing]) -> Iterator[Evidence]:
+    """What NCCL's log says of the first of them."""
+    for crossing in crossings[:MOST_PAIRS]:
+        yield Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
 
 
 def rate(gb_per_s: float | None) -> str:

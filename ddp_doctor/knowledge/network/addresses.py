@@ -35,8 +35,17 @@ def address_of(with_prefix: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether the address means the host itself, on every host."""
-    return ipaddress.ip_address(address).is_loopback
+    """Whether the address means the host itself, on every host; what is none, as a name, does not."""
+    try:
+        return plain_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address without its zone; an IPv4 one that a socket of both families shows as ``::ffff:10.0.0.1`` as such."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 def is_own_bridge(interface: str) -> bool:

@@ -13,8 +13,7 @@ from collections import deque
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import text_of
 
-_LIST = re.compile(r"\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*")
-
+_LIST = re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12})?(?:,[0-9]{1,12}(?:-[0-9]{1,12})?)*")
 #: Every other one of 8192 CPUs.
 _LONGEST = 20_000
 
@@ -41,28 +40,22 @@ def share_a_cpu(cpus: str, others: str) -> bool | None:
     return False
 
 
-def cpu_vendor(ctx: Context) -> str | None:
-    """The vendor as printed, "ARM" for 64-bit Arm, None where it is unknown."""
-    fields = _fields(ctx)
-    # Arm prints its implementer in place of a vendor.
-    return fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None)
+def cpu_kind(ctx: Context) -> dict[str, str | int | None]:
+    """Vendor, family and model as the kernel prints them, by the fields of the fact; None where one is not known.
 
-
-def cpu_family(ctx: Context) -> int | None:
-    """The number of the family: 25 is AMD's Zen 3 and 4."""
-    return _number(_fields(ctx).get("cpu family", ""))
-
-
-def cpu_model(ctx: Context) -> int | None:
-    """The number of the model within family 6, which is that of Intel's; None for other families."""
-    return _number(_fields(ctx).get("model", "")) if cpu_family(ctx) == 6 else None
+    The vendor is "ARM" for 64-bit Arm, which prints its implementer in place of one. The model is a number within
+    family 6, which is that of Intel's; None for other families.
+    """
+    lines = (text_of(ctx, "/proc/cpuinfo") or "").splitlines()
+    # All processors in one: they are of one kind.
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    family = _number(fields.get("cpu family", ""))
+    return {
+        "cpu_vendor": fields.get("vendor_id") or ("ARM" if "CPU implementer" in fields else None),
+        "cpu_family": family,
+        "cpu_model": _number(fields.get("model", "")) if family == 6 else None,
+    }
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 4 else None
-
-
-def _fields(ctx: Context) -> dict[str, str]:
-    """All processors in one: they are of one kind."""
-    lines = (text_of(ctx, "/proc/cpuinfo") or "").splitlines()
-    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

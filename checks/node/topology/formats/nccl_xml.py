@@ -33,7 +33,7 @@ from xml.parsers import expat
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic_names
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
-from ddp_doctor.facts.node.topology import PciDevice, TopologyMatrix
+from ddp_doctor.facts.node.topology import PciDevice, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.parse.pci import is_bus_id, link_code
 from ddp_doctor.wording.nodes import first_names
@@ -121,32 +121,7 @@ _LONGEST_LINE_SEARCHED = 100_000
 _VENDOR_OF_ARCH = {"arm64": "ARM"}
 
 
-@dataclass(frozen=True)
-class NcclTopology:
-    """One host of a file. ``amd`` where its GPUs are AMD's; ``xgmi`` are then the pairs that XGMI joins.
-
-    ``nvlink_told`` is False for files that name GPUs without what NCCL found out about them.
-    """
-
-    matrix: TopologyMatrix
-    pci: tuple[PciDevice, ...]
-    cpu_vendor: str | None
-    nvlink_told: bool
-    amd: bool
-    xgmi: frozenset[tuple[str, str]]
-
-    def amd_links(self) -> dict[str, dict[str, str]]:
-        """What rocm-smi calls the way between two GPUs."""
-        gpus = self.matrix.gpus
-        return {gpu: {two: "XGMI" if (gpu, two) in self.xgmi else "PCIE" for two in gpus if two != gpu} for gpu in gpus}
-
-    def numa_nodes(self) -> dict[str, int]:
-        """The NUMA node of each GPU that has one."""
-        gpus = [device for device in self.pci if device.kind == "gpu"]
-        return {device.name: device.numa_node for device in gpus if device.numa_node is not None}
-
-
-def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopology]]:
+def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, TopologyFact | RocmTopologyFact]]:
     """The files in plain lines, each host of theirs with the lines of its file. Raises TopologyError."""
     at = 0
     while at < len(lines):
@@ -165,7 +140,7 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, NcclTopo
         at = end
 
 
-def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
+def _hosts(text: str, first_line: int) -> Iterator[TopologyFact | RocmTopologyFact]:
     system = parse_xml(text, first_line)
     if system.get("version") not in _VERSIONS:
         reason = f"version {system.get('version')[:20]!a} of NCCL's topology file is not known"
@@ -174,7 +149,7 @@ def _hosts(text: str, first_line: int) -> Iterator[NcclTopology]:
     if not cpus:
         raise TopologyError("the topology file holds no cpu", system.line)
     for alike in cpus.values():
-        yield _Host(alike).topology()
+        yield _Host(alike).fact()
 
 
 @dataclass
@@ -198,7 +173,7 @@ class _Host:
     unknown: list[Tag] = field(default_factory=list)
     places: dict[str, Tag] = field(default_factory=dict)
 
-    def topology(self) -> NcclTopology:
+    def fact(self) -> TopologyFact | RocmTopologyFact:
         for cpu in self.cpus:
             for pci in cpu.named("pci"):
                 self._add(pci, cpu, ())
@@ -206,20 +181,7 @@ class _Host:
             tag = next(iter(self.unknown), self.cpus[0])
             raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
         gpus = self._named_gpus()
-        nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
-        vendors = {cpu.get("vendor") or _VENDOR_OF_ARCH.get(cpu.get("arch"), "") for cpu in self.cpus}
-        vendor = vendors.pop() if len(vendors) == 1 else ""
-        joined = (
-            (gpu.device.name, two.device.name) for gpu, two in permutations(gpus, 2) if two.device.bus_id in gpu.links
-        )
-        return NcclTopology(
-            matrix=self._matrix(gpus, nics),
-            pci=(*(gpu.device for gpu in gpus), *nics, *self.nets),
-            cpu_vendor=vendor if re.fullmatch(r"[A-Za-z ]{1,20}", vendor) else None,
-            nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
-            amd=any(gpu.amd for gpu in gpus),
-            xgmi=frozenset(joined) if any(gpu.amd for gpu in gpus) else frozenset(),
-        )
+        return _of_amd(gpus) if any(gpu.amd for gpu in gpus) else self._topology(gpus)
 
     # --- the tree --------------------------------------------------------------------------------
 
@@ -260,7 +222,8 @@ class _Host:
 
     # --- the matrix ------------------------------------------------------------------------------
 
-    def _matrix(self, gpus: Sequence[_Gpu], nics: Sequence[PciDevice]) -> TopologyMatrix:
+    def _topology(self, gpus: Sequence[_Gpu]) -> TopologyFact:
+        nics = [device.model_copy(update={"name": f"NIC{at}"}) for at, (device, _) in enumerate(self.nics)]
         columns = [*(gpu.device for gpu in gpus), *nics]
         links = {
             column.name: {two.name: link_code(column, two) for two in columns if two is not column}
@@ -269,13 +232,15 @@ class _Host:
         for gpu, peer in permutations(gpus, 2):  # NVLinks of the first that lead to the other, or with it to NVSwitch
             through_switch = min(gpu.links.get("switch", 0), peer.links.get("switch", 0))
             count = gpu.links.get(peer.device.bus_id, 0) or through_switch
-            if count and not gpu.amd:
+            if count:
                 links[gpu.device.name][peer.device.name] = f"NV{count}"
         legend = [(nic.name, name) for nic, (_, name) in zip(nics, self.nics, strict=True) if name]
         named, warnings = nic_names([column for column, _ in legend], legend)
         masks = {cpu.get("numaid"): _cpus(cpu.get("affinity")) for cpu in self.cpus}
         nodes = {gpu.device.name: str(gpu.device.numa_node) for gpu in gpus}
-        return TopologyMatrix(
+        vendors = {cpu.get("vendor") or _VENDOR_OF_ARCH.get(cpu.get("arch"), "") for cpu in self.cpus}
+        vendor = vendors.pop() if len(vendors) == 1 else ""
+        return TopologyFact(
             gpus=tuple(gpu.device.name for gpu in gpus),
             nics={nic.name: named.get(nic.name, nic.name) for nic in nics},
             links=links,
@@ -283,6 +248,11 @@ class _Host:
             numa_affinity={name: "N/A" if node.startswith("-") else node for name, node in nodes.items()},
             gpu_numa_id=dict.fromkeys(nodes),
             warnings=(*self._doubts(gpus), *warnings, *asymmetries(list(links), links)),
+            cpu_vendor=vendor if re.fullmatch(r"[A-Za-z ]{1,20}", vendor) else None,
+            source="nccl-xml",
+            pci=(*columns, *self.nets),
+            # Not told of GPUs without what NCCL found out about them.
+            nvlink_told=any(gpu.dev is not None for gpu in gpus) and not _to_themselves(gpus),
         )
 
     def _doubts(self, gpus: Sequence[_Gpu]) -> Iterator[str]:
@@ -292,6 +262,21 @@ class _Host:
             yield f"PCI devices without a class are left out: {_some(tag.get('busid') for tag in self.unknown)}"
         if own := _to_themselves(gpus):
             yield f"NVLinks lead from a GPU to itself, so it is not known which they join: {_some(own)}"
+
+
+def _of_amd(gpus: Sequence[_Gpu]) -> RocmTopologyFact:
+    """What rocm-smi tells of such GPUs."""
+    devices = [gpu.device for gpu in gpus]
+    return RocmTopologyFact(
+        gpus=tuple(device.name for device in devices),
+        link_type={
+            gpu.device.name: {
+                two.name: "XGMI" if two.bus_id in gpu.links else "PCIE" for two in devices if two is not gpu.device
+            }
+            for gpu in gpus
+        },
+        numa_node={device.name: device.numa_node for device in devices if device.numa_node is not None},
+    )
 
 
 def _device(

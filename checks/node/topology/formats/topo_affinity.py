@@ -18,16 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_ranges, share_a_cpu
+
 CPU, NUMA, GPU_NUMA = "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
 
-_LIST = re.compile(r"[0-9]{1,12}(?:-[0-9]{1,12})?(?:,[0-9]{1,12}(?:-[0-9]{1,12})?)*")
 _ONE_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _NONE = "N/A"
 #: Tabs after the first affinity field -> column, where a cell is not N/A, and where it is.
 _FIELDS = {0: CPU, 1: NUMA, 3: GPU_NUMA, 4: GPU_NUMA}
 _FIELDS_OF_NONE = {**_FIELDS, 2: NUMA}
-#: Every other one of 8192 CPUs.
-_LONGEST_LIST = 20_000
 #: A longer run of digits and commas is not worth splitting: it is cut or damaged.
 _LONGEST_GLUED = 200
 
@@ -120,8 +119,8 @@ def _valid(title: str, text: str) -> bool:
         return True
     if title == GPU_NUMA:
         return _ONE_NUMBER.fullmatch(text) is not None
-    is_list = len(text) <= _LONGEST_LIST and _LIST.fullmatch(text) is not None
-    return is_list and all(low <= high for low, high in cpu_ranges(text))
+    ranges = cpu_ranges(text)
+    return ranges is not None and all(low <= high for low, high in ranges)
 
 
 def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]]) -> dict[str, str] | None:
@@ -139,18 +138,7 @@ def _split(tail: Tail, titles: Sequence[str], read: Sequence[Mapping[str, str]])
 
 
 def _equal_or_apart(cpus: str, known: Sequence[str]) -> bool:
-    if cpus == _NONE:
-        return True
-    return all(
-        other_cpus == cpus or not any(a <= d and c <= b for a, b in cpu_ranges(cpus) for c, d in cpu_ranges(other_cpus))
-        for other_cpus in known
-    )
-
-
-def cpu_ranges(cpus: str) -> list[tuple[int, int]]:
-    """The first and last CPU of each part of a list such as ``0-31,64``."""
-    pairs = [part.split("-") for part in cpus.split(",")]
-    return [(int(pair[0]), int(pair[-1])) for pair in pairs]
+    return cpus == _NONE or all(cpus == others or share_a_cpu(cpus, others) is False for others in known)
 
 
 def _ways(cells: Sequence[str], titles: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -173,7 +161,7 @@ def _valid_glued(title: str, text: str) -> bool:
         return True
     if title != CPU:
         return _ONE_NUMBER.fullmatch(text) is not None
-    if _LIST.fullmatch(text) is None:
+    if cpu_ranges(text) is None:
         return False
     numbers = [int(number) for number in re.split("[-,]", text)]
     return all(number < following for number, following in pairwise(numbers))

@@ -29,7 +29,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Unclear, cpu_ranges, read_tails
+from ddp_doctor.checks.node.topology.formats.cpus import cpu_ranges
+from ddp_doctor.checks.node.topology.formats.topo_affinity import CPU, GPU_NUMA, NUMA, Unclear, read_tails
 from ddp_doctor.checks.node.topology.formats.topo_rows import DEVICE, GPU, Block, TopologyError, read_blocks
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.knowledge.topology.link_codes import NUMBERED
@@ -242,7 +243,7 @@ def _odd_cpus(cells: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     for gpu, row in cells.items():
         if row.get(CPU, "N/A") != "N/A":
             lists.setdefault(row[CPU], gpu)
-    spans = sorted((low, high, gpu) for cpus, gpu in lists.items() for low, high in cpu_ranges(cpus))
+    spans = sorted((low, high, gpu) for cpus, gpu in lists.items() for low, high in cpu_ranges(cpus) or ())
     for gpu, cpu in {gpu: high for _, high, gpu in sorted(spans, key=lambda span: span[1])}.items():
         if cpu > _MOST_CPUS:
             yield f"the CPU list of {gpu} names CPU {cpu}, which no machine has"
