@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import calls, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.user_model import LocalPass, UserModel
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
@@ -11,7 +10,9 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import rank_of
+from ddp_doctor.wording.user_model import calls, code, facts, minority, names, none_expected, on_ranks
 
+_Passes = list[tuple[FactAt[UserModel], LocalPass]]
 _FIND_UNUSED = in_model_code(
     "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
     cost="A walk over the graph in each step, and buckets in the order of construction",
@@ -35,27 +36,20 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         return
     fact = ranks[0].fact
     local = next(local for local in fact.local if local.unused_everywhere.count)
+    unused, get = local.unused_everywhere, "gets" if local.unused_everywhere.count == 1 else "get"
     is_harmless = fact.finds_unused or fact.sharded is not None
     yield proved(
-        (code(name) for name in local.unused_everywhere.names[:8]),
-        f"{names(local.unused_everywhere)} of {fact.model} {_get(local.unused_everywhere.count)} no gradient"
-        + ("" if is_harmless else ": DDP fails in the second step"),
-        Evidence(
-            text="parameters without a gradient",
-            value=float(local.unused_everywhere.count),
-            expected=0.0,
-            expected_from="what " + ("is trained" if fact.sharded else "DDP waits for"),
+        code(*unused.names[:8]),
+        f"{names(unused)} of {fact.model} {get} no gradient{'' if is_harmless else ': DDP fails in the second step'}",
+        none_expected(
+            "parameters without a gradient", unused.count, "what is trained" if fact.sharded else "what DDP waits for"
         ),
         in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
         *(() if is_harmless else (_FIND_UNUSED,)),
-        detail=f"Unused with batch {local.step} on every rank, {local.unused_everywhere.count} of {fact.trainable}"
+        detail=f"Unused with batch {local.step} on every rank, {unused.count} of {fact.trainable}"
         " trainable parameters.",
         severity=Severity.INFO if is_harmless else None,
     )
-
-
-def _get(count: int) -> str:
-    return "gets" if count == 1 else "get"
 
 
 @rule("DD776", "user-model-takes-unequal-graphs", Severity.ERROR, UserModel)
@@ -79,11 +73,7 @@ def unequal_graphs(recording: Recording) -> Iterator[Draft]:
             return
 
 
-def _unequal(
-    recording: Recording,
-    of_step: list[tuple[FactAt[UserModel], LocalPass]],
-    lacking: list[tuple[FactAt[UserModel], LocalPass]],
-) -> Draft:
+def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
     parted = [(rank, local.parting) for rank, local in of_step if local.parting is not None]
     apart = [rank for rank, _ in parted] or [rank for rank, _ in lacking]
     fact, local = lacking[0][0].fact, lacking[0][1]
@@ -96,12 +86,10 @@ def _unequal(
         reason = f"; rank {rank_of(rank)} {calls(first.here)} where rank {first.peer} {calls(first.there)}"
     elif frozen:
         reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
-    sure = 2 * len(apart) < fact.world_size
-    called = [call for _, parting in parted for call in (parting.here, parting.there) if call is not None]
-    lines = [code(called[0].where)] if called and called[0].where else []
+    called = [call.where for _, parting in parted for call in (parting.here, parting.there) if call is not None]
     return proved(
-        (*(culprits(recording, apart) if sure else ()), *lines),
-        f"{names(local.unused)} of {fact.model} {_get(local.unused.count)} no gradient on"
+        (*minority(recording, apart), *code(*called[:1])),
+        f"{names(local.unused)} of {fact.model} {'gets' if local.unused.count == 1 else 'get'} no gradient on"
         f" {_where(recording, lacking)}{reason}",
         tuple(
             Evidence(
@@ -128,7 +116,7 @@ def _unequal(
     )
 
 
-def _where(recording: Recording, lacking: list[tuple[FactAt[UserModel], LocalPass]]) -> str:
+def _where(recording: Recording, lacking: _Passes) -> str:
     """The ranks that lack the same parameters as the first one, then the ranks that lack others."""
     first = lacking[0][1].unused
     same = [rank for rank, here in lacking if here.unused == first]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.base import grouped
@@ -14,6 +13,7 @@ from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_of
+from ddp_doctor.wording.user_model import at, code, culprits, facts, minority, names, none_expected, on_ranks
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
@@ -37,7 +37,7 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     parameters = list(dict.fromkeys(gradient.parameter for here in ranks for gradient in here.fact.off))
     is_own = first.got is not None and first.got == first.own
     yield likely(
-        (*culprits(recording, ranks), *(code(name) for name in parameters[:8])),
+        (*culprits(recording, ranks), *code(*parameters[:8])),
         f"DDP gives a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of {fact.model} on"
         f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is not their mean'}",
         Evidence(
@@ -58,10 +58,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
         return
     (first, unknown), ranks = found[0], list({rank_of(rank): rank for rank, _ in found}.values())
     yield proved(
-        (
-            *(culprits(recording, ranks) if 2 * len(ranks) < first.fact.world_size else ()),
-            *(code(name) for name in unknown.names[:8]),
-        ),
+        (*minority(recording, ranks), *code(*unknown.names[:8])),
         f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
         f" on {on_ranks(recording, ranks)}",
         (
@@ -92,17 +89,11 @@ def drift(recording: Recording) -> Iterator[Draft]:
     if not ranks:
         return
     fact = ranks[0].fact
-    odd = culprits(recording, ranks) if 2 * len(ranks) < fact.world_size else ()  # else perhaps the first is off
     yield likely(
-        (*odd, *(code(name) for name in fact.drifted.names[:8])),
+        (*minority(recording, ranks), *code(*fact.drifted.names[:8])),
         f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
         " on the first rank",
-        Evidence(
-            text="parameters that differ",
-            value=float(fact.drifted.count),
-            expected=0.0,
-            expected_from="the first rank's",
-        ),
+        none_expected("parameters that differ", fact.drifted.count, "the first rank's"),
         in_model_code("Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"),
         detail="Their gradients were the mean within rounding.",
     )
@@ -234,9 +225,8 @@ def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt
     far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
     ranks, where = far or off, "other hardware or libraries there"
     worst = max(ranks, key=lambda rank: _apart(rank.fact, peer.fact))
-    is_sure = far and 2 * len(far) < peer.fact.world_size
     return likely(
-        culprits(recording, far) if is_sure else NOBODY,
+        minority(recording, far) if far else NOBODY,
         f"{peer.fact.model} gives another loss on {on_ranks(recording, ranks)} than on"
         f" {on_ranks(recording, [peer])} for the same batch, seed and parameters"
         + ("" if far else ", by rounding alone"),
@@ -263,12 +253,8 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
     hooks = sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)
     hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
-    is_sure = 2 * len(apart) < first.fact.world_size
     return likely(
-        (
-            *(culprits(recording, apart) if is_sure else ()),
-            *(code(where) for where in dict.fromkeys(where for _, _, where in hooks[:4] if where)),
-        ),
+        (*minority(recording, apart), *code(*dict.fromkeys(where for _, _, where in hooks[:4]))),
         f"{first.fact.model} gives another gradient of {names(first.fact.apart)} on {on_ranks(recording, apart)}"
         f" than on {on_ranks(recording, [peer])} for the same batch, seed and parameters{hook}",
         (
