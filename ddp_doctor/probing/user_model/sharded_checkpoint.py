@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ def save_and_load(ctx: RankContext, model: Any, optimizer: Any, parameters: Mapp
 def _in(ctx: RankContext, folder: Path, model: Any, optimizer: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
     known: Any = checkpoint  # it exports its functions without a word to type checkers
@@ -62,6 +62,10 @@ def _in(ctx: RankContext, folder: Path, model: Any, optimizer: Any, parameters: 
     def give() -> None:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
+    def run(name: str, part: Callable[[], object]) -> None:
+        with ctx.step("checkpoint", name):
+            part()
+
     parts: tuple[tuple[str, Callable[[], object]], ...] = (
         ("get_state_dict", take),
         ("save", lambda: known.save(state, checkpoint_id=folder / "saved", process_group=ctx.group)),
@@ -71,13 +75,8 @@ def _in(ctx: RankContext, folder: Path, model: Any, optimizer: Any, parameters: 
         ("set_state_dict", give),
     )
     for name, part in parts:
-        error = ""
-        try:
-            with ctx.step("checkpoint", name):
-                part()
-        except (Exception, CheckpointException) as raised:  # noqa: BLE001 - torch gathers whatever the ranks raised
-            error = f"{name}: {checkpoints.error_text(raised)}"
-        if error := checkpoints.first_reason(ctx, f"checkpoint, {name}", error):
+        error = checkpoints.failure(partial(run, name, part))
+        if error := checkpoints.first_reason(ctx, f"checkpoint, {name}", error and f"{name}: {error}"):
             return {"save_trouble": error}
     found = read(list(parameters.values()))
     pairs = zip(parameters, wanted, found, strict=True)
