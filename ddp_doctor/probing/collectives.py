@@ -291,8 +291,8 @@ class _Expected(NamedTuple):
         return 1 + index if largest < 1 << payload.EXACT_BITS[self.case.dtype] else 1
 
 
-def is_repeatable(ctx: RankContext, row: Collective) -> bool:
-    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32."""
+def is_repeatable(ctx: RankContext, row: Collective, detail: str = f"float32 sum [{ELEMENTS}]") -> bool:
+    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32. ``detail`` is the step's."""
     import torch
 
     results = []
@@ -300,7 +300,7 @@ def is_repeatable(ctx: RankContext, row: Collective) -> bool:
         call = Call(ctx, row, "float32", ELEMENTS)
         generator = torch.Generator().manual_seed(1000 + ctx.group_rank)
         call.given.copy_(torch.rand(call.given.shape, generator=generator))
-        with ctx.step(row.name, f"float32 sum [{ELEMENTS}]"):
+        with ctx.step(row.name, detail):
             call.run()
             finish(ctx.device)
         results.append(call.result)
