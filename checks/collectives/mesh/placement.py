@@ -80,13 +80,6 @@ def _busbw(recording: Recording, axis: Axis) -> Mapping[str, float]:
     return {name: mean(of_name) for name, of_name in rates.items()}
 
 
-def _in_order(mesh: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The same axes, those of known names from the one that sends least often inwards; the others stay in place."""
-    known = [axis for axis in mesh if depth(axis.name) is not None]
-    ordered = iter(sorted(known, key=_depth))
-    return tuple(next(ordered) if axis in known else axis for axis in mesh)
-
-
 def _depth(axis: Axis) -> int:
     """Of an axis of a known name."""
     return depth(axis.name) or 0
@@ -109,10 +102,12 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
     mesh, world = _mesh(recording), recording.world
     if world is None:
         return
-    better = _in_order(mesh)
-    known = sorted((axis for axis in mesh if axis.size > 1 and depth(axis.name) is not None), key=_depth)
-    reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in known}
-    for heavy, light in combinations(reversed(known), 2):
+    known = sorted((axis for axis in mesh if depth(axis.name) is not None), key=_depth)
+    inwards = iter(known)  # axes of other names stay in place
+    better = tuple(next(inwards) if axis in known else axis for axis in mesh)
+    wide = [axis for axis in known if axis.size > 1]
+    reaches = {axis: _reach(recording, world, groups_of(mesh, axis)) for axis in wide}
+    for heavy, light in combinations(reversed(wide), 2):
         now, then = reaches[heavy], _reach(recording, world, groups_of(better, heavy))
         if _depth(heavy) == _depth(light) or now[:2] <= max(reaches[light][:2], then[:2]):
             continue

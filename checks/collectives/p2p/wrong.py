@@ -30,16 +30,18 @@ def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
         for pair in rank.fact.pairs
         if pair.wrong_bytes
     }
-    common = _common_end(wrong)
+    each = {frozenset(path) for path in wrong}
+    common = next(iter(frozenset.intersection(*each)), None) if len(each) > 1 else None
+    pairs = [(min(path), max(path)) for path in wrong]
     if common is not None:
-        peers = {rank for pair in wrong for rank in pair} - {common}
+        peers = {rank for path in wrong for rank in path} - {common}
         yield proved(
             (rank_culprit(recording, common),),
             f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
             (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
             *_without_p2p(recording, wrong),
             detail="Pairs without this rank were tested in the same way, and their data arrive right.",
-            reproduced_by=between(recording, next(iter(wrong)), _ends(wrong)),
+            reproduced_by=between(recording, next(iter(wrong)), pairs),
         )
         return
     for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
@@ -50,12 +52,8 @@ def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
             _wrong_bytes(sender, receiver, pair),
             *_without_p2p(recording, [(sender, receiver)]),
             detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
-            reproduced_by=between(recording, (sender, receiver), _ends(wrong)),
+            reproduced_by=between(recording, (sender, receiver), pairs),
         )
-
-
-def _ends(wrong: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    return [(min(pair), max(pair)) for pair in wrong]
 
 
 def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
@@ -95,10 +93,3 @@ _LOOK_AT_MEMORY = by_administrator(
     "nvidia-smi -q -d ECC",
     "sudo dmesg | grep -i -e xid -e edac -e mce",
 )
-
-
-def _common_end(pairs: Iterable[tuple[int, int]]) -> int | None:
-    """The rank that is part of all these pairs, if it has more than one peer in them."""
-    each = [frozenset(pair) for pair in pairs]
-    shared = frozenset.intersection(*each) if len(set(each)) > 1 else frozenset()
-    return next(iter(shared), None)

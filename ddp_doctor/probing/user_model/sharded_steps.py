@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ddp_doctor.facts.ddp.sharded_model import Off
@@ -15,7 +14,7 @@ from ddp_doctor.probing.user_model import steps
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.passes import clear, finite, sample
 from ddp_doctor.probing.user_model.unsharded import Copy, Pair, local, shard_of
-from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed, trouble
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed
 
 #: Elements of a parameter that are held against the first rank's.
 _ELEMENTS_COMPARED = 4096
@@ -78,9 +77,7 @@ def sharded(
                 done.losses.append(step(loaded, loaded.model, optimizer, batch, number))
                 finish(ctx.device)
         except Exception as error:  # noqa: BLE001 - what the user's code and fully_shard make of one another
-            what = trouble("backward", error)
-            at = f" at {Path(what.where).name}" if what.where else ""
-            raise steps.StepFailed(f"{what.type}{at}: {what.message}") from None
+            raise steps.StepFailed.of(error) from None
         done.shards.append(read(parameters))
     return done
 
@@ -125,17 +122,17 @@ def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
         start = sample(value, value, _ELEMENTS_COMPARED)
         rounding = gradient_tolerance.relative(str(pair.whole.dtype).removeprefix("torch."))
         allowed = rounding * torch.maximum((own - start).abs(), (first - start).abs()).sum()
-        allowed += gradient_tolerance.SMALLEST + _kept(pair.whole) * own.abs().sum()
+        allowed += gradient_tolerance.SMALLEST + _eps(pair.whole.dtype) * own.abs().sum()
         if bool((own - first).abs().sum() > allowed):
             found.append(pair.sharded.name)
     return found
 
 
-def _kept(tensor: Any) -> float:
-    """The distance of 1 to the next number of the tensor's type."""
+def _eps(dtype: Any) -> float:
+    """The distance of 1 to the next number of a type."""
     import torch
 
-    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
 
 
 def round_once(copy: Copy, initial: Sequence[Any]) -> None:
@@ -146,16 +143,9 @@ def round_once(copy: Copy, initial: Sequence[Any]) -> None:
     with torch.no_grad():
         for pair, value in zip(copy.pairs, initial, strict=True):
             up = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
-            pair.whole.copy_(value * (1 + up * _unit(pair)) if value.is_floating_point() else value)
-
-
-def _unit(pair: Pair) -> float:
-    """The distance of 1 to the next number of the type that the parameter is computed in."""
-    import torch
-
-    policy, dtype = pair.sharded.policy, pair.whole.dtype
-    dtype = policy.param_dtype if policy is not None and policy.param_dtype is not None else dtype
-    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+            policy = pair.sharded.policy
+            computed = (policy.param_dtype if policy else None) or pair.whole.dtype
+            pair.whole.copy_(value * (1 + up * _eps(computed)) if value.is_floating_point() else value)
 
 
 def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, rounded: Trained) -> list[Off]:
@@ -176,7 +166,7 @@ def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, round
         move = moved_by(alone, place)
         moved, spread = (float(tensor.abs().mean()) for tensor in (move, move - moved_by(rounded, place)))
         error = float((got.double() - wanted.double()).abs().mean())
-        kept = _kept(got) * float(wanted.abs().mean())
+        kept = _eps(got.dtype) * float(wanted.abs().mean())
         allowed = _relative(pair) * moved + gradient_tolerance.SPREADS * spread + kept + gradient_tolerance.SMALLEST
         if not error <= allowed:
             known = error if error - error == 0.0 else None
