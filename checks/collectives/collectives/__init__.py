@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.collectives.collectives import slow, wrong
+from ddp_doctor.checks.collectives.collectives import rules
 from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, SizeResult, WrongShare
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, GROUPS, OBJECTS, TABLE, Collective, measured_sizes
 from ddp_doctor.knowledge.ddp import payload
@@ -212,7 +212,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(CollectiveFact,),
-    rules=rules_in(slow, wrong),
+    rules=rules_in(rules),
     level=Level.THOROUGH,
     parts=parts,
     parts_by="--level thorough, or --collective",
