@@ -253,12 +253,9 @@ class _Expected(NamedTuple):
         if self.case.op:
             whole = self._whole() if source is None else self._share(source)
             return like.new_full((1,), self._factor(index) * whole)
-        assert source is not None
-        return self._moved(source, index, like)
-
-    def _moved(self, source: int, index: int, like: "torch.Tensor") -> "torch.Tensor":
         import torch
 
+        assert source is not None
         code = (self.case.turn * self.ranks + source) * self.ranks + index
         found = pattern(code, like.numel() * like.itemsize, str(like.device))
         return (found & 1 if like.dtype == torch.bool else found).view(like.dtype)
@@ -396,17 +393,9 @@ def early_leavers(ctx: RankContext) -> list[WrongShare]:
             node, _, moment = ctx.exchange(f"{late}", f"{ctx.node} {entered}")[late].partition(" ")
         entered_by_late = float(moment)
         if int(node) == ctx.node and left < entered_by_late:
-            case = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms"
-            found.append(
-                WrongShare(
-                    case=case,
-                    source=ctx.ranks[late],
-                    elements=1,
-                    of=1,
-                    expected=entered_by_late - entered,
-                    got=left - entered,
-                )
-            )
+            case, due = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms", entered_by_late - entered
+            got = left - entered
+            found.append(WrongShare(case=case, source=ctx.ranks[late], elements=1, of=1, expected=due, got=got))
     return found
 
 

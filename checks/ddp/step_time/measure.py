@@ -199,21 +199,15 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
 
 def curve(ctx: RankContext, gradient_bytes: int) -> buckets.Curve:
     """Times of all-reduces over sizes, the slowest rank's."""
-    points = [_point(ctx, *_SIZES[0])]
-    for size, times in (*_SIZES[1:], *_beyond(gradient_bytes)):
+    points, sizes = [_point(ctx, *_SIZES[0])], list(_SIZES[1:])
+    while 1.5 * sizes[-1][0] < gradient_bytes:  # up to that of all gradients, without a small last step
+        sizes.append((min(4 * sizes[-1][0], gradient_bytes), 3))
+    for size, times in sizes:
         before, took = points[-1]
         if before > _SIZES[0][0] and took * size / before > _LARGEST_S:
             break
         points.append(_point(ctx, size, times))
     return buckets.Curve(points=tuple(points))
-
-
-def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
-    """Sizes from the largest of the usual ones to that of all gradients, without a small last step."""
-    size = _SIZES[-1][0]
-    while 1.5 * size < gradient_bytes:
-        size = min(4 * size, gradient_bytes)
-        yield size, 3
 
 
 def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:

@@ -15,7 +15,7 @@ from ddp_doctor.facts.ddp.sharded_model import ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.probing import checkpoints, sharding
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.probing.user_model import passes, sharded_checkpoint, sharded_steps, steps, unsharded
+from ddp_doctor.probing.user_model import passes, sharded_steps, steps, unsharded
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 from ddp_doctor.probing.user_model.sharded_steps import Trained
@@ -82,7 +82,7 @@ class ShardedProbe(ModelProbe):
             for unit in filter(sharding.is_unit, model.modules()):
                 unit.reshard()  # a step that ends with a forward leaves it whole, and get_state_dict frees that
             named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-            found.update(sharded_checkpoint.save_and_load(self.ctx, model, optimizer, named))
+            found.update(sharded_steps.save_and_load(self.ctx, model, optimizer, named))
 
     def _describe(self, loaded: Loaded) -> None:
         each = list(sharding.parameters(loaded.model))
