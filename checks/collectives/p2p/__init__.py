@@ -11,7 +11,7 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports 
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.p2p import slow, wrong
+from ddp_doctor.checks.collectives.p2p import rules
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -70,7 +70,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(P2pFact,),
-    rules=rules_in(wrong, slow),
+    rules=rules_in(rules),
     min_ranks=2,
     cost_s=1.0,
     is_essential=True,
