@@ -60,15 +60,14 @@ def raises(recording: Recording) -> Iterator[Draft]:
         "__main__"``, and the factory leaves ``init_process_group`` to the script.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    troubles = [
-        (rank.fact.trouble, rank)
-        for rank in facts(recording)
-        if rank.fact.trouble is not None and not used_elsewhere(rank.fact.trouble.message)  # DD609 or DD772
-    ]
-    same_trouble = grouped(((trouble.phase, trouble.type, trouble.where), rank) for trouble, rank in troubles)
-    for ranks in same_trouble.values():
-        trouble = ranks[0].fact.trouble
-        assert trouble is not None
+    troubles = ((rank.fact.trouble, rank) for rank in facts(recording) if rank.fact.trouble is not None)
+    same_trouble = grouped(
+        ((trouble.phase, trouble.type, trouble.where), (trouble, rank))
+        for trouble, rank in troubles
+        if not used_elsewhere(trouble.message)  # DD609 or DD772
+    )
+    for found in same_trouble.values():
+        trouble, ranks = found[0][0], [rank for _, rank in found]
         if trouble.misuse:
             yield likely(
                 culprits(recording, ranks),
@@ -194,8 +193,9 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         for shown, ranks in grouped(off).items():
             kind, name, device = shown[0]
             more = and_more(len(shown) - 1)
-            cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
-            cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
+            cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
+            if kind == "input":
+                cure = "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
             wanted = {rank.fact.device for rank in ranks}
             due = wanted.pop() if len(wanted) == 1 else "that rank's device"
             yield proved(
@@ -245,18 +245,16 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
     See: Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
         https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
-    normalised = [rank.fact for rank in facts(recording) if rank.fact.batch_norms is not None]
-    found = [fact.batch_norms for fact in normalised if fact.batch_norms is not None and fact.world_size > 1]
-    if not found:
-        return
-    least = min(found, key=lambda norms: norms.samples)
-    if least.samples >= SMALL_BATCH:
+    several = [rank.fact for rank in facts(recording) if rank.fact.world_size > 1]
+    found = [fact.batch_norms for fact in several if fact.batch_norms is not None]
+    least = min(found, key=lambda norms: norms.samples, default=None)
+    if least is None or least.samples >= SMALL_BATCH:
         return
     layers = "1 layer" if least.count == 1 else f"{least.count} layers"
     samples = "1 sample" if least.samples == 1 else f"{least.samples} samples"
     yield likely(
         code(least.first),
-        f"BatchNorm in {normalised[0].model} sees only {samples} per rank ({layers}, {least.first})",
+        f"BatchNorm in {several[0].model} sees only {samples} per rank ({layers}, {least.first})",
         Evidence(
             text=f"samples that {least.first} saw in a batch",
             value=float(least.samples),
