@@ -14,7 +14,8 @@ wrong. A few wrong elements, or different ones, identify no rank: a bit flipped 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
+from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, Wrong
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
@@ -25,6 +26,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.all_reduces import bandwidth, budget_for
+from ddp_doctor.probing.collectives import is_repeatable
 from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.ranks import rank_at, rank_culprit, ranks_at
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 def probe(ctx: RankContext) -> AllReduceFact:
     """Correctness in every type, repeatability bit for bit, then the bandwidth over sizes."""
     tested, wrong = correctness(ctx)
-    repeatable = is_repeatable(ctx)
+    repeatable = is_repeatable(ctx, TABLE[ALL_REDUCE], f"float32 [{ELEMENTS}] sum")
     sweep = bandwidth(ctx)
     return AllReduceFact(
         ranks=ctx.world_size,
@@ -50,18 +52,14 @@ def probe(ctx: RankContext) -> AllReduceFact:
     )
 
 
-def slowest(recording: Recording) -> list[SizeResult]:
-    """Per size the result of the slowest rank: a collective is as fast as its last rank."""
-    by_size = grouped(
-        (result.size_bytes, result) for rank in recording.facts(AllReduceFact) for result in rank.fact.sizes
-    )
-    return [max(results, key=lambda result: result.time_us) for _, results in sorted(by_size.items())]
-
-
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Time, bandwidths and jitter per size, of the slowest rank, and the size at which it ended early."""
     fact = recording.first(AllReduceFact)
-    for result in slowest(recording):
+    by_size = grouped(
+        (result.size_bytes, result) for rank in recording.facts(AllReduceFact) for result in rank.fact.sizes
+    )
+    for _, results in sorted(by_size.items()):
+        result = max(results, key=lambda result: result.time_us)  # a collective is as fast as its last rank
         labels: dict[str, str | int | float] = {"bytes": result.size_bytes, "ranks": fact.ranks if fact else 0}
         if fact is not None and not fact.tested:  # by others, in a job's output
             labels["type"] = "not known"
@@ -144,22 +142,6 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
         alike=uniform,
         blamed=tuple(ctx.ranks[rank] for rank in blamed),
     )
-
-
-def is_repeatable(ctx: RankContext) -> bool:
-    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32."""
-    import torch
-    import torch.distributed as dist
-
-    generator = torch.Generator().manual_seed(1000 + ctx.group_rank)
-    given = torch.rand(ELEMENTS, generator=generator).to(ctx.device)
-    results = []
-    for _ in range(2):
-        tensor = given.clone()
-        with ctx.step("all_reduce", f"float32 [{ELEMENTS}] sum"):
-            dist.all_reduce(tensor)
-        results.append(tensor)
-    return bool(torch.equal(results[0], results[1]))
 
 
 @rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)

@@ -17,7 +17,7 @@ from ddp_doctor.model.check import REPEATS, Check
 from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
@@ -56,24 +56,21 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
         f"no end in {test.duration_s:.0f} s" if test.outcome == "hung" else test.reason or test.outcome
         for test in failed
     )
+    # In so many repeats what is at fault shows itself with 95 %.
+    times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
+    narrow_down = by_operator(
+        "Test groups of nodes as often, to find whose fault it is",
+        f"ddp-doctor run --isolate --repeat {times}",
+        cost="some minutes of these nodes",
+    )
     yield proved(
         NOBODY,
         f"{len(failed)} of {len(tests)} repeats failed: {percent(share)} %, 95 % interval {low} to {high} %",
         [
             Evidence(text=f"{len(tests)} repeats in {took}; the first failed after {clock(failed[0].at_s)}{last}"),
-            *(Evidence(text=f"{times} of {len(failed)}: {end}") for end, times in ends.most_common(LINES_OF_EVIDENCE)),
+            *(Evidence(text=f"{count} of {len(failed)}: {end}") for end, count in ends.most_common(LINES_OF_EVIDENCE)),
         ],
-        *([_narrow_down(share)] if recording.nnodes > 1 else []),
-    )
-
-
-def _narrow_down(share: float) -> Remedy:
-    """In so many repeats what is at fault shows itself with 95 %."""
-    times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
-    return by_operator(
-        "Test groups of nodes as often, to find whose fault it is",
-        f"ddp-doctor run --isolate --repeat {times}",
-        cost="some minutes of these nodes",
+        *([narrow_down] if recording.nnodes > 1 else []),
     )
 
 

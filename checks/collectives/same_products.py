@@ -118,14 +118,13 @@ def by_kind(recording: Recording) -> Sequence[Alike]:
     groups = grouped(
         ((len(rank.fact.exact), *sorted(rank.fact.alike.items())), rank) for rank in recording.facts(SameProductsFact)
     )
-    return [_voted(ranks) for ranks in groups.values()]
-
-
-def _voted(ranks: Sequence[Multiplied]) -> Alike:
-    [(usual, _)] = Counter(rank.fact.exact for rank in ranks).most_common(1)
-    unlike = [(rank, sum(map(ne, rank.fact.exact, usual))) for rank in ranks]
-    sound = [rank for rank, pairs in unlike if not pairs and not rank.fact.differing]
-    return Alike(sound, [(rank, pairs) for rank, pairs in unlike if pairs or rank.fact.differing])
+    found = []
+    for ranks in groups.values():
+        [(usual, _)] = Counter(rank.fact.exact for rank in ranks).most_common(1)
+        unlike = [(rank, sum(map(ne, rank.fact.exact, usual))) for rank in ranks]
+        sound = [rank for rank, pairs in unlike if not pairs and not rank.fact.differing]
+        found.append(Alike(sound, [(rank, pairs) for rank, pairs in unlike if pairs or rank.fact.differing]))
+    return found
 
 
 @rule("DD640", "rank-computes-wrong-products", Severity.ERROR, SameProductsFact)

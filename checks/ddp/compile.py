@@ -15,7 +15,6 @@ something else, and calls the collectives inside of it in another order.
 from collections.abc import Iterator
 
 from ddp_doctor.facts.ddp.compiled import CompiledFact, CompiledStep
-from ddp_doctor.facts.ddp.user_model import Call
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
@@ -29,6 +28,7 @@ from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at, short
+from ddp_doctor.wording.user_model import at, code
 
 _DYNAMIC = "compile/programming_model.dynamic_shapes.html"
 #: After fewer recompilations in a row torch may have taken a size for dynamic: once for each size that changes.
@@ -53,14 +53,6 @@ def _by_step(recording: Recording) -> dict[int, list[tuple[int, CompiledStep]]]:
 def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
     """These ranks, where most ranks do not as they do."""
     return rank_culprits(recording, CompiledFact, ranks) if 2 * len(ranks) < len(_facts(recording)) else NOBODY
-
-
-def _lines(*places: str) -> tuple[Culprit, ...]:
-    return tuple(Culprit(kind="file", name=place) for place in places if place)
-
-
-def _at(where: str) -> str:
-    return f" at {short(where)}" if where else ""
 
 
 @rule("DD840", "compiled-graphs-differ", Severity.WARNING, CompiledFact, explained_by=("DD776",))
@@ -88,14 +80,15 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
         evidence = [f"step {number}, rank {rank}: no graph" for rank in idle]
         for rank, step in reversed(parted):
             assert step.parting is not None
-            here, there, peer = _calls(step.parting.here), _calls(step.parting.there), step.parting.peer
-            title = f"{ranks_at(recording, odd)} {_compiles(odd)} other graphs of {model} than rank {peer}: {here}"
-            title = f"{capital(title)} where rank {peer} has {there}"
-            place = next((call.where for call in (step.parting.here, step.parting.there) if call and call.where), "")
+            calls, peer = (step.parting.here, step.parting.there), step.parting.peer
+            here, there = (f"{call.module}{at(call.where)}" if call else "nothing more" for call in calls)
+            who = f"{capital(ranks_at(recording, odd))} {'compiles' if len(odd) == 1 else 'compile'}"
+            title = f"{who} other graphs of {model} than rank {peer}: {here} where rank {peer} has {there}"
+            place = next((call.where for call in calls if call and call.where), "")
             evidence.insert(0, f"step {number}, rank {rank}: {here}; rank {peer}: {there}")
         same_sizes = len({step.batch for _, step in steps}) == 1
         yield (proved if same_sizes else likely)(
-            (*_culprits(recording, odd), *_lines(place)),
+            (*_culprits(recording, odd), *code(place)),
             title,
             (Evidence(text=text) for text in evidence[:LINES_OF_EVIDENCE]),
             in_model_code(
@@ -107,14 +100,6 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
             + ("" if same_sizes else " The batches of the ranks have other sizes, which may be why."),
         )
         return
-
-
-def _compiles(ranks: list[int]) -> str:
-    return "compiles" if len(ranks) == 1 else "compile"
-
-
-def _calls(call: Call | None) -> str:
-    return f"{call.module}{_at(call.where)}" if call else "nothing more"
 
 
 @rule("DD841", "compiled-again-on-some-ranks", Severity.WARNING, CompiledFact, explained_by=("DD840",))
@@ -146,9 +131,10 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     why = f"its batch is {step.batch}, and was {min(before)}" if resized else step.compiled[0].reason
     where = step.compiled[0].where
     yield proved(
-        (*_culprits(recording, ranks), *_lines("" if resized else where)),
-        f"{capital(ranks_at(recording, ranks))} {_compiles(ranks)} {step.compiled[0].function}{_at(where)} again in"
-        f" step {number}, and the others do not: {why or 'a branch that was not taken before'}",
+        (*_culprits(recording, ranks), *code("" if resized else where)),
+        f"{capital(ranks_at(recording, ranks))} {'compiles' if len(ranks) == 1 else 'compile'}"
+        f" {step.compiled[0].function}{at(where)} again in step {number}, and the others do not:"
+        f" {why or 'a branch that was not taken before'}",
         tuple(
             Evidence(
                 text=f"step {number}, rank {rank}, batch {step.batch}:"
@@ -190,8 +176,8 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
         return
     last = again[-1][0][1].compiled[0]
     yield proved(
-        _lines(last.where),
-        f"Every rank compiles {last.function}{_at(last.where)} again in each of {len(again)} steps: "
+        code(last.where),
+        f"Every rank compiles {last.function}{at(last.where)} again in each of {len(again)} steps: "
         + (last.reason or "another branch each time"),
         tuple(
             Evidence(text=f"step {steps[0][1].step}: {steps[0][1].compiled[0].reason or 'not compiled before'}")
@@ -224,7 +210,7 @@ def breaks(recording: Recording) -> Iterator[Draft]:
     model = next(iter(_facts(recording).values())).model
     shown = [short(where) for where in places][:_LINES_IN_A_TITLE]
     yield proved(
-        _lines(*list(places)[:LINES_OF_EVIDENCE]),
+        code(*list(places)[:LINES_OF_EVIDENCE]),
         f"torch.compile breaks the graph of {model} at {', '.join(shown)}{and_more(len(places) - len(shown))}",
         tuple(Evidence(text=f"{short(where)}: {reason}") for where, reason in places.items())[:LINES_OF_EVIDENCE],
         in_model_code(
@@ -251,8 +237,8 @@ def raises(recording: Recording) -> Iterator[Draft]:
     )
     for (kind, where, message), ranks in failed.items():
         yield proved(
-            (*_culprits(recording, ranks), *_lines(where)),
-            f"The compiled forward of {_facts(recording)[ranks[0]].model} raises {kind}{_at(where)} on"
+            (*_culprits(recording, ranks), *code(where)),
+            f"The compiled forward of {_facts(recording)[ranks[0]].model} raises {kind}{at(where)} on"
             f" {ranks_at(recording, ranks)}",
             Evidence(text=f"rank {ranks[0]}: {kind}: {message}"),
             in_model_code(

@@ -15,7 +15,6 @@ Why it matters: no training job notices a wrong mean, and the loss still falls.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.facts.ddp.gradients import GradientSync, Phase
@@ -25,31 +24,26 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Confidence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.recording import FactAt, Recording
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import of_stock_ddp
 from ddp_doctor.wording.findings import finding
-from ddp_doctor.wording.ranks import rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
 
 #: Small enough that the model's parameters fill several buckets.
 BUCKET_CAP_BYTES = 32 * 1024
 _ONCE, _TWICE = 1, 2  # gradients after no_sync() are doubled, so that a lost step shows in the sum
 
 
-@dataclass(frozen=True)
-class Off:
-    """An off gradient and the rank that has it."""
-
-    rank: int
-    world_size: int
-    gradient: gradient_code.OffGradient
+#: A rank and a gradient that is off on it.
+Off = tuple[int, gradient_code.OffGradient]
 
 
-def off_in(ranks: Sequence[FactAt[GradientSync]], *phases: str) -> list[Off]:
+def off_in(recording: Recording, *phases: str) -> list[Off]:
     """What is off in these phases of all ranks."""
-    phases_of_ranks = ((rank, getattr(rank.fact, phase)) for rank in ranks for phase in phases)
-    return [Off(rank.rank or 0, rank.fact.world_size, off) for rank, phase in phases_of_ranks for off in phase.off]
+    ranks = recording.facts(GradientSync)
+    return [(rank_of(rank), off) for rank in ranks for phase in phases for off in getattr(rank.fact, phase).off]
 
 
 def lost_a_step(held: gradient_code.Reading) -> bool:
@@ -60,16 +54,16 @@ def lost_a_step(held: gradient_code.Reading) -> bool:
 
 def by_cause(off: Iterable[Off]) -> list[list[Off]]:
     """Group by what the gradients hold: one cause, one finding."""
-    return list(grouped((found.gradient.held.model_dump_json(), found) for found in off).values())
+    return list(grouped((gradient.held.model_dump_json(), (rank, gradient)) for rank, gradient in off).values())
 
 
 def _ranks(off: Iterable[Off]) -> list[int]:
-    return sorted({found.rank for found in off})
+    return sorted({rank for rank, _ in off})
 
 
 def drafts(recording: Recording, what: str, wrong: Sequence[Off]) -> Iterator[Draft]:
     """A finding for each cause. Its ranks are to blame unless no rank is right: then no single rank is at fault."""
-    is_on_all = len(_ranks(wrong)) == wrong[0].world_size if wrong else False
+    is_on_all = len(_ranks(wrong)) == recording.facts(GradientSync)[0].fact.world_size
     for off in by_cause(wrong):
         ranks = _ranks(off)
         yield draft(recording, what.format(ranks=ranks_at(recording, ranks)), off, () if is_on_all else ranks)
@@ -77,15 +71,16 @@ def drafts(recording: Recording, what: str, wrong: Sequence[Off]) -> Iterator[Dr
 
 def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[int]) -> Draft:
     """A finding about gradients with one cause; ``what`` begins the title."""
-    names = sorted({found.gradient.parameter for found in off})
-    worst = max(off, key=lambda found: found.gradient.max_abs_error or 0.0)
+    names = sorted({gradient.parameter for _, gradient in off})
+    rank, worst = max(off, key=lambda found: found[1].max_abs_error or 0.0)
+    world_size = recording.facts(GradientSync)[0].fact.world_size
     where = ranks_at(recording, _ranks(off))
     return finding(
         rank_culprits(recording, GradientSync, blamed),
-        f"{what}: {gradient_code.words(worst.gradient.held, worst.world_size)}",
-        worst.gradient.evidence(f"gradient of {worst.gradient.parameter} on rank {worst.rank}"),
+        f"{what}: {gradient_code.words(worst.held, world_size)}",
+        worst.evidence(f"gradient of {worst.parameter} on rank {rank}"),
         *of_stock_ddp(recording, "gradient_sync"),
-        confidence=Confidence.POSSIBLE if worst.gradient.held.holds == "other" else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
         detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}. None of your code took part.",
     )
 
@@ -100,10 +95,10 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/notes/ddp.html
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-proto
     """
-    agreed = [found for found in _ordinary(recording) if found.gradient.identical]
+    agreed = [(rank, gradient) for rank, gradient in _ordinary(recording) if gradient.identical]
     # If all ranks hold rank 2's gradient, only rank 2 reads "own": the cause is the same.
-    for off in by_cause(found for found in agreed if found.gradient.held.holds != "own"):
-        held = off[0].gradient.held
+    for off in by_cause((rank, gradient) for rank, gradient in agreed if gradient.held.holds != "own"):
+        held = off[0][1].held
         unsure = ", and it is unsure which rank is off" if held.holds == "other" else ""
         blamed = sorted(held.shares) if held.holds == "shares" else ()
         yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
@@ -120,8 +115,8 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/notes/ddp.html
         https://github.com/pytorch/pytorch/issues/109191
     """
-    differing = [found for found in _ordinary(recording) if found.gradient.identical is False]
-    wrong = [found for found in differing if not found.gradient.equal]
+    differing = [(rank, gradient) for rank, gradient in _ordinary(recording) if gradient.identical is False]
+    wrong = [(rank, gradient) for rank, gradient in differing if not gradient.equal]
     yield from drafts(recording, "The gradient on {ranks} is wrong", wrong)
     if differing and not wrong:
         title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
@@ -131,11 +126,10 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
 
 def _ordinary(recording: Recording) -> list[Off]:
     """What is off after the first step, and what is off after the last step that ``no_sync()`` does not explain."""
-    ranks = recording.facts(GradientSync)
-    first = off_in(ranks, "step")
-    known = {found.gradient.parameter for found in first}
-    last = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in known]
-    return first + [found for found in last if not lost_a_step(found.gradient.held)]
+    first = off_in(recording, "step")
+    known = {gradient.parameter for _, gradient in first}
+    last = ((rank, gradient) for rank, gradient in off_in(recording, "resync") if gradient.parameter not in known)
+    return first + [(rank, gradient) for rank, gradient in last if not lost_a_step(gradient.held)]
 
 
 @rule("DD703", "no-sync-still-synchronises", Severity.ERROR, GradientSync)
@@ -147,10 +141,9 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     # A gradient that is missing in ordinary steps is missing here too: DD701 reports it.
-    ranks = recording.facts(GradientSync)
-    before = {(found.gradient.parameter, found.gradient.held.holds) for found in off_in(ranks, "step")}
-    off_inside = off_in(ranks, "no_sync")
-    wrong = [found for found in off_inside if (found.gradient.parameter, found.gradient.held.holds) not in before]
+    before = {(gradient.parameter, gradient.held.holds) for _, gradient in off_in(recording, "step")}
+    inside = off_in(recording, "no_sync")
+    wrong = [(rank, gradient) for rank, gradient in inside if (gradient.parameter, gradient.held.holds) not in before]
     yield from drafts(recording, "Inside no_sync() the gradient on {ranks} is not the rank's own", wrong)
 
 
@@ -162,10 +155,9 @@ def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]
     Remedy: None of your own code runs in this check: look for code that replaces ``no_sync`` in torch.
     See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    ranks = recording.facts(GradientSync)
-    before = {found.gradient.parameter for found in off_in(ranks, "step", "no_sync")}
-    after = [found for found in off_in(ranks, "resync") if found.gradient.parameter not in before]
-    wrong = [found for found in after if lost_a_step(found.gradient.held)]
+    before = {gradient.parameter for _, gradient in off_in(recording, "step", "no_sync")}
+    after = ((rank, gradient) for rank, gradient in off_in(recording, "resync") if gradient.parameter not in before)
+    wrong = [(rank, gradient) for rank, gradient in after if lost_a_step(gradient.held)]
     yield from drafts(recording, "In the step after no_sync() the gradient on {ranks} is wrong", wrong)
 
 

@@ -18,7 +18,6 @@ ranks, shows whether a seed would be enough.
 import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
@@ -124,17 +123,6 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
         )
 
 
-@dataclass(frozen=True)
-class _Off:
-    """A parameter or buffer that a rank does not hold as rank 0 had it, and what it holds."""
-
-    rank: int
-    name: str
-    holds: str
-    got: str
-    wanted: str
-
-
 @rule("DD743", "initial-state-not-from-rank-0", Severity.ERROR, InitialState)
 def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     """Finds: Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
@@ -150,26 +138,24 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     # DD712 reports these already, with parameters of their own: one fault, one finding.
     reported = {rank.rank or 0 for rank in recording.facts(Buffers) if rank.fact.parameters_off}
     off = [
-        _Off(rank, name, _holds(rank, name, got, facts), got, facts[fact.source_rank].before.get(name, "none"))
+        (rank, name)
         for rank, fact in facts.items()
         if fact.source_rank in facts and rank not in reported
         for name, got in fact.after.items()
         if got != facts[fact.source_rank].before.get(name)
     ]
-    groups = grouped((state.holds, state) for state in off)
     # Rank 0 receives nothing: only another rank that got it right shows that the broadcast worked.
     receivers = {rank for rank, fact in facts.items() if rank != fact.source_rank}
-    blameless = receivers <= {state.rank for state in off} | reported
-    for group in groups.values():
-        first, names = group[0], sorted({state.name for state in group})
-        source, ranks = facts[first.rank].source_rank, sorted({state.rank for state in group})
-        where = ranks_at(recording, ranks)
+    blameless = receivers <= {rank for rank, _ in off} | reported
+    for holds, group in grouped((_holds(rank, name, facts), (rank, name)) for rank, name in off).items():
+        (rank, name), names, ranks = group[0], sorted({name for _, name in group}), sorted({rank for rank, _ in group})
+        source, where = facts[rank].source_rank, ranks_at(recording, ranks)
         yield likely(
             rank_culprits(recording, InitialState, () if blameless else ranks),
-            f"After wrapping, parameters or buffers on {where} are not rank {source}'s: {first.holds}",
+            f"After wrapping, parameters or buffers on {where} are not rank {source}'s: {holds}",
             Evidence(
-                text=f"fingerprint of {first.name} on rank {first.rank}: {first.got}, and {first.wanted} on"
-                f" rank {source} before",
+                text=f"fingerprint of {name} on rank {rank}: {facts[rank].after[name]}, and"
+                f" {facts[source].before.get(name, 'none')} on rank {source} before",
                 expected_from=f"rank {source}'s, broadcast by DDP",
             ),
             *of_stock_ddp(recording, "initial_state"),
@@ -178,7 +164,8 @@ def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _holds(rank: int, name: str, got: str, facts: Mapping[int, InitialState]) -> str:
+def _holds(rank: int, name: str, facts: Mapping[int, InitialState]) -> str:
+    got = facts[rank].after[name]
     origin = next((source for source, fact in facts.items() if fact.before.get(name) == got), None)
     alone = not any(fact.after.get(name) == got for peer, fact in facts.items() if peer != rank)
     if origin is None:

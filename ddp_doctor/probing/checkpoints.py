@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def first_reason(ctx: RankContext, name: str, mine: str) -> str:
     """The reason of the first rank that has one, else "". All ranks call it."""
     with ctx.step("exchange", name):
         return next((text for text in ctx.exchange(name, mine) if text), "")
+
+
+def failure(call: Callable[[], object]) -> str:
+    """What torch.distributed.checkpoint raises in a call, "" where it raises nothing."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        call()
+    except (Exception, CheckpointException) as error:  # noqa: BLE001 - it gathers whatever the ranks raised
+        return error_text(error)
+    return ""
 
 
 def error_text(error: BaseException) -> str:

@@ -253,12 +253,9 @@ class _Expected(NamedTuple):
         if self.case.op:
             whole = self._whole() if source is None else self._share(source)
             return like.new_full((1,), self._factor(index) * whole)
-        assert source is not None
-        return self._moved(source, index, like)
-
-    def _moved(self, source: int, index: int, like: "torch.Tensor") -> "torch.Tensor":
         import torch
 
+        assert source is not None
         code = (self.case.turn * self.ranks + source) * self.ranks + index
         found = pattern(code, like.numel() * like.itemsize, str(like.device))
         return (found & 1 if like.dtype == torch.bool else found).view(like.dtype)
@@ -291,8 +288,8 @@ class _Expected(NamedTuple):
         return 1 + index if largest < 1 << payload.EXACT_BITS[self.case.dtype] else 1
 
 
-def is_repeatable(ctx: RankContext, row: Collective) -> bool:
-    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32."""
+def is_repeatable(ctx: RankContext, row: Collective, detail: str = f"float32 sum [{ELEMENTS}]") -> bool:
+    """Whether the same inputs give the same bits twice; the inputs are not exact in fp32. ``detail`` is the step's."""
     import torch
 
     results = []
@@ -300,7 +297,7 @@ def is_repeatable(ctx: RankContext, row: Collective) -> bool:
         call = Call(ctx, row, "float32", ELEMENTS)
         generator = torch.Generator().manual_seed(1000 + ctx.group_rank)
         call.given.copy_(torch.rand(call.given.shape, generator=generator))
-        with ctx.step(row.name, f"float32 sum [{ELEMENTS}]"):
+        with ctx.step(row.name, detail):
             call.run()
             finish(ctx.device)
         results.append(call.result)
@@ -396,17 +393,9 @@ def early_leavers(ctx: RankContext) -> list[WrongShare]:
             node, _, moment = ctx.exchange(f"{late}", f"{ctx.node} {entered}")[late].partition(" ")
         entered_by_late = float(moment)
         if int(node) == ctx.node and left < entered_by_late:
-            case = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms"
-            found.append(
-                WrongShare(
-                    case=case,
-                    source=ctx.ranks[late],
-                    elements=1,
-                    of=1,
-                    expected=entered_by_late - entered,
-                    got=left - entered,
-                )
-            )
+            case, due = f"rank {ctx.ranks[late]} late by {_LATE_S * 1e3:g} ms", entered_by_late - entered
+            got = left - entered
+            found.append(WrongShare(case=case, source=ctx.ranks[late], elements=1, of=1, expected=due, got=got))
     return found
 
 

@@ -115,11 +115,6 @@ def pattern(rank: int, size: int, device: str) -> "torch.Tensor":
     return block.repeat(size // len(block) + 1)[:size].to(device)
 
 
-def swap(sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> None:
-    """Send and receive at once."""
-    move(("isend", sent, peer), ("irecv", received, peer))
-
-
 def move(*transfers: tuple[str, "torch.Tensor", int]) -> None:
     """Operations of torch.distributed at once, within the communicator that the group has."""
     import torch.distributed as dist
@@ -152,6 +147,6 @@ def send_when_told(sent: "torch.Tensor", sign: "torch.Tensor", peer: int) -> Non
 def timed(ctx: RankContext, sent: "torch.Tensor", received: "torch.Tensor", peer: int) -> float:
     """Seconds of one exchange, until the data is here; on a GPU ``wait`` returns before it is."""
     started = ctx.clock()
-    swap(sent, received, peer)
+    move(("isend", sent, peer), ("irecv", received, peer))
     received[0].item()
     return ctx.clock() - started

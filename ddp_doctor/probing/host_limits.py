@@ -28,10 +28,9 @@ from ddp_doctor.knowledge.topology.cluster_kinds import Maker
 from ddp_doctor.model.context import Context, Disk, Interface
 from ddp_doctor.parse.cgroup import Reader
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, text_of
-from ddp_doctor.probing.pci_devices import NET
+from ddp_doctor.probing.pci_devices import NET, RDMA
 
-_CLOCK_SOURCES = "/sys/devices/system/clocksource/clocksource0"
-_INFINIBAND = "/sys/class/infiniband"
+CLOCK_SOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  where NCCL and data loaders put their segments
 _LOCALHOST = ip_address("127.0.0.1")
 NO_SHARED_MEMORY = f"{_SHARED_MEMORY} does not exist"
@@ -111,25 +110,10 @@ def rdma_devices(ctx: Context) -> tuple[str, ...]:
     read = reader(ctx)
 
     def is_active(device: str) -> bool:
-        ports = f"{_INFINIBAND}/{device}/ports"
+        ports = f"{RDMA}/{device}/ports"
         return any("ACTIVE" in (read(f"{ports}/{port}/state") or "") for port in names_in(ctx, ports))
 
-    return tuple(device for device in names_in(ctx, _INFINIBAND) if is_active(device))
-
-
-def kernel(read: Reader) -> str | None:
-    """The kernel's release."""
-    return (read("/proc/sys/kernel/osrelease") or "").strip() or None
-
-
-def clock_source(read: Reader) -> str | None:
-    """The clock source in use."""
-    return (read(f"{_CLOCK_SOURCES}/current_clocksource") or "").strip() or None
-
-
-def memlock_is_ignored(read: Reader) -> bool:
-    """Whether the kernel lets this process lock more than RLIMIT_MEMLOCK."""
-    return may_exceed_memlock(read("/proc/self/status") or "", read("/proc/self/uid_map") or "")
+    return tuple(device for device in names_in(ctx, RDMA) if is_active(device))
 
 
 def memory_bytes(meminfo: str, name: str) -> int | None:
@@ -194,13 +178,13 @@ def online_cpus(stat: str) -> int | None:
     return len(re.findall(r"^cpu\d+ ", stat, re.MULTILINE | re.ASCII)) or None
 
 
-def may_exceed_memlock(status: str, uid_map: str) -> bool:
-    """Whether the kernel ignores RLIMIT_MEMLOCK for this process, as it does for root of the host.
+def memlock_is_ignored(read: Reader) -> bool:
+    """Whether the kernel lets this process lock more than RLIMIT_MEMLOCK, as it lets root of the host.
 
     It asks for CAP_IPC_LOCK outside of any user namespace, so a rootless container's root does not count.
     """
-    match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
-    initial = uid_map.split() in ([], ["0", "0", "4294967295"])
+    match = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", read("/proc/self/status") or "", re.MULTILINE | re.ASCII)
+    initial = (read("/proc/self/uid_map") or "").split() in ([], ["0", "0", "4294967295"])
     return initial and match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
 
 

@@ -17,7 +17,7 @@ from ddp_doctor.knowledge.gpu.gpudirect import PEERMEM_FILES, PEERMEM_MODULES
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.host_limits import rdma_devices
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in, target_of
-from ddp_doctor.probing.pci_devices import device_of
+from ddp_doctor.probing.pci_devices import RDMA, device_of
 
 #: Each source is given this long, and the last lines of it are enough.
 LIMIT_S = 4.0
@@ -66,7 +66,6 @@ MODULES = (
     *("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", *PEERMEM_MODULES, "gdrdrv", "nouveau"),
     *("mlx5_core", "ib_core"),
 )
-_INFINIBAND = "/sys/class/infiniband"
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 #: Where distributions and container runtimes put the driver's libraries.
 LIBRARY_FOLDERS = (
@@ -110,10 +109,10 @@ def libraries(ctx: Context) -> dict[str, str]:
 
 def rdma_drivers(ctx: Context) -> dict[str, str]:
     """The RDMA devices with an active port, and their kernel drivers ("" where none is known)."""
-    return {name: end_of(ctx, f"{_INFINIBAND}/{name}/device/driver") or "" for name in rdma_devices(ctx)}
+    return {name: end_of(ctx, f"{RDMA}/{name}/device/driver") or "" for name in rdma_devices(ctx)}
 
 
 def rdma_pci_devices(ctx: Context) -> dict[str, str]:
     """The PCI devices behind the RDMA devices, and their names; software devices have none."""
-    found = {name: device_of(ctx, f"{_INFINIBAND}/{name}/device") for name in names_in(ctx, _INFINIBAND)}
+    found = {name: device_of(ctx, f"{RDMA}/{name}/device") for name in names_in(ctx, RDMA)}
     return {bus: name for name, bus in found.items() if bus is not None}

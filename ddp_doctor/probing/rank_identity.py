@@ -1,9 +1,10 @@
-"""A rank's GPU: what it tells its peers of it, its type, and the wait for it; and the settings of a rank or node."""
+"""A rank's GPU: what it tells its peers of it, its type, its clock; and the settings of a rank or node."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddp_doctor.facts.cluster import Settings
+from ddp_doctor.model.context import RankContext
 from ddp_doctor.parse.redact import open_and_withheld
 from ddp_doctor.settings.agreement import is_compared
 from ddp_doctor.settings.names import is_recorded
@@ -39,6 +40,23 @@ def finish(device: str) -> None:
         import torch
 
         torch.cuda.synchronize(device)
+
+
+def moment(ctx: RankContext) -> Any:
+    """This moment of the device: on a GPU a mark in its queue, for calls return before their work is done."""
+    if not ctx.device.startswith("cuda"):
+        return ctx.clock()
+    import torch
+
+    new_mark: Any = torch.cuda.Event  # untyped in torch's stubs
+    mark = new_mark(enable_timing=True)
+    mark.record()
+    return mark
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """Between two moments of a device that has come to the second one."""
+    return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
 
 
 def settings_of(env: Mapping[str, str]) -> Settings:

@@ -25,10 +25,9 @@ from ddp_doctor.knowledge.network import nccl_hca, rdma
 from ddp_doctor.knowledge.network.roce_gids import Gid, compressed
 from ddp_doctor.model.context import Context
 from ddp_doctor.probing.kernel_files import end_of, first_line, names_in
+from ddp_doctor.probing.pci_devices import NET, RDMA
 
-INFINIBAND = "/sys/class/infiniband"
 VERBS = "/sys/class/infiniband_verbs"
-NET = "/sys/class/net"
 DEVICES = "/dev/infiniband"
 
 _RATE = re.compile(r"(\d{1,6}(?:\.\d)?) Gb/sec")
@@ -37,7 +36,7 @@ _ROCE = {"IB/RoCE v1": 1, "RoCE v1": 1, "RoCE v2": 2}
 
 def hca_names(ctx: Context) -> list[str]:
     """The RDMA devices, as people count them; none where there is no such folder."""
-    return sorted(names_in(ctx, INFINIBAND), key=nccl_hca.natural)
+    return sorted(names_in(ctx, RDMA), key=nccl_hca.natural)
 
 
 def efa_names(ctx: Context) -> tuple[str, ...]:
@@ -45,7 +44,7 @@ def efa_names(ctx: Context) -> tuple[str, ...]:
     return tuple(
         name
         for name in hca_names(ctx)
-        if name.startswith("efa_") or end_of(ctx, f"{INFINIBAND}/{name}/device/driver") == "efa"
+        if name.startswith("efa_") or end_of(ctx, f"{RDMA}/{name}/device/driver") == "efa"
     )
 
 
@@ -57,12 +56,12 @@ def read_hcas(ctx: Context, names: list[str]) -> tuple[Hca, ...]:
 
 def read_after(ctx: Context, names: list[str]) -> tuple[PortAfter, ...]:
     """What may have changed on the ports of these devices since they were read; virtual functions left out."""
-    own = [name for name in names if end_of(ctx, f"{INFINIBAND}/{name}/device/physfn") is None]
-    ports = [(name, port) for name in own for port in sorted(names_in(ctx, f"{INFINIBAND}/{name}/ports"))]
+    own = [name for name in names if end_of(ctx, f"{RDMA}/{name}/device/physfn") is None]
+    ports = [(name, port) for name in own for port in sorted(names_in(ctx, f"{RDMA}/{name}/ports"))]
     found = []
     for name, port in ports:
         if port.isdecimal():
-            at = f"{INFINIBAND}/{name}/ports/{port}"
+            at = f"{RDMA}/{name}/ports/{port}"
             netdev = first_line(ctx, f"{at}/gid_attrs/ndevs/0")
             after = PortAfter(
                 hca=name,
@@ -90,7 +89,7 @@ def uptime_s(ctx: Context) -> float | None:
 
 
 def _hca(ctx: Context, name: str, node: str | None) -> Hca:
-    at = f"{INFINIBAND}/{name}"
+    at = f"{RDMA}/{name}"
     bus_id = end_of(ctx, f"{at}/device")
     active = [port for port in names_in(ctx, f"{at}/ports") if port.isdecimal()]
     ports = tuple(_port(ctx, f"{at}/ports/{port}", int(port)) for port in sorted(active, key=int))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import collectives
-from ddp_doctor.checks.collectives.collectives import slow
+from ddp_doctor.checks.collectives.collectives import rules
 from ddp_doctor.facts.collectives import CollectiveFact, SizeResult, WrongShare
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.collectives import GROUPS, TABLE
@@ -278,7 +278,7 @@ def test_encrypted_gpus_are_not_held_against_what_others_reach():
     ]
 
     assert not list(
-        slow.collective_slower_than_expected.apply(recording.model_copy(update={"readings": tuple(readings)}))
+        rules.collective_slower_than_expected.apply(recording.model_copy(update={"readings": tuple(readings)}))
     )
 
 
@@ -289,5 +289,5 @@ def test_what_is_judged_is_what_the_table_prints():
         for one in collectives.measurements(recording)
         if one.name.endswith("_busbw")
     }
-    for speed in slow.speeds(recording):
+    for speed in rules.speeds(recording):
         assert printed[speed.collective, speed.size_bytes] == pytest.approx(speed.busbw_gb_per_s * 1e9)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.collectives.mesh.placement import groups_of
+from ddp_doctor.checks.collectives.mesh.rules import groups_of
 from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import AxisGroup, MeshFact, SizeResult
 from ddp_doctor.model.choices import Status

@@ -66,7 +66,7 @@ def test_an_exchange_is_timed_until_its_data_is_here(monkeypatch: pytest.MonkeyP
     def enqueue(*_: Any) -> None:
         ctx.now += 0.001
 
-    monkeypatch.setattr(exchanges, "swap", enqueue)
+    monkeypatch.setattr(exchanges, "move", enqueue)
     received: Any = Late(ctx)
     assert exchanges.timed(ctx, received, received, 1) == pytest.approx(2.001)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp.trace import late_rank, network
+from ddp_doctor.checks.ddp.trace import communication, late_rank
 from ddp_doctor.facts.trace import Gap, TraceFact, TraceStep
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Finding
@@ -214,7 +214,7 @@ def test_a_healthy_job_is_healthy():
 def against(ranks: tuple[TraceFact, ...], busbw: float | None, window: str = "latest") -> list[str]:
     made = recording(ranks, window)
     made = made.model_copy(update={"options": made.options.model_copy(update={"expected_busbw": busbw})})
-    return [finding.title for finding in network.slow_transfer.apply(made)]
+    return [finding.title for finding in communication.slow_transfer.apply(made)]
 
 
 def test_transfer_is_slow_only_where_a_preflight_measured_more_than_it_reaches_by_itself():

@@ -473,11 +473,6 @@ TARGETS: tuple[Target, ...] = (
     direct(host_limits.cpu_time, "4711 (a) b (c) R 1 1 1 0 -1 4194304 1 0 0 0 250 17 0 0 20 0 1 0 5 6 7\n"),
     direct(host_limits.online_cpus, "cpu  1 2\ncpu0 3357 0 4313\ncpu1 1 2\n"),
     Target(
-        host_limits.may_exceed_memlock,
-        lambda text: host_limits.may_exceed_memlock(text, text.partition("\f")[2]),
-        ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
-    ),
-    Target(
         host_limits.memlock_is_ignored,
         lambda text: host_limits.memlock_is_ignored(reader(text)),
         ("CapEff:\t000001ffffffffff\n\f         0          0 4294967295",),
@@ -633,8 +628,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     "kernel_files.end_of": "takes what stands behind the last slash",
     "host_limits.shared_memory": "asks for two numbers",
     "host_limits.shared_memory_device": "asks for a number",
-    "host_limits.kernel": "strips one line",
-    "host_limits.clock_source": "strips one line",
     "host_limits.in_units": _SHOWN,
     "nccl_conf.set_by_files": _OWN,
     "nccl_conf.files_read": _OWN,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ddp_doctor.checks.collectives.collectives import slow, wrong
+from ddp_doctor.checks.collectives.collectives import rules
 from ddp_doctor.facts.collectives import ELEMENTS, CollectiveFact, SizeResult, WrongShare
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, GROUPS, OBJECTS, TABLE, Collective, measured_sizes
 from ddp_doctor.knowledge.ddp import payload
@@ -27,17 +27,7 @@ from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing import collectives
-from ddp_doctor.probing.all_reduces import (
-    Sweep,
-    agreed,
-    bandwidth,
-    faster,
-    has_time_for,
-    measure,
-    memory_free,
-    memory_needed,
-)
+from ddp_doctor.probing import all_reduces, collectives
 from ddp_doctor.probing.collectives import Case, NotOffered
 from ddp_doctor.views.collective_sizes import measured
 
@@ -61,11 +51,10 @@ def probe(ctx: RankContext) -> CollectiveFact:
             looked_at, found = collectives.wrong_shares(ctx, row, case)
         except NotOffered as why:
             refused[case.words(row)] = str(why)
-            agreed(ctx, 0.0)  # all refused, and go on together
+            all_reduces.agreed(ctx, 0.0)  # all refused, and go on together
             continue
-        if (
-            found and not case.is_contiguous
-        ):  # as with gloo on every machine (torch 2.13); contiguous ones tell of faults
+        # As with gloo on every machine (torch 2.13); contiguous ones tell of faults.
+        if found and not case.is_contiguous:
             refused[case.words(row)] = "strides are not heeded: it arrives wrong"
             continue
         tested.append(case.words(row))
@@ -76,7 +65,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
     if not tested:
         raise Absent(f"the backend does not offer {row.words}: {next(iter(refused.values()))}")
     repeatable = collectives.is_repeatable(ctx, row) if row.reduces else None
-    swept = _times(ctx, row) if row.is_timed else Sweep([])
+    swept = _times(ctx, row) if row.is_timed else all_reduces.Sweep([])
     return CollectiveFact(
         part=row.name,
         ranks=ctx.world_size,
@@ -91,7 +80,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
     )
 
 
-def _times(ctx: RankContext, row: Collective) -> Sweep:
+def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
     """The sizes that were asked for, or else the usual ones; those below a site's floor twice."""
     options = ctx.options
     floors = {floor.size_bytes: floor.bytes_per_s for floor in options.min_busbw if floor.collective == row.name}
@@ -99,23 +88,24 @@ def _times(ctx: RankContext, row: Collective) -> Sweep:
     if floors and not options.sizes and (row.name in options.collectives or options.level is Level.THOROUGH):
         wanted |= {*payload.sweep_sizes(quick=False)}
     sizes = sorted(size for size in wanted if row.moved(size, ctx.world_size))
-    swept = bandwidth(ctx, row, sizes)
+    swept = all_reduces.bandwidth(ctx, row, sizes)
     for at, result in enumerate(swept.sizes):
         floor = floors.get(sizes[at], 0.0) if sizes else 0.0
-        if agreed(ctx, float(0 < result.busbw_gb_per_s * 1e9 < floor)) and has_time_for(ctx, result):
-            swept.sizes[at] = faster(result, measure(ctx, sizes[at], row))
+        is_below = float(0 < result.busbw_gb_per_s * 1e9 < floor)
+        if all_reduces.agreed(ctx, is_below) and all_reduces.has_time_for(ctx, result):
+            swept.sizes[at] = all_reduces.faster(result, all_reduces.measure(ctx, sizes[at], row))
     in_place = list[SizeResult]()
     if options.collectives and row.name in ("all_gather", "reduce_scatter"):  # nccl-tests times both ways
         for result in swept.sizes:
-            if not has_time_for(ctx, result):
+            if not all_reduces.has_time_for(ctx, result):
                 return swept._replace(sizes=[*swept.sizes, *in_place], stopped_at=result.size_bytes, short_of="time")
-            in_place.append(measure(ctx, result.size_bytes, row, is_in_place=True))
+            in_place.append(all_reduces.measure(ctx, result.size_bytes, row, is_in_place=True))
     return swept._replace(sizes=[*swept.sizes, *in_place])
 
 
 def _objects(ctx: RankContext) -> CollectiveFact:
     # Bytes that arrive wrong are no pickle, and no size of one.
-    if agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
+    if all_reduces.agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
         raise Skip("what is gathered arrives wrong, so that no objects can be sent")
     try:
         found = collectives.wrong_objects(ctx)
@@ -154,11 +144,11 @@ def _groups(ctx: RankContext) -> CollectiveFact:
                 case, original = Case(dtype, "sum"), [ctx.ranks[rank] for rank in members]
                 found = collectives.wrong_shares(ctx, row, case, group, original)[1]
                 wrong += [share.model_copy(update={"case": f"{share.case} {kind}", "blamed": ()}) for share in found]
-            if memory_needed(ctx, row, size) <= memory_free(ctx):
+            if all_reduces.memory_needed(ctx, row, size) <= all_reduces.memory_free(ctx):
                 timed = collectives.timed(ctx, row, size, _OF_A_GROUP_TIMES, group=group)
                 sizes.append(timed.model_copy(update={"group": kind}))
         tested.append(kind)
-        agreed(ctx, 0.0)
+        all_reduces.agreed(ctx, 0.0)
     pair = [*mine.values(), (ctx.group, tuple(range(ctx.world_size)))][:2]
     with ctx.step("all_reduce", "in two groups at once"):
         tensors = [torch.full((ELEMENTS,), float(ctx.group_rank + 1), device=ctx.device) for _ in pair]
@@ -222,7 +212,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(CollectiveFact,),
-    rules=rules_in(slow, wrong),
+    rules=rules_in(rules),
     level=Level.THOROUGH,
     parts=parts,
     parts_by="--level thorough, or --collective",

@@ -12,7 +12,7 @@ below one switch share its link. The memory taken is bounded (knowledge/gpu/gpu_
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from statistics import median, median_low
@@ -28,7 +28,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.all_reduces import agreed, meet
-from ddp_doctor.probing.rank_identity import gpu_identity, training_dtype
+from ddp_doctor.probing.rank_identity import finish, gpu_identity, moment, seconds_between, training_dtype
 from ddp_doctor.views.gpus import gpus_by_rank
 
 Work = Callable[[], object]
@@ -69,21 +69,12 @@ def _calls(aim_s: float, one_s: float) -> int:
 
 def seconds(ctx: RankContext, once: Work, calls: int) -> float:
     """How long the device takes for ``calls`` calls that are handed to it at once."""
-    if not ctx.device.startswith("cuda"):
-        started = ctx.clock()
-        for _ in range(calls):
-            once()
-        return max(ctx.clock() - started, _LEAST_S)
-    import torch
-
-    event: Any = torch.cuda.Event
-    begin, end = event(enable_timing=True), event(enable_timing=True)
-    begin.record()
+    began = moment(ctx)
     for _ in range(calls):
         once()
-    end.record()
-    end.synchronize()
-    return max(float(begin.elapsed_time(end)) / 1e3, _LEAST_S)
+    ended = moment(ctx)
+    finish(ctx.device)
+    return max(seconds_between(began, ended), _LEAST_S)
 
 
 N = TypeVar("N", int, float)
@@ -100,7 +91,7 @@ def summed_up(watched: GpuWatched) -> GpuLoad:
     busy = [sample for sample in watched.samples if sample.phase == MATMUL]
     recorded = [reading.clock_events for reading in busy if reading.clock_events is not None]
     in_force = Counter(name for names in recorded for name in names)
-    clocks = _known([reading.sm_clock_mhz for reading in busy])
+    clocks = [reading.sm_clock_mhz for reading in busy if reading.sm_clock_mhz is not None]
     return GpuLoad(
         looks=len(busy),
         reason=watched.reason,
@@ -109,22 +100,18 @@ def summed_up(watched: GpuWatched) -> GpuLoad:
         sm_clock_mhz=median_low(clocks) if clocks else None,
         sm_clock_max_mhz=watched.sm_clock_max_mhz,
         clock_events={name: round(count / len(recorded), 2) for name, count in in_force.items()},
-        temperature_c=_highest([sample.temperature_c for sample in watched.samples]),
-        power_w=_highest([reading.power_w for reading in busy]),
+        temperature_c=_highest(sample.temperature_c for sample in watched.samples),
+        power_w=_highest(reading.power_w for reading in busy),
         power_limit_w=watched.power_limit_w,
-        pcie_generation=_highest([sample.pcie_generation for sample in watched.samples]),
+        pcie_generation=_highest(sample.pcie_generation for sample in watched.samples),
         pcie_generation_max=watched.pcie_generation_max,
-        pcie_width=_highest([sample.pcie_width for sample in watched.samples]),
+        pcie_width=_highest(sample.pcie_width for sample in watched.samples),
         pcie_width_max=watched.pcie_width_max,
     )
 
 
-def _known(values: Sequence[N | None]) -> list[N]:
-    return [value for value in values if value is not None]
-
-
-def _highest(values: Sequence[N | None]) -> N | None:
-    return max(_known(values), default=None)
+def _highest(values: Iterable[N | None]) -> N | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 _MIB = 1 << 20
@@ -170,7 +157,21 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
         fields |= {"memory_free_bytes": free, "memory_total_bytes": total}
     fields |= {"memory_allowed_bytes": ctx.gpu_memory_bytes}
     missing: dict[str, str] = {}
-    step = partial(_step, ctx, fields, missing)
+
+    def step(name: str, what: str, work: Callable[[], dict[str, Any]]) -> None:
+        """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
+        import torch
+
+        with ctx.step(name, deadline_s=_STEP_S):
+            try:
+                fields.update(work())
+            except _NotMeasured as reason:
+                missing[what] = str(reason)
+            except torch.cuda.OutOfMemoryError:
+                missing[what] = "the GPU's memory is in use"
+        if ctx.device.startswith("cuda"):
+            torch.cuda.empty_cache()  # somebody else may want it
+
     watch = ctx.watch_gpu(uuid)
     try:
         turns = int(agreed(ctx, ctx.local_rank + 1))  # of the fullest node; all ranks begin at one moment
@@ -190,28 +191,6 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
 
 class _NotMeasured(Exception):
     """The message is the reason."""
-
-
-def _step(
-    ctx: RankContext,
-    fields: dict[str, Any],
-    missing: dict[str, str],
-    name: str,
-    what: str,
-    work: Callable[[], dict[str, Any]],
-) -> None:
-    """Work that may fail for lack of memory, which must not keep this rank from meeting the others."""
-    import torch
-
-    with ctx.step(name, deadline_s=_STEP_S):
-        try:
-            fields.update(work())
-        except _NotMeasured as reason:
-            missing[what] = str(reason)
-        except torch.cuda.OutOfMemoryError:
-            missing[what] = "the GPU's memory is in use"
-    if ctx.device.startswith("cuda"):
-        torch.cuda.empty_cache()  # somebody else may want it
 
 
 def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:

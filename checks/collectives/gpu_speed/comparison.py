@@ -105,11 +105,11 @@ def groups(
     gpus: Sequence[Measured], metric: Metric, key: Callable[[Measured], Hashable] = model
 ) -> list[list[Compared]]:
     """GPUs that measured the metric under equal conditions, each with the median of the others; slowest first."""
-    by_key: dict[Hashable, list[tuple[float, Measured, Rate]]] = {}
-    for gpu in gpus:
-        rate = metric.of(gpu)
-        if rate is not None and gpu.fact.gpu_name:
-            by_key.setdefault((key(gpu), metric.conditions(gpu.fact)), []).append((rate.median, gpu, rate))
+    by_key = grouped(
+        ((key(gpu), metric.conditions(gpu.fact)), (rate.median, gpu, rate))
+        for gpu in gpus
+        if gpu.fact.gpu_name and (rate := metric.of(gpu)) is not None
+    )
     found = []
     for group in by_key.values():
         group.sort(key=lambda with_rate: with_rate[0])
@@ -139,11 +139,8 @@ def median_without(ordered: Sequence[float], left_out: int) -> float:
 
 def culprits(recording: Recording, gpus: Iterable[Measured]) -> list[Culprit]:
     """The GPUs of these ranks."""
-    found = []
-    for gpu in gpus:
-        of_rank = rank_culprit(recording, rank_of(gpu))
-        found.append(of_rank.model_copy(update={"kind": "gpu", "name": gpu.fact.gpu_uuid}))
-    return found
+    ranks = ((rank_culprit(recording, rank_of(gpu)), gpu) for gpu in gpus)
+    return [culprit.model_copy(update={"kind": "gpu", "name": gpu.fact.gpu_uuid}) for culprit, gpu in ranks]
 
 
 def slower(factor: float) -> str:

@@ -5,16 +5,7 @@ from dataclasses import dataclass
 from statistics import median_high
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison
-from ddp_doctor.checks.collectives.gpu_speed.comparison import (
-    BACK,
-    INTO,
-    Measured,
-    Metric,
-    beside_others,
-    groups,
-    judged,
-    model,
-)
+from ddp_doctor.checks.collectives.gpu_speed.comparison import BACK, INTO, Measured, beside_others, judged, model
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.model.base import grouped
@@ -124,7 +115,7 @@ class Slow:
     """One way of one GPU that is too slow, and what it is held against."""
 
     gpu: Measured
-    metric: Metric
+    metric: comparison.Metric
     rate: float
     expected: float
     expected_from: str
@@ -186,7 +177,7 @@ def _model_and_link(gpu: Measured) -> Hashable:
 
 def _beside_peers(recording: Recording) -> Iterator[Slow]:
     for metric in (INTO, BACK):
-        for group in groups(_judged(recording), metric, _model_and_link):
+        for group in comparison.groups(_judged(recording), metric, _model_and_link):
             slow = [compared for compared in group if compared.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
             if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
                 for compared in slow:

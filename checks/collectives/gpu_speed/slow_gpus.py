@@ -4,15 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison
-from ddp_doctor.checks.collectives.gpu_speed.comparison import (
-    COPY,
-    MATMUL,
-    Compared,
-    Measured,
-    beside_others,
-    judged,
-    model,
-)
+from ddp_doctor.checks.collectives.gpu_speed.comparison import COPY, MATMUL, Measured, beside_others, judged, model
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
@@ -27,8 +19,8 @@ from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, pro
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_of, ranks_at
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."
-#: Rates that are too low, by model, and the GPUs of that model that are fast.
-Slow = list[Compared]
+#: Rates that are too low.
+Slow = list[comparison.Compared]
 
 
 @rule("DD801", "gpu-slower-than-its-peers", Severity.WARNING, GpuSpeedFact)
@@ -193,15 +185,14 @@ def slowed_by_hardware(recording: Recording) -> frozenset[int]:
 
 @once_a_recording
 def _slowed(recording: Recording) -> Mapping[int, Measured]:
-    slowed = {}
     before = {
         (node.node, gpu.uuid): gpu.clock_events or () for node in recording.facts(GpusFact) for gpu in node.fact.gpus
     }
-    for gpu in recording.facts(GpuSpeedFact):
-        known_before = before.get((gpu.node, gpu.fact.gpu_uuid), ())
-        if set(_in_force(gpu.fact)) - set(known_before):
-            slowed[rank_of(gpu)] = gpu
-    return slowed
+    return {
+        rank_of(gpu): gpu
+        for gpu in recording.facts(GpuSpeedFact)
+        if not set(_in_force(gpu.fact)) <= set(before.get((gpu.node, gpu.fact.gpu_uuid), ()))
+    }
 
 
 def _in_force(fact: GpuSpeedFact) -> list[str]:

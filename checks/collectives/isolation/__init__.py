@@ -9,7 +9,7 @@ Why it matters to DDP: where only the whole hangs, every rank waits and none is 
 nodes without the culprit pass; that is how people find it by hand, a night at a time.
 """
 
-from ddp_doctor.checks.collectives.isolation import groups, nodes
+from ddp_doctor.checks.collectives.isolation import rules
 from ddp_doctor.facts.collectives import IsolationFact
 from ddp_doctor.model.check import ISOLATION, Check
 from ddp_doctor.model.choices import Where
@@ -29,7 +29,7 @@ CHECK = Check(
     where=Where.GROUPS,
     probe=probe,
     facts=(IsolationFact,),
-    rules=rules_in(nodes, groups),
+    rules=rules_in(rules),
     stops_ranks=True,
     cost_s=4.0,  # of healthy nodes: four rounds, each of which took a second or less on CPUs
 )

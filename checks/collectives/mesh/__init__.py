@@ -11,7 +11,7 @@ all wait for each other; a mesh whose last axis is not the one that sends most i
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.mesh import groups, placement
+from ddp_doctor.checks.collectives.mesh import rules
 from ddp_doctor.facts.collectives import MeshFact
 from ddp_doctor.model.check import MESH, Check
 from ddp_doctor.model.choices import Where
@@ -50,7 +50,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(MeshFact,),
-    rules=rules_in(groups, placement),
+    rules=rules_in(rules),
     needs_mesh=True,
     min_ranks=2,
     cost_s=3.0,

@@ -11,7 +11,7 @@ GPUs whose peer-to-peer path is blocked by ACS or the IOMMU: every tool reports 
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.collectives.p2p import slow, wrong
+from ddp_doctor.checks.collectives.p2p import rules
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -21,6 +21,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
+from ddp_doctor.wording.ranks import rank_of
 
 
 def probe(ctx: RankContext) -> P2pFact:
@@ -34,18 +35,15 @@ def probe(ctx: RankContext) -> P2pFact:
 def measurements(recording: Recording) -> Iterator[Measurement]:
     """Latency and bandwidth of each pair, as its lower rank saw it; what came one way; how many were left out."""
     facts = recording.facts(P2pFact)
-    for rank in facts:
-        for pair in rank.fact.pairs:
-            if rank.rank is None:
-                continue
-            if rank.rank < pair.peer:
-                yield from _of_pair(rank.rank, pair)
-            if pair.received_gb_per_s is not None:
-                labels: dict[str, str | int | float] = {"rank": pair.peer, "peer": rank.rank, "bytes": pair.size_bytes}
-                rate = pair.received_gb_per_s * 1e9
-                yield Measurement(name="p2p_one_way", value=rate, unit="B/s", labels=labels)
+    for rank, pair in ((rank_of(at), pair) for at in facts for pair in at.fact.pairs):
+        if rank < pair.peer:
+            yield from _of_pair(rank, pair)
+        if pair.received_gb_per_s is not None:
+            labels: dict[str, str | int | float] = {"rank": pair.peer, "peer": rank, "bytes": pair.size_bytes}
+            rate = pair.received_gb_per_s * 1e9
+            yield Measurement(name="p2p_one_way", value=rate, unit="B/s", labels=labels)
     for name in ("not_measured", "not_alone"):
-        left_out = max((getattr(rank.fact, name) for rank in facts), default=0)
+        left_out = max((getattr(at.fact, name) for at in facts), default=0)
         if left_out:
             yield Measurement(name=f"p2p_{name}", value=left_out, unit="pairs")
 
@@ -72,7 +70,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(P2pFact,),
-    rules=rules_in(wrong, slow),
+    rules=rules_in(rules),
     min_ranks=2,
     cost_s=1.0,
     is_essential=True,

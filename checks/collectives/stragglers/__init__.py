@@ -24,8 +24,6 @@ from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing.stragglers import RankSamples
 
-__all__ = ["CHECK", "probe"]
-
 
 def probe(ctx: RankContext) -> StragglersFact:
     """Take this rank's samples. Raises Skip where time or memory is short, Misused where nobody can read --data."""

@@ -1,22 +1,134 @@
 """DD660-DD665: ranks that compute, run, read or exchange more slowly than their peers, and what was not told apart."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
+from statistics import median, median_low
 
-from ddp_doctor.checks.collectives.stragglers import comparison
-from ddp_doctor.checks.collectives.stragglers.comparison import LOSSES, READS, Slow, slow_ranks
-from ddp_doctor.facts.collectives import StragglersFact
+from ddp_doctor.facts.collectives import Sample, StragglersFact
 from ddp_doctor.knowledge import stragglers
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
-from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, by_operator
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, rank_of, ranks_at
+
+#: What is timed. A rank that has work is stopped by a quota, waits for its turn on a CPU, or stands still otherwise.
+PRODUCTS, QUOTA, WAITS, STOPS, EXCHANGE, READS = (
+    "products of the same matrices",
+    "programs under its quota",
+    "programs beside others",
+    "programs",
+    "exchanges with both neighbours",
+    "reads of ",  # … large files, and so on
+)
+LOSSES = (QUOTA, WAITS, STOPS)
+_LEAST = 1e-3
+
+
+@dataclass(frozen=True)
+class Slow:
+    """One rank that takes longer than the usual one. ``is_sure``: beyond chance, nearly always, and among enough."""
+
+    rank: FactAt[StragglersFact]
+    work: str
+    factor: float  # how many times as long as the usual rank it takes, by medians
+    spread: float  # 1.4826 MAD of all samples of all compared ranks, as a share of what is usual
+    slow_samples: Sequence[int]  # their numbers
+    samples: int
+    is_sure: bool = False
+
+
+@once_a_recording
+def slow_ranks(recording: Recording) -> Sequence[Slow]:
+    """The ranks that take so much longer than the usual one that it matters, sure and unsure ones, for each work."""
+    ranks = recording.facts(StragglersFact)
+    costs = [
+        ((work, rank.fact.model if work == PRODUCTS else ""), (rank_of(rank), cost))
+        for rank in ranks
+        for sample in rank.fact.samples
+        for work, cost in _costs(sample).items()
+    ]
+    costs += [((EXCHANGE, ""), of_rank) for of_rank in _exchange_costs(ranks)]
+    by_rank = {rank_of(rank): rank for rank in ranks}
+    return [
+        slow
+        for (work, _), of_ranks in grouped(costs).items()
+        for slow in _compared(by_rank, work, grouped(of_ranks), _least(recording, work))
+    ]
+
+
+def _costs(sample: Sample) -> dict[str, float]:
+    """What one sample took, by work, each in a unit of its own."""
+    # Kernels count a quota's stops as waits or do not. No load of a host changes the share of STOPS in the rest.
+    stopped = min(sample.throttled_share or 0.0, sample.taken_share)
+    waited = min(max((sample.waited_share or 0.0) - stopped, 0.0), sample.taken_share - stopped)
+    left, had = max(1 - stopped, _LEAST), max(1 - stopped - waited, _LEAST)
+    reads = {READS + name: 1 / rate for name, rate in sample.read_bytes_per_s.items() if rate}
+    return {
+        PRODUCTS: 1 / max(sample.products_per_s, _LEAST),
+        QUOTA: 1 / left,
+        WAITS: left / had,
+        STOPS: had / max(1 - sample.taken_share, _LEAST),
+        **reads,
+    }
+
+
+def _exchange_costs(ranks: Sequence[FactAt[StragglersFact]]) -> Iterator[tuple[int, float]]:
+    """For each sample how many times slower than usual the faster of a rank's two exchanges was.
+
+    Exchanges within a machine are held against others within machines, those across against others across.
+    """
+    machine = {rank_of(rank): rank.fact.machine for rank in ranks}
+    for at_once in zip(*(rank.fact.samples for rank in ranks), strict=False):
+        rates = [
+            (machine.get(peer) == rank.fact.machine, rank_of(rank), rate)
+            for rank, sample in zip(ranks, at_once, strict=True)
+            for peer, rate in sample.exchanged_gb_per_s.items()
+            if len(sample.exchanged_gb_per_s) > 1 and rate
+        ]
+        usual = {kind: median(of_kind) for kind, of_kind in grouped((kind, rate) for kind, _, rate in rates).items()}
+        costs = grouped((rank, usual[kind] / rate) for kind, rank, rate in rates)
+        yield from ((rank, min(both)) for rank, both in costs.items())
+
+
+def _least(recording: Recording, work: str) -> float:
+    if work == EXCHANGE:
+        return stragglers.EXCHANGE_SLOWER_ON_NCCL if recording.on_nccl else stragglers.EXCHANGE_SLOWER
+    return stragglers.READS_SLOWER if work.startswith(READS) else stragglers.SLOWER
+
+
+def _compared(
+    ranks: Mapping[int, FactAt[StragglersFact]], work: str, costs: Mapping[int, Sequence[float]], least: float
+) -> Iterator[Slow]:
+    costs = {rank: values for rank, values in costs.items() if len(values) >= stragglers.FEWEST_SAMPLES}
+    if len(costs) < 2:
+        return
+    usual = median_low(median(values) for values in costs.values())
+    spread = stragglers.OF_MAD * median(abs(value - usual) for values in costs.values() for value in values) / usual
+    at_once = [median_low(values) for values in zip(*costs.values(), strict=False)]
+    found = []
+    for rank, values in costs.items():
+        slow = [at for at, (value, often) in enumerate(zip(values, at_once, strict=False)) if value >= least * often]
+        if slow and median(values) >= least * usual:
+            found.append(Slow(ranks[rank], work, median(values) / usual, spread, slow, len(at_once)))
+    lasting = [slow for slow in found if len(slow.slow_samples) >= stragglers.IN_SAMPLES * slow.samples]
+    far_off = [slow for slow in lasting if slow.factor >= 1 + stragglers.SPREADS * spread]
+    if work == WAITS:  # ranks that share their CPUs share their neighbours: who of them waits longer is chance
+        places = {rank: (ranks[rank].fact.machine, ranks[rank].fact.cpus) for rank in costs}
+        all_there, slow_there = Counter(places.values()), Counter(places[rank_of(slow.rank)] for slow in far_off)
+        far_off = [slow for slow in far_off if 2 * slow_there[at := places[rank_of(slow.rank)]] > all_there[at]]
+    if len(costs) < stragglers.FEWEST_TO_JUDGE or 2 * len(far_off) >= len(costs):
+        far_off = []
+    for slow_rank in found:
+        by_quota = work == QUOTA and slow_rank in lasting  # no matter of comparison
+        yield replace(slow_rank, is_sure=slow_rank in far_off or by_quota)
+
 
 #: What a rank's samples show: why it is slow, what to do, and what was measured.
 Shown = tuple[str, Remedy, str]
@@ -94,7 +206,7 @@ def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: Compare clocks, power profile and NUMA placement with a usual host.
     See: docs/explanation/measurements.md
     """
-    yield from _drafts(recording, _named(recording, comparison.PRODUCTS), _products)
+    yield from _drafts(recording, _named(recording, PRODUCTS), _products)
 
 
 def _products(slow: Slow) -> Shown:
@@ -130,9 +242,9 @@ def _losses(slow: Slow) -> Shown:
         f"{taken:.0%} of a loop's time is taken, {max(sample.longest_gap_s for sample in samples) * 1e3:.0f} ms at "
         f"most; {waited:.0%} it was ready and waited, {stopped:.0%} its quota stopped it{others}"
     )
-    if slow.work == comparison.QUOTA:
+    if slow.work == QUOTA:
         return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA, seen
-    if slow.work == comparison.WAITS:
+    if slow.work == WAITS:
         return "it waits for a CPU that others use", _OTHERS, seen
     return "it is stopped, and neither a quota nor another process does it", _STOPS, seen
 
@@ -192,8 +304,8 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
     Remedy: Test its paths with connectivity and p2p, then its network interfaces.
     See: docs/explanation/measurements.md
     """
-    named = {rank_of(slow.rank) for slow in _named(recording, comparison.PRODUCTS, *LOSSES, READS)}
-    slow = [slow for slow in _named(recording, comparison.EXCHANGE) if rank_of(slow.rank) not in named]
+    named = {rank_of(slow.rank) for slow in _named(recording, PRODUCTS, *LOSSES, READS)}
+    slow = [slow for slow in _named(recording, EXCHANGE) if rank_of(slow.rank) not in named]
     yield from _drafts(recording, slow, _exchanges)
 
 

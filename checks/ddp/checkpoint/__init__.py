@@ -31,7 +31,7 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.rule import rules_in
-from ddp_doctor.probing.checkpoints import error_text, first_reason, folder_of_all, reason_against
+from ddp_doctor.probing.checkpoints import error_text, failure, first_reason, folder_of_all, reason_against
 
 #: A job writes the same name again and again.
 _VERSIONS = (1, 2)
@@ -159,7 +159,6 @@ def save_shards(ctx: RankContext, folder: Path) -> str:
     """Save this rank's part of one tensor; the text of the error where torch failed, else ""."""
     import torch
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -167,29 +166,26 @@ def save_shards(ctx: RankContext, folder: Path) -> str:
     mesh = DeviceMesh.from_group(ctx.group, ctx.device.partition(":")[0])
     first = ctx.group_rank * ELEMENTS_OF_A_RANK
     own = torch.arange(first, first + ELEMENTS_OF_A_RANK, dtype=torch.float32, device=ctx.device)
-    try:
+
+    def save() -> None:
         whole = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
         known.save({"weight": whole}, checkpoint_id=folder / SHARDS, process_group=ctx.group)
-    except (Exception, CheckpointException) as error:  # noqa: BLE001 - torch gathers whatever the ranks raised
-        return error_text(error)
-    return ""
+
+    return failure(save)
 
 
 def load_shards(ctx: RankContext, folder: Path) -> Sharded:
     """What this rank alone finds in the shards of all."""
     import torch
     from torch.distributed import checkpoint
-    from torch.distributed.checkpoint.api import CheckpointException
 
     known: Any = checkpoint
     missing = [rank for rank in range(ctx.world_size) if not any((folder / SHARDS).glob(f"__{rank}_*.distcp"))]
     loaded = Sharded(shards=ctx.world_size - len(missing), missing=tuple(missing))
     expected = torch.arange(ctx.world_size * ELEMENTS_OF_A_RANK, dtype=torch.float32)
     held: dict[str, Any] = {"weight": torch.full_like(expected, -1.0)}
-    try:
-        known.load(held, checkpoint_id=folder / SHARDS, no_dist=True)
-    except (Exception, CheckpointException) as error:  # noqa: BLE001 - torn bytes raise whatever they lead to
-        return loaded.model_copy(update={"error": error_text(error)})
+    if error := failure(lambda: known.load(held, checkpoint_id=folder / SHARDS, no_dist=True)):
+        return loaded.model_copy(update={"error": error})
     off = (held["weight"] != expected).nonzero().flatten().tolist()
     owners = tuple(sorted({place // ELEMENTS_OF_A_RANK for place in off}))
     return loaded.model_copy(update={"off": owners, "off_elements": len(off)})

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code, remedy
 from ddp_doctor.remedies.torch_calls import DOCS
 from ddp_doctor.wording.findings import likely
 from ddp_doctor.wording.nodes import of_nodes
-from ddp_doctor.wording.ranks import capital, rank_culprits, ranks_at
+from ddp_doctor.wording.ranks import capital, rank_culprits, rank_of, ranks_at
 
 #: What the first rank saves, twice under this name.
 FILE = "checkpoint.pt"
@@ -51,9 +51,6 @@ LOOK_AT_STORAGE = remedy(
 )
 
 
-_BadLoads = list[tuple[FactAt[Checkpoint], Loaded]]
-
-
 @rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
 def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     """Finds: A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
@@ -68,11 +65,11 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
         return
     rank, worst = bad[0]
     short = f", {worst.size_bytes} of {worst.told_bytes} bytes" if worst.size_bytes != worst.told_bytes else ""
-    everyone = len({rank.rank for rank, _ in bad}) == rank.fact.world_size
+    ranks = [rank_of(rank) for rank, _ in bad]
     yield likely(
-        () if everyone else _culprits(recording, bad),
-        f"The checkpoint that rank {_saver(recording)} saved is incomplete or changed when {_who(recording, bad)} reads"
-        f" it{short}",
+        () if len(ranks) == rank.fact.world_size else rank_culprits(recording, Checkpoint, ranks),
+        f"The checkpoint that rank {_saver(recording)} saved is incomplete or changed when"
+        f" {ranks_at(recording, ranks)} reads it{short}",
         Evidence(text=f"bytes that rank {rank.rank} reads", value=worst.size_bytes, expected=worst.told_bytes),
         LOOK_AT_STORAGE,
         ONE_WRITER,
@@ -92,10 +89,10 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
     """
     bad = _bad(recording, _is_old)
     if bad:
-        rank, worst = bad[0]
+        (rank, worst), ranks = bad[0], [rank_of(rank) for rank, _ in bad]
         yield likely(
-            _culprits(recording, bad),
-            f"{capital(_who(recording, bad))} still reads the old checkpoint after rank {_saver(recording)} has"
+            rank_culprits(recording, Checkpoint, ranks),
+            f"{capital(ranks_at(recording, ranks))} still reads the old checkpoint after rank {_saver(recording)} has"
             " saved a new one",
             Evidence(text=f"version that rank {rank.rank} reads", value=worst.holds_version, expected=worst.version),
             NEW_NAMES,
@@ -115,7 +112,7 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
     bad = _bad(recording, _is_strange)
     if bad:
         rank, worst = bad[0]
-        places = {rank.fact.group_rank: rank.rank or 0 for rank in recording.facts(Checkpoint)}
+        places = _by_group_rank(recording)
         writers = sorted({places[load.holds_rank] for _, load in bad if load.holds_rank in places})
         yield likely(
             rank_culprits(recording, Checkpoint, writers),
@@ -123,7 +120,8 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
             f" {ranks_at(recording, writers) or 'nobody known'}",
             Evidence(text=f"rank whose state rank {rank.rank} reads", value=worst.holds_rank, expected=0),
             ONE_WRITER,
-            detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}, as read on {_who(recording, bad)}.",
+            detail=f"File {FILE} in {rank.fact.folder}, version {worst.version}, as read on"
+            f" {ranks_at(recording, [rank_of(rank) for rank, _ in bad])}.",
         )
 
 
@@ -150,7 +148,7 @@ def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> _BadLoads:
+def _bad(recording: Recording, is_bad: Callable[[Loaded], bool]) -> list[tuple[FactAt[Checkpoint], Loaded]]:
     """The first bad load of each rank, by rank."""
     ranks = sorted(recording.facts(Checkpoint), key=lambda rank: rank.rank or 0)
     firsts = ((rank, next((load for load in rank.fact.loads if is_bad(load)), None)) for rank in ranks)
@@ -173,15 +171,8 @@ def _is_torn(load: Loaded) -> bool:
 
 def _saver(recording: Recording) -> int:
     """The original rank of the group's first rank, which saves."""
-    return min(recording.facts(Checkpoint), key=lambda rank: rank.fact.group_rank).rank or 0
-
-
-def _who(recording: Recording, bad: _BadLoads) -> str:
-    return ranks_at(recording, [rank.rank or 0 for rank, _ in bad])
-
-
-def _culprits(recording: Recording, bad: _BadLoads) -> tuple[Culprit, ...]:
-    return rank_culprits(recording, Checkpoint, [rank.rank or 0 for rank, _ in bad])
+    ranks = _by_group_rank(recording)
+    return ranks[min(ranks)]
 
 
 _BadShards = list[tuple[FactAt[Checkpoint], Sharded]]
@@ -214,10 +205,9 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     """Blame the writer of a shard that no rank can read, else the ranks that cannot read it."""
     ranks = _by_group_rank(recording)
     owners = sorted({ranks[own] for _, found in bad for own in (*found.missing, *found.off) if own in ranks})
-    readers = [rank.rank or 0 for rank, _ in bad]
-    saved = bad[0][0].fact.world_size
+    readers = [rank_of(rank) for rank, _ in bad]
     sizes = "1 rank" + (f", nor by {bad_parts[0][1].world_size}" if bad_parts else "")
-    rank, found = bad[0]
+    (rank, found), saved = bad[0], bad[0][0].fact.world_size
     files = ", ".join(f"__{shard}_0.distcp" for shard in (found.missing or found.off)[:8])
     what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
     return likely(

@@ -3,7 +3,7 @@
 DD753, DD759: samplers whose shares overlap or leave samples out, and ranks that the environment seeds alike.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -179,10 +179,11 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
     Remedy: None, unless a job of yours uses the mode.
     See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
     """
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for name, by_rank in _modes(recording).items():
-        for reason in {mode.not_looked for mode in by_rank.values() if mode.not_looked and not mode.refused}:
-            reasons[reason].append(_WAYS[name].switch)
+    reasons = grouped(
+        (reason, _WAYS[name].switch)
+        for name, by_rank in _modes(recording).items()
+        for reason in {mode.not_looked for mode in by_rank.values() if mode.not_looked and not mode.refused}
+    )
     for reason, switches in reasons.items():
         yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
 

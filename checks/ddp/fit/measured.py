@@ -38,9 +38,12 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
     strategy, _, checkpointing = ctx.part.partition("+")
     of_first = () if ctx.group_rank else estimated(ctx).estimates
     each = next((e for e in of_first if (e.strategy, e.checkpointing) == (strategy, bool(checkpointing))), None)
+    # What this rank may take: of --memory, and of what is free on its GPU or, shared by all ranks, on the host.
+    free = memory_free(ctx) // (1 if ctx.gpu_memory_bytes else ctx.world_size)
+    own_room = min(ctx.options.fit.memory_bytes or free, free) if ctx.options.fit else free
     with ctx.step("compare_memory", ctx.part):
         needs = ctx.exchange(f"{ctx.part} needs", str(round(each.peak_bytes * (1 + RESERVE)) if each else ""))[0]
-        room = min(map(int, ctx.exchange(f"{ctx.part} has", str(_room_bytes(ctx)))))
+        room = min(map(int, ctx.exchange(f"{ctx.part} has", str(own_room))))
     if not needs or (BY_NAME[strategy].offloads and ctx.device == "cpu"):
         raise Skip("a CPU's ranks offload nothing" if needs else "not estimated for the ranks that are here")
     if int(needs) > room:
@@ -60,13 +63,6 @@ def probe(ctx: RankContext) -> FitMeasuredFact:
         steps_s=tuple(steps_s),
         out_of_memory=len(steps_s) < STEPS,
     )
-
-
-def _room_bytes(ctx: RankContext) -> int:
-    """What this rank may take: of --memory, and of what is free on its GPU or, shared by all ranks, on the host."""
-    given = ctx.options.fit.memory_bytes if ctx.options.fit else None
-    free = memory_free(ctx) // (1 if ctx.gpu_memory_bytes else ctx.world_size)
-    return min(given or free, free)
 
 
 CHECK = Check(

@@ -1,6 +1,6 @@
 """DD821: what a trace advised, tried with the user's model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -58,16 +58,12 @@ def all_tried(recording: Recording) -> list[Tried]:
     return [
         Tried(
             of_ranks[0].advice,
-            _slowest([each.without_s for each in of_ranks]),
-            _slowest([each.with_s for each in of_ranks]),
+            rounds.slowest(each.without_s for each in of_ranks),
+            rounds.slowest(each.with_s for each in of_ranks),
         )
         for of_ranks in zip(*(rank.arguments for rank in ranks), strict=False)
         if all(each.without_s and each.with_s for each in of_ranks)
     ]
-
-
-def _slowest(ranks: Sequence[Seconds]) -> Seconds:
-    return tuple(map(max, zip(*ranks, strict=False)))
 
 
 def words(advice: TraceAdvice) -> str:

@@ -1,4 +1,5 @@
-"""The rounds of one rank, one step under torch.profiler, and bucket sizes: the best one predicted, then measured.
+"""The rounds of one rank, one step under torch.profiler, bucket sizes (the best one predicted, then measured) and what
+a trace advises, tried: steps with DDP's arguments as the job has them, and with one of them changed.
 
 All ranks take the same steps, whatever one of them finds.
 
@@ -8,14 +9,15 @@ An event of a gloo collective in the profile, in its own thread (microseconds)::
     aten::mm          start 1100   end 1420   thread 1
 """
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
-from ddp_doctor.checks.ddp.step_time.arguments import tried
 from ddp_doctor.checks.ddp.step_time.rounds import BUCKET_GAIN, LARGEST_ALONE
 from ddp_doctor.checks.ddp.step_time.work import (
     Plan,
@@ -29,14 +31,16 @@ from ddp_doctor.checks.ddp.step_time.work import (
     timed,
     wrap,
 )
-from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial, Profile, Round, StepTimeFact
+from ddp_doctor.facts.ddp.step_time import ArgumentTrial, Buckets, BucketTrial, Profile, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp import buckets
+from ddp_doctor.knowledge.ddp.arguments import changed, copes_with_unused
 from ddp_doctor.model.choices import Level
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
+from ddp_doctor.model.recording import TraceAdvice
 from ddp_doctor.parse.trace.intervals import Interval, Times
 from ddp_doctor.probing.all_reduces import agreed, meet
-from ddp_doctor.probing.rank_identity import finish
+from ddp_doctor.probing.rank_identity import finish, moment, seconds_between
 
 _COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
 _KERNELS = "nccl"  # ncclDevKernel_AllReduce_Sum_f32_RING_LL(…), ncclKernel_… before 2.19
@@ -170,7 +174,6 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
     processor = ProcessorTime(ctx)
     larger_work = work.sized((work.samples or 1) * larger) if larger > 1 else work
     measured = tuple(_rounds(ctx, work, larger_work, ddp, processor, rounds, iterations))
-    affinity = getattr(os, "sched_getaffinity", None)  # the CPUs that this rank is bound to, where the system tells
     missing: dict[str, str] = {}
     return StepTimeFact(
         ranks=ctx.world_size,
@@ -182,12 +185,12 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
         same_work=work.alike,
         larger=larger,
         threads=torch.get_num_threads(),
-        cpus=tuple(sorted(affinity(0))) if affinity is not None else (),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
         on_cpu_share=processor.share,
         iterations=iterations,
         rounds=measured,
         curve=measured_curve,
-        arguments=tried(ctx, work, ddp, plan),
+        arguments=tuple(_tried(ctx, work, ddp, plan, advice) for advice in ctx.options.advice),
         buckets=bucket_sizes(ctx, work, ddp, measured_curve, plan, missing),
         profile=profiled(ctx, work, ddp, missing),
         not_measured=missing,
@@ -196,21 +199,15 @@ def measure(ctx: RankContext, work: Work, plan: Plan = _USUAL) -> StepTimeFact:
 
 def curve(ctx: RankContext, gradient_bytes: int) -> buckets.Curve:
     """Times of all-reduces over sizes, the slowest rank's."""
-    points = [_point(ctx, *_SIZES[0])]
-    for size, times in (*_SIZES[1:], *_beyond(gradient_bytes)):
+    points, sizes = [_point(ctx, *_SIZES[0])], list(_SIZES[1:])
+    while 1.5 * sizes[-1][0] < gradient_bytes:  # up to that of all gradients, without a small last step
+        sizes.append((min(4 * sizes[-1][0], gradient_bytes), 3))
+    for size, times in sizes:
         before, took = points[-1]
         if before > _SIZES[0][0] and took * size / before > _LARGEST_S:
             break
         points.append(_point(ctx, size, times))
     return buckets.Curve(points=tuple(points))
-
-
-def _beyond(gradient_bytes: int) -> Iterator[tuple[int, int]]:
-    """Sizes from the largest of the usual ones to that of all gradients, without a small last step."""
-    size = _SIZES[-1][0]
-    while 1.5 * size < gradient_bytes:
-        size = min(4 * size, gradient_bytes)
-        yield size, 3
 
 
 def _point(ctx: RankContext, size: int, times: int) -> tuple[int, float]:
@@ -278,6 +275,39 @@ def _communication(ctx: RankContext, sizes: Sequence[int]) -> Any:
     return once
 
 
+#: For a proof, see advised.py.
+_FEWEST, _ROUNDS = 5, 9
+#: Short steps are timed several at a time, as a training makes them.
+_AT_ONCE_S, _AT_ONCE = 0.05, 10
+
+
+def _tried(ctx: RankContext, work: Work, ddp: Any, plan: Plan, advice: TraceAdvice) -> ArgumentTrial:
+    """A change of ``--from-trace`` against ``ddp``, which has the job's arguments."""
+    options = changed(work.options, advice)
+    step_s = agreed(ctx, timed(ctx, "step", "before a change", partial(one_pass, work, ddp), 1))
+    longest_s = -agreed(ctx, -min(plan.longest_s, ctx.remaining() / 4))
+    why_not = ""
+    if ctx.world_size == 1:
+        why_not = "one rank has nobody to communicate with"
+    elif options == work.options:
+        why_not = "neither the trace nor the factory tells what the job has"
+    elif work.copies < 2:
+        why_not = "the GPU has no memory for the model in a second DDP"
+    elif work.unused and not copes_with_unused(options):
+        why_not = "some parameters get no gradient, which DDP would wait for"
+    elif 2 * _FEWEST * step_s > longest_s:
+        why_not = f"{2 * _FEWEST} steps would take {2 * _FEWEST * step_s:.0f} s"
+    if why_not:
+        return ArgumentTrial(advice=advice, not_tried=why_not)
+    models = {"as the job": ddp, "changed": wrap(ctx, replace(work, options=options), None)}
+    times = max(1, min(_AT_ONCE, int(_AT_ONCE_S / step_s)))
+    rounds = max(_FEWEST, min(_ROUNDS, int(plan.budget_s / (2 * times * step_s))))
+    took = in_turns(ctx, work, models, rounds, times)
+    del models
+    gc.collect()  # the next one needs its memory
+    return ArgumentTrial(advice=advice, without_s=took["as the job"], with_s=took["changed"])
+
+
 _PASSES = 3
 #: Forward and backward together take this many times as long as the communication that is to hide in backward.
 _BALANCED = 1.5
@@ -316,7 +346,15 @@ def bucket_sizes(
     if agreed(ctx, gain, of_first=True) >= BUCKET_GAIN:
         step_s = predicted[buckets.DEFAULT_CAP_MIB]
         rounds = max(plan.fewest, min(plan.rounds, int(plan.budget_s / (2 * step_s))))
-        trials = _measured(ctx, work, ddp, (best, predicted), int(agreed(ctx, rounds, of_first=True)))
+        rounds = int(agreed(ctx, rounds, of_first=True))
+        models = {buckets.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
+        took = in_turns(ctx, work, {f"{cap:g} MiB": model for cap, model in models.items()}, rounds)
+        trials = tuple(
+            BucketTrial(
+                cap_mib=cap, predicted_s=predicted[cap], buckets_bytes=built(model), step_s=took[f"{cap:g} MiB"]
+            )
+            for cap, model in models.items()
+        )
     return Buckets(
         batch=work.samples, compute_s=backward.forward_s + backward.backward_s, predicted_s=predicted, trials=trials
     )
@@ -345,7 +383,7 @@ def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
     marks: list[tuple[int, Any]] = []  # the bytes of each gradient, and the moment or the GPU's mark of it
 
     def mark(parameter: Any) -> None:
-        marks.append((parameter.numel() * parameter.element_size(), _now(ctx)))
+        marks.append((parameter.numel() * parameter.element_size(), moment(ctx)))
 
     hooks = [
         parameter.register_post_accumulate_grad_hook(mark)
@@ -354,43 +392,14 @@ def _one_pass(ctx: RankContext, work: Work) -> buckets.Backward:
     ]
     try:
         work.module.zero_grad(set_to_none=True)
-        begun = _now(ctx)
+        begun = moment(ctx)
         loss = work.loss(work.module, work.batch)
-        forwarded = _now(ctx)
+        forwarded = moment(ctx)
         loss.backward()
-        ended = _now(ctx)
+        ended = moment(ctx)
         finish(ctx.device)
     finally:
         for hook in hooks:
             hook.remove()
-    gradients = tuple(buckets.Gradient(size, _between(forwarded, at)) for size, at in marks)
-    return buckets.Backward(_between(begun, forwarded), _between(forwarded, ended), gradients)
-
-
-def _now(ctx: RankContext) -> Any:
-    """This moment of the device: on a GPU a mark in its queue, for calls return before their work is done."""
-    if not ctx.device.startswith("cuda"):
-        return ctx.clock()
-    import torch
-
-    new_mark: Any = torch.cuda.Event  # untyped in torch's stubs
-    mark = new_mark(enable_timing=True)
-    mark.record()
-    return mark
-
-
-def _between(start: Any, end: Any) -> float:
-    return end - start if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
-
-
-def _measured(
-    ctx: RankContext, work: Work, ddp: Any, promised: tuple[float, dict[float, float]], rounds: int
-) -> tuple[BucketTrial, ...]:
-    """Steps with the default and the best size in turns."""
-    best, predicted = promised
-    models = {buckets.DEFAULT_CAP_MIB: ddp, best: wrap(ctx, work, best)}
-    took = in_turns(ctx, work, {f"{cap:g} MiB": model for cap, model in models.items()}, rounds)
-    return tuple(
-        BucketTrial(cap_mib=cap, predicted_s=predicted[cap], buckets_bytes=built(model), step_s=took[f"{cap:g} MiB"])
-        for cap, model in models.items()
-    )
+    gradients = tuple(buckets.Gradient(size, seconds_between(forwarded, at)) for size, at in marks)
+    return buckets.Backward(seconds_between(begun, forwarded), seconds_between(forwarded, ended), gradients)

@@ -1,11 +1,11 @@
 """The rounds of all ranks together (a step is as slow as its slowest rank), and step times in findings."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from statistics import median
 
-from ddp_doctor.facts.ddp.step_time import Round, StepTimeFact
+from ddp_doctor.facts.ddp.step_time import StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Remedy
@@ -191,22 +191,22 @@ def summary(recording: Recording) -> Summary | None:
     first = next(
         (rank.fact for rank in ranks if rank.fact.rounds and rank.fact.rounds[0].alone_s is not None), ranks[0].fact
     )
-    rounds = list(zip(*(rank.fact.rounds for rank in ranks), strict=False))
-    if not rounds:
+    if not all(rank.fact.rounds for rank in ranks):
         return None
     return Summary(
         fact=first,
-        compute=_slowest(rounds, "compute_s"),
-        again=_slowest(rounds, "again_s"),
-        step=_slowest(rounds, "step_s"),
-        communicate=_slowest(rounds, "communicate_s"),
+        compute=slowest([[timing.compute_s for timing in rank.fact.rounds] for rank in ranks]),
+        again=slowest([[timing.again_s for timing in rank.fact.rounds] for rank in ranks]),
+        step=slowest([[timing.step_s for timing in rank.fact.rounds] for rank in ranks]),
+        communicate=slowest([[timing.communicate_s for timing in rank.fact.rounds] for rank in ranks]),
         alone=tuple(timing.alone_s for timing in first.rounds if timing.alone_s is not None),
         alone_larger=tuple(timing.alone_larger_s for timing in first.rounds if timing.alone_larger_s is not None),
     )
 
 
-def _slowest(rounds: Sequence[tuple[Round, ...]], name: str) -> Seconds:
-    return tuple(max(getattr(rank, name) for rank in ranks) for ranks in rounds)
+def slowest(ranks: Iterable[Sequence[float]]) -> Seconds:
+    """Of each round the slowest rank's time."""
+    return tuple(map(max, zip(*ranks, strict=False)))
 
 
 def crowded(recording: Recording) -> bool:
@@ -217,12 +217,11 @@ def crowded(recording: Recording) -> bool:
 def too_few_processors(recording: Recording) -> bool:
     """Whether the ranks of some node have more threads than processors."""
     nodes = grouped((rank.node, rank.fact) for rank in recording.facts(StepTimeFact) if rank.fact.device == "cpu")
-    return any(_are_too_few(facts) for facts in nodes.values())
-
-
-def _are_too_few(facts: Sequence[StepTimeFact]) -> bool:
-    cpus = {cpu for fact in facts for cpu in fact.cpus}
-    return bool(cpus) and sum(fact.threads for fact in facts) > len(cpus)
+    for facts in nodes.values():
+        cpus = {cpu for fact in facts for cpu in fact.cpus}
+        if cpus and sum(fact.threads for fact in facts) > len(cpus):
+            return True
+    return False
 
 
 def mostly_disturbed(ranks: Sequence[FactAt[StepTimeFact]]) -> bool:

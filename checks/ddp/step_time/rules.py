@@ -86,15 +86,9 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
     See: docs/explanation/step-time.md
     """
     totals = summary(recording)
-    if (
-        totals is None
-        or not totals.fact.model
-        or crowded(recording)
-        or totals.fact.ranks < 2
-        or not totals.alone_larger
-    ):
+    alone = totals.one_rank_for_all if totals else ()
+    if totals is None or not alone or not totals.fact.model or totals.fact.ranks < 2 or crowded(recording):
         return
-    alone = totals.one_rank_for_all
     if max(alone) >= min(totals.step):
         return
     yield proved(
@@ -243,7 +237,7 @@ def measured(recording: Recording) -> tuple[Measured, Measured] | None:
         Measured(
             cap_mib=trials[0].cap_mib,
             predicted_s=trials[0].predicted_s,
-            step_s=tuple(map(max, zip(*(trial.step_s for trial in trials), strict=False))),
+            step_s=rounds.slowest(trial.step_s for trial in trials),
         )
         for trials in (default, best)
     ]

@@ -14,7 +14,6 @@ from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing.all_reduces import agreed, meet
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import batches
-from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 
 #: Width and depth: 4 MiB of gradients on a CPU, 64 MiB on a GPU, where more of it fits into 10 ms.
@@ -61,11 +60,7 @@ class Work:
 
     def gradient_bytes(self) -> int:
         """The bytes that DDP averages."""
-        return sum(
-            parameter.numel() * parameter.element_size()
-            for parameter in self.module.parameters()
-            if parameter.requires_grad
-        )
+        return sum(parameter.nbytes for parameter in self.module.parameters() if parameter.requires_grad)
 
 
 def one_pass(work: Work, module: Any) -> None:
@@ -94,12 +89,9 @@ def own(ctx: RankContext) -> Work:
             raise Skip("too little memory is free on a GPU")
         room = free // _GPU_SHARE
     most = room // (2 * depth * width * 4)  # what each layer keeps for backward
-    work = Work(torch.nn.Sequential(*layers).to(ctx.device), None, _mean_square, make=make, most=most)
+    module = torch.nn.Sequential(*layers).to(ctx.device)
+    work = Work(module, None, lambda module, batch: module(batch).pow(2).mean(), make=make, most=most)
     return work.sized(_SMALLEST_BATCH)
-
-
-def _mean_square(module: Any, batch: Any) -> Any:
-    return module(batch).pow(2).mean()
 
 
 def samples_for(work: Work, took_s: float, aim_s: float, times: int = 1) -> int:
@@ -221,17 +213,13 @@ def yours(ctx: RankContext) -> Work:
     return Work(
         module=ready.model,
         batch=common or batch,
-        loss=_loss,
+        loss=lambda module, batch: batch.loss(batch.forward(module)),
         name=ctx.model,
         options=options,
         unused=ready.unused,
         copies=_copies(ctx, ready.model),
         alike=common is not None,
     )
-
-
-def _loss(module: Any, batch: Batch) -> Any:
-    return batch.loss(batch.forward(module))
 
 
 def _copies(ctx: RankContext, model: Any) -> int:
@@ -243,10 +231,8 @@ def _copies(ctx: RankContext, model: Any) -> int:
         return _MOST_COPIES
     import torch
 
-    state = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
-    gradients = sum(
-        parameter.numel() * parameter.element_size() for parameter in model.parameters() if parameter.requires_grad
-    )
+    state = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     left = ctx.gpu_memory_bytes - _SLACK * (torch.cuda.max_memory_allocated() + gradients)
     fit = int(left // (_SLACK * (state + 2 * gradients)))  # a gradient, and its place in a bucket
     copies = -int(agreed(ctx, float(-max(min(fit, _MOST_COPIES), 0))))

@@ -10,7 +10,7 @@ Raw input, read by ``ddp-doctor trace`` alone: Chrome JSON as torch.profiler wri
 Who waits shows long collectives, and who is waited for short ones.
 """
 
-from ddp_doctor.checks.ddp.trace import buckets, late_rank, meetings, network, step
+from ddp_doctor.checks.ddp.trace import communication, late_rank, step
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Where
@@ -31,6 +31,6 @@ CHECK = Check(
     where=Where.FILES,
     probe=probe,
     facts=(TraceFact,),
-    rules=rules_in(late_rank, network, step, buckets, meetings),
+    rules=rules_in(late_rank, step, communication),
     untested=problem,
 )

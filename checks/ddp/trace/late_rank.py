@@ -224,13 +224,10 @@ def _slower(suspect: Suspect) -> Cause:
 
 
 def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Draft]:
-    of_code = (
-        (window, late, cause)
-        for window in windows(recording)
-        for late, cause in _waited_for(recording, window)
-        if cause.code == code
-    )
-    for window, late, cause in of_code:
+    waited_for = ((window, each) for window in windows(recording) for each in _waited_for(recording, window))
+    for window, (late, cause) in waited_for:
+        if cause.code != code:
+            continue
         fact, lost = window.ranks[late.place], sum(late.lost_us.values()) / len(late.lost_us)
         given = "" if window.is_whole else "of those given, "
         waited = Evidence(

@@ -23,7 +23,7 @@ because the user named it.
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model import building, graphs, numbers, sharded
+from ddp_doctor.checks.ddp.user_model import building, gradients, sharded
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
@@ -67,7 +67,7 @@ CHECK = Check(
     where=Where.RANK,
     probe=probe,
     facts=(UserModel,),
-    rules=rules_in(building, graphs, numbers, sharded),
+    rules=rules_in(building, gradients, sharded),
     level=Level.QUICK,
     cost_s=1.0,
     is_essential=True,

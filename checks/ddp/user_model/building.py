@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import at, code, culprits, facts, on_ranks
 from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
@@ -18,6 +17,7 @@ from ddp_doctor.views.failed_trials import used_elsewhere
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, rank_of, ranks_at, short, stack_in_the_job
+from ddp_doctor.wording.user_model import at, code, culprits, facts, on_ranks
 
 
 @rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
@@ -60,15 +60,14 @@ def raises(recording: Recording) -> Iterator[Draft]:
         "__main__"``, and the factory leaves ``init_process_group`` to the script.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
-    troubles = [
-        (rank.fact.trouble, rank)
-        for rank in facts(recording)
-        if rank.fact.trouble is not None and not used_elsewhere(rank.fact.trouble.message)  # DD609 or DD772
-    ]
-    same_trouble = grouped(((trouble.phase, trouble.type, trouble.where), rank) for trouble, rank in troubles)
-    for ranks in same_trouble.values():
-        trouble = ranks[0].fact.trouble
-        assert trouble is not None
+    troubles = ((rank.fact.trouble, rank) for rank in facts(recording) if rank.fact.trouble is not None)
+    same_trouble = grouped(
+        ((trouble.phase, trouble.type, trouble.where), (trouble, rank))
+        for trouble, rank in troubles
+        if not used_elsewhere(trouble.message)  # DD609 or DD772
+    )
+    for found in same_trouble.values():
+        trouble, ranks = found[0][0], [rank for _, rank in found]
         if trouble.misuse:
             yield likely(
                 culprits(recording, ranks),
@@ -81,7 +80,7 @@ def raises(recording: Recording) -> Iterator[Draft]:
             )
             continue
         yield proved(
-            (*culprits(recording, ranks), *([code(trouble.where)] if trouble.where else [])),
+            (*culprits(recording, ranks), *code(trouble.where)),
             f"{_DOING[trouble.phase].format(model=ranks[0].fact.model)} raises {trouble.type}{at(trouble.where)}"
             f" on {on_ranks(recording, ranks)}",
             Evidence(text=f"{trouble.type} in {trouble.phase} on rank {rank_of(ranks[0])}{at(trouble.where)}"),
@@ -194,12 +193,13 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         for shown, ranks in grouped(off).items():
             kind, name, device = shown[0]
             more = and_more(len(shown) - 1)
-            cures = {"input": "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"}
-            cure = cures.get(kind, "Move the model to the device of LOCAL_RANK before it is wrapped")
+            cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
+            if kind == "input":
+                cure = "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
             wanted = {rank.fact.device for rank in ranks}
             due = wanted.pop() if len(wanted) == 1 else "that rank's device"
             yield proved(
-                (*culprits(recording, ranks), code(name)),
+                (*culprits(recording, ranks), *code(name)),
                 f"{kind.capitalize()} {name}{more} of {ranks[0].fact.model} {'are' if more else 'is'} on {device} on"
                 f" {on_ranks(recording, ranks)}, not on {due}",
                 (Evidence(text=f"{kind} {name}: {device}") for kind, name, device in shown[:8]),
@@ -245,18 +245,16 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
     See: Wu and He, Group Normalization, 2018: error of ResNet-50 by batch a GPU
         https://docs.pytorch.org/docs/stable/generated/torch.nn.SyncBatchNorm.html
     """
-    normalised = [rank.fact for rank in facts(recording) if rank.fact.batch_norms is not None]
-    found = [fact.batch_norms for fact in normalised if fact.batch_norms is not None and fact.world_size > 1]
-    if not found:
-        return
-    least = min(found, key=lambda norms: norms.samples)
-    if least.samples >= SMALL_BATCH:
+    several = [rank.fact for rank in facts(recording) if rank.fact.world_size > 1]
+    found = [fact.batch_norms for fact in several if fact.batch_norms is not None]
+    least = min(found, key=lambda norms: norms.samples, default=None)
+    if least is None or least.samples >= SMALL_BATCH:
         return
     layers = "1 layer" if least.count == 1 else f"{least.count} layers"
     samples = "1 sample" if least.samples == 1 else f"{least.samples} samples"
     yield likely(
-        (code(least.first),),
-        f"BatchNorm in {normalised[0].model} sees only {samples} per rank ({layers}, {least.first})",
+        code(least.first),
+        f"BatchNorm in {several[0].model} sees only {samples} per rank ({layers}, {least.first})",
         Evidence(
             text=f"samples that {least.first} saw in a batch",
             value=float(least.samples),
@@ -302,7 +300,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         innermost = [frame for rank in left for frame in of_the_job(rank.stack)[-1:]]
         lines = dict.fromkeys(frame.partition(" in ")[0] for frame in innermost)
         yield likely(
-            (code(line) for line in list(lines)[:4]),
+            code(*list(lines)[:4]),
             f"{who} hung for {trial.waited_s:.0f} s in {called(first.stack) or 'your code'}{line_in_the_job(first)}",
             (Evidence(text=stack_in_the_job(rank)) for rank in left[:8]),
             HUNG_CODE,

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.ddp.user_model.wording import calls, code, culprits, facts, names, on_ranks
 from ddp_doctor.facts.ddp.names import Names
 from ddp_doctor.facts.ddp.sharded_model import Off, ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
@@ -15,6 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
+from ddp_doctor.wording.user_model import calls, code, culprits, facts, minority, names, none_expected, on_ranks
 
 _FULLY_SHARD = "distributed.fsdp.fully_shard.html"
 
@@ -57,7 +57,11 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
     if different:
         return
     # Of a part of a mesh each rank has its own.
-    meshes = grouped((rank.fact.mesh, rank) for rank in facts(recording) if not _is_part(rank.fact))
+    meshes = grouped(
+        (rank.fact.mesh, rank)
+        for rank in facts(recording)
+        if rank.fact.mesh is None or len(rank.fact.mesh.ranks) == rank.fact.world_size
+    )
     if len(meshes) < 2:
         return
     usual = max(meshes, key=lambda mesh: len(meshes[mesh]))
@@ -69,10 +73,6 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
         (Evidence(text=f"{mesh} on {on_ranks(recording, members)}") for mesh, members in meshes.items()),
         in_model_code("Make the mesh with the same arguments on every rank"),
     )
-
-
-def _is_part(fact: UserModel) -> bool:
-    return fact.mesh is not None and len(fact.mesh.ranks) < fact.world_size
 
 
 @rule("DD791", "sharded-model-is-no-unit-itself", Severity.WARNING, UserModel)
@@ -119,11 +119,11 @@ def outside(recording: Recording) -> Iterator[Draft]:
         return
     why = "" if sharded.root else ", for the model itself is not given to fully_shard"
     yield likely(
-        (code(name) for name in sharded.outside.names[:8]),
+        code(*sharded.outside.names[:8]),
         f"fully_shard does not shard {names(sharded.outside)} of {rank.fact.model}{why}:"
         f" {'nobody averages their gradients' if off else 'it does not average their gradients'}",
         [_evidence(each, rank_of(rank)) for each in off.values()][:8]
-        or Evidence(text="trainable parameters in no unit", value=float(sharded.outside.count), expected=0.0),
+        or none_expected("trainable parameters in no unit", sharded.outside.count),
         in_model_code("Call fully_shard(model) last, when all parameters are there", reference=_FULLY_SHARD),
         in_model_code("Or average their gradients in your step, and leave them in ignored_params"),
         severity=None if off else Severity.WARNING,
@@ -161,29 +161,25 @@ def off(recording: Recording) -> Iterator[Draft]:
     ranks, fact = [rank for rank, _ in off], off[0][0].fact
     assert fact.sharded is not None
     shown = Names(names=tuple(each.parameter for each in off[0][1]), count=len(off[0][1]))
-    is_sure, where = 2 * len(ranks) < fact.world_size, on_ranks(recording, ranks)
+    where = on_ranks(recording, ranks)
     step = "second step" if fact.sharded.off_step else "first step"
     if all(each.unchanged for _, here in off for each in here):
         what = f"The {step} leaves {names(shown)} of {fact.model} unchanged on {where}"
         cure = "Let the last backward of a step reduce: set_requires_gradient_sync(True), set_requires_all_reduce(True)"
     else:
         what = (
-            f"After the {step} {names(shown)} of {fact.model} on {where} {_are(shown)} not what one rank alone makes of"
-            " the batches of all"
+            f"After the {step} {names(shown)} of {fact.model} on {where} {'is' if shown.count == 1 else 'are'}"
+            " not what one rank alone makes of the batches of all"
         )
         cure = "Look for gradients that are not reduced, hooks that change them, and code that asks for the rank"
     yield likely(
-        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in shown.names[:8])),
+        (*minority(recording, ranks), *code(*shown.names[:8])),
         what,
         (_evidence(here[0], rank_of(rank)) for rank, here in off[:8]),
         in_model_code(cure, reference=_FULLY_SHARD),
         detail="One rank alone: a copy without fully_shard, whose gradients are averaged over all ranks."
         + ("" if fact.sharded.optimizer_given else " The factory returns no optimizer, so it is AdamW."),
     )
-
-
-def _are(some: Names) -> str:
-    return "is" if some.count == 1 else "are"
 
 
 def _is_in(sharded: ShardedModel, off: Off) -> bool:
@@ -194,18 +190,12 @@ def _is_in(sharded: ShardedModel, off: Off) -> bool:
 def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
     fact = ranks[0].fact
     assert fact.sharded is not None
-    is_sure = 2 * len(ranks) < fact.world_size  # else perhaps the first rank is off
     own = "your step" if fact.sharded.step_given else "your optimizer"
     return likely(
-        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in fact.sharded.drifted.names[:8])),
+        (*minority(recording, ranks), *code(*fact.sharded.drifted.names[:8])),
         f"On {on_ranks(recording, ranks)} {own} makes something else of {names(fact.sharded.drifted)} of {fact.model}"
         " than on the first rank, from equal gradients",
-        Evidence(
-            text="parameters that differ after the steps",
-            value=float(fact.sharded.drifted.count),
-            expected=0.0,
-            expected_from="the first rank's",
-        ),
+        none_expected("parameters that differ after the steps", fact.sharded.drifted.count, "the first rank's"),
         in_model_code(
             "Give the optimizer the same parameters and options on every rank, and let no step ask for the rank"
         ),
@@ -231,10 +221,7 @@ def stale_optimizer(recording: Recording) -> Iterator[Draft]:
         culprits(recording, ranks),
         f"{sharded.stale} of {sharded.stale_of} tensors that the {sharded.optimizer} of {ranks[0].fact.model} holds on"
         f" {on_ranks(recording, ranks)} are no parameters of the sharded model",
-        (
-            Evidence(text=f"rank {rank_of(rank)}: no parameters of the model", value=float(here.stale), expected=0.0)
-            for rank, here in found[:8]
-        ),
+        (none_expected(f"rank {rank_of(rank)}: no parameters of the model", here.stale) for rank, here in found[:8]),
         in_model_code("Make the optimizer of model.parameters() after fully_shard", reference=_FULLY_SHARD),
         detail="fully_shard puts new parameters in place of the old ones. No step was run.",
     )
@@ -285,10 +272,10 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
     if lost:
         rank, sharded = lost[0]
         yield proved(
-            (code(name) for name in sharded.not_loaded.names[:8]),
-            f"{names(sharded.not_loaded)} of {rank.fact.model} {_are(sharded.not_loaded)} not what was saved after"
-            " torch.distributed.checkpoint has loaded the model",
-            Evidence(text="parameters that are not as saved", value=float(sharded.not_loaded.count), expected=0.0),
+            code(*sharded.not_loaded.names[:8]),
+            f"{names(sharded.not_loaded)} of {rank.fact.model} {'is' if sharded.not_loaded.count == 1 else 'are'}"
+            " not what was saved after torch.distributed.checkpoint has loaded the model",
+            none_expected("parameters that are not as saved", sharded.not_loaded.count),
             in_model_code("Look for a state_dict or load_state_dict of your own, or hooks, that leave it out"),
         )
     elif failed:
@@ -322,10 +309,9 @@ def other_calls(recording: Recording) -> Iterator[Draft]:
     if not parted:
         return
     ranks, (first, parting) = [rank for rank, _ in parted], parted[0]
-    is_sure = 2 * len(ranks) < first.fact.world_size
-    lines = dict.fromkeys(call.where for call in (parting.here, parting.there) if call is not None and call.where)
+    lines = dict.fromkeys(call.where for call in (parting.here, parting.there) if call is not None)
     yield likely(
-        (*(culprits(recording, ranks) if is_sure else ()), *map(code, lines)),
+        (*minority(recording, ranks), *code(*lines)),
         f"In your step rank {rank_of(first)} {calls(parting.here)} where rank {parting.peer} {calls(parting.there)}",
         (Evidence(text=f"rank {rank_of(rank)}: call {each.index} is another one") for rank, each in parted[:8]),
         in_model_code(
@@ -350,12 +336,11 @@ def starts_apart(recording: Recording) -> Iterator[Draft]:
     if not found:
         return
     ranks, (first, apart) = [rank for rank, _ in found], found[0]
-    is_sure = 2 * len(ranks) < first.fact.world_size  # else perhaps the first rank is off
     yield proved(
-        (*(culprits(recording, ranks) if is_sure else ()), *(code(name) for name in apart.names[:8])),
+        (*minority(recording, ranks), *code(*apart.names[:8])),
         f"{first.fact.model} does not start with the parameters of the first rank on {on_ranks(recording, ranks)}:"
         f" {names(apart)}",
-        Evidence(text="parameters that differ before the first step", value=float(apart.count), expected=0.0),
+        none_expected("parameters that differ before the first step", apart.count),
         in_model_code("Seed all ranks alike before the model is made, or load the same checkpoint on all"),
         detail="fully_shard broadcasts nothing to replicas: they stay apart. No step was run.",
     )

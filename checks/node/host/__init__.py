@@ -116,7 +116,7 @@ def probe(ctx: Context) -> Host:
     shm, shm_problem = host_limits.shared_memory(ctx)
     maker = host_limits.maker(ctx)
     fact = Host(
-        kernel=host_limits.kernel(read),
+        kernel=(read("/proc/sys/kernel/osrelease") or "").strip() or None,
         in_container=host_gpus.in_container(ctx),
         cpus=ctx.cpus(),
         cpus_are_per_rank=host_limits.several_tasks(ctx.env),
@@ -136,7 +136,7 @@ def probe(ctx: Context) -> Host:
         memlock_is_ignored=host_limits.memlock_is_ignored(read),
         open_files=ctx.limit("NOFILE"),
         omp_num_threads=host_limits.omp_threads(ctx.env.get("OMP_NUM_THREADS", "")),
-        clock_source=host_limits.clock_source(read),
+        clock_source=(read(host_limits.CLOCK_SOURCE) or "").strip() or None,
         rdma_devices=host_limits.rdma_devices(ctx),
         rdma_unused_by=host_limits.rdma_unused_by(ctx.env),
         vendor=maker.vendor,

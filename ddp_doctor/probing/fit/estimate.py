@@ -118,9 +118,6 @@ class _Estimates:
             )
         return rows
 
-    def _own(self) -> list[list[Any]]:
-        return subject.own_parameters(self.subject.model, self.units)
-
     def _job(self) -> Job:
         amp = self.fact.precision == "amp"
 
@@ -130,7 +127,7 @@ class _Estimates:
 
         buffers = self.subject.model.buffers()
         return Job(
-            units=[[taken(parameter) for parameter in parameters] for parameters in self._own()],
+            units=[list(map(taken, own)) for own in subject.own_parameters(self.subject.model, self.units)],
             buffer_bytes=sum(buffer.numel() * buffer.element_size() for buffer in buffers),
             ranks=self.fact.ranks,
             ranks_per_node=self.ranks_per_node,
@@ -142,7 +139,7 @@ class _Estimates:
 
         Raises Misuse and Stopped.
         """
-        own = self._own()
+        own = subject.own_parameters(self.subject.model, self.units)
         if self.subject.loaded.make_batch is None:
             self.left_out.append(f"activations and temporaries: {self.fact.model} returns no make_batch")
             return trace.of_parameters(own)

@@ -253,11 +253,8 @@ def _bounded(name: str) -> Iterator[None]:
         yield
     except Stopped as stopped:
         trouble = stopped.trouble
-        if (
-            trouble.type == "MemoryError"
-            or "allocate memory" in trouble.message
-            or "Unable to allocate" in trouble.message
-        ):
+        refused = ("allocate memory", "Unable to allocate")
+        if trouble.type == "MemoryError" or any(words in trouble.message for words in refused):
             raise Misuse(
                 f"{name} takes more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}: weights that torch"
                 " makes take none here, those of other libraries do"

@@ -10,9 +10,10 @@ Of layers that repeat, three are run: the first, one from the middle, and the la
 for all of those between, whose events are the same.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from ddp_doctor.probing.fit import fake
@@ -88,6 +89,9 @@ class _Recorder:
         self.take()
         self.events.append(Event(kind, size, unit=unit))
 
+    def gradient(self, unit: int, parameter: Any) -> None:
+        self.note("gradient", unit, self.lives.handed_over(parameter.grad))
+
     def take(self) -> None:
         self.events += range(self._seen, len(self.lives.entries))
         self._seen = len(self.lives.entries)
@@ -139,7 +143,7 @@ def _prepared(
         for index, parameters in enumerate(own):
             for parameter in parameters:
                 if parameter.requires_grad:
-                    handle = parameter.register_post_accumulate_grad_hook(_on_gradient(index, recorder))
+                    handle = parameter.register_post_accumulate_grad_hook(partial(recorder.gradient, index))
                     undone.callback(handle.remove)
         try:
             yield
@@ -150,13 +154,6 @@ def _prepared(
                     module.forward = forward
             for parameter in model.parameters():
                 parameter.grad = None
-
-
-def _on_gradient(unit: int, recorder: _Recorder) -> Any:
-    def hook(parameter: Any) -> None:
-        recorder.note("gradient", unit, recorder.lives.handed_over(parameter.grad))
-
-    return hook
 
 
 def _hooks(module: Any, unit: int, recorder: _Recorder) -> Iterator[Any]:
@@ -213,11 +210,6 @@ def _repeated(model: Any, units: Sequence[Any]) -> tuple[Any, int] | None:
     return found
 
 
-def _allocated(events: list[Event], unit: int, places: Mapping[tuple[Kind, int], int]) -> tuple[int, ...]:
-    forward = events[places["pre_forward", unit] : places["post_forward", unit]]
-    return tuple(event.bytes for event in forward if event.bytes > 0)
-
-
 def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     """The events with those of the middle layer again for each left out. Raises KeyError and ValueError."""
     middle = first + 1
@@ -226,7 +218,8 @@ def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     backward = places["pre_backward", middle], places["pre_backward", first]
     if not forward[0] < forward[1] < backward[0] < backward[1]:
         raise ValueError("the layers are not called one after the other")
-    if len({_allocated(events, unit, places) for unit in (first, middle, last)}) > 1:
+    forwards = (events[places["pre_forward", unit] : places["post_forward", unit]] for unit in (first, middle, last))
+    if len({tuple(event.bytes for event in events if event.bytes > 0) for events in forwards}) > 1:
         raise ValueError("the layers do not do the same: what goes into each may be larger than that before")
 
     def of(unit: int, segment: tuple[int, int]) -> list[Event]:

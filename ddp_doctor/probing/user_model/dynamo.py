@@ -105,7 +105,9 @@ class Capture:
                 yield self._step
         finally:
             with suppress(Exception):  # fields of another torch
-                self._step.breaks += map(_break, (self._breaks or ())[breaks_before:])
+                for reason in (self._breaks or ())[breaks_before:]:
+                    where = _own_line(reason.user_stack)
+                    self._step.breaks.append(GraphBreak(reason=_first(reason.reason), where=where))
                 for each in (self._compilations() if self._compilations else ())[compiled_before:]:
                     self._take(each)
 
@@ -127,10 +129,6 @@ class Capture:
         import torch._dynamo as dynamo
 
         dynamo.reset()
-
-
-def _break(reason: Any) -> GraphBreak:
-    return GraphBreak(reason=_first(reason.reason), where=_own_line(reason.user_stack))
 
 
 def _own_line(stack: Iterable[Any]) -> str:

@@ -91,8 +91,12 @@ class ModelProbe:
 
     def require_alike(self, loaded: Loaded) -> None:
         """Go on where all ranks have the same model, which can run on their devices. Raises Stopped and Failed."""
+        from torch.nn.parameter import is_lazy
+
         self._same_everywhere(loaded)
-        self._refuse_lazy(loaded.model, loaded)
+        if any(map(is_lazy, loaded.model.parameters())):  # on all ranks: their manifests agree
+            # DDP refuses parameters without a size yet, and the local pass of a rank would give them one.
+            self._attempt("wrap", lambda: steps.wrap(self.ctx, loaded.model, loaded.options), "wrap of lazy modules")
         if loaded.make_batch is not None:
             self._require_gpu(loaded.model)
 
@@ -100,7 +104,11 @@ class ModelProbe:
         """Count and place the model; go on where all ranks have the same one, with something to train."""
         model = loaded.model
         self._count(model, loaded)
-        self._place(model)
+        if not self.sharded:
+            self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
+        off = off_device(model, self.ctx.device)
+        self.seen["misplaced"] = off[:MOST_NAMES]
+        self._stop_if("placement", any(misplaced.kind != "attribute" for misplaced in off))
         by_rank = module_manifest.of_all_ranks(self.ctx, module_manifest.read(model))
         self.seen["manifest"] = manifests.kept(self.ctx.rank, by_rank)
         if len(set(map(manifests.digest, by_rank.values()))) > 1:
@@ -185,25 +193,11 @@ class ModelProbe:
             mesh=None if loaded.mesh is None else sharding.mesh_of(loaded.mesh),
         )
 
-    def _place(self, model: Any) -> None:
-        if not self.sharded:
-            self.seen["moved"] = self._attempt("move", lambda: move(model, self.ctx.device))
-        off = off_device(model, self.ctx.device)
-        self.seen["misplaced"] = off[:MOST_NAMES]
-        self._stop_if("placement", any(misplaced.kind != "attribute" for misplaced in off))
-
     def _stop_if(self, phase: str, met: bool, name: str = "") -> None:
         with self.ctx.step("compare_outcomes", name or phase):
             answers = self.ctx.exchange(f"outcome of {name or phase}", "off" if met else "")
         if any(answers):
             self._stop(phase)
-
-    def _refuse_lazy(self, model: Any, loaded: Loaded) -> None:
-        """Parameters without a size yet: DDP refuses them, and the local pass of a rank would give them one."""
-        from torch.nn.parameter import is_lazy
-
-        if any(is_lazy(parameter) for parameter in model.parameters()):  # on all ranks: their manifests agree
-            self._attempt("wrap", lambda: steps.wrap(self.ctx, model, loaded.options), "wrap of lazy modules")
 
     def _require_gpu(self, model: Any) -> None:
         """SyncBatchNorm works on GPUs only (ValueError of torch 2.13): on a CPU this is no fault of the model."""

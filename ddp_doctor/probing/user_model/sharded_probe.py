@@ -15,7 +15,7 @@ from ddp_doctor.facts.ddp.sharded_model import ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.probing import checkpoints, sharding
 from ddp_doctor.probing.rank_identity import finish
-from ddp_doctor.probing.user_model import passes, sharded_checkpoint, sharded_steps, steps, unsharded
+from ddp_doctor.probing.user_model import passes, sharded_steps, steps, unsharded
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 from ddp_doctor.probing.user_model.sharded_steps import Trained
@@ -48,7 +48,8 @@ class ShardedProbe(ModelProbe):
         model, found = loaded.model, self.of_sharded
         self._describe(loaded)
         self._same_everywhere(loaded)
-        self._stop_if("mesh", self._is_apart())
+        meshes = found["meshes"]
+        self._stop_if("mesh", bool(meshes) and all(len(mesh.ranks) < self.ctx.world_size for mesh in meshes))
         if loaded.make_batch is None:
             return
         self._require_gpu(model)
@@ -81,7 +82,7 @@ class ShardedProbe(ModelProbe):
             for unit in filter(sharding.is_unit, model.modules()):
                 unit.reshard()  # a step that ends with a forward leaves it whole, and get_state_dict frees that
             named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-            found.update(sharded_checkpoint.save_and_load(self.ctx, model, optimizer, named))
+            found.update(sharded_steps.save_and_load(self.ctx, model, optimizer, named))
 
     def _describe(self, loaded: Loaded) -> None:
         each = list(sharding.parameters(loaded.model))
@@ -98,11 +99,6 @@ class ShardedProbe(ModelProbe):
             reduces_unused=all(sharded.policy.reduces_unused for sharded in each if sharded.policy is not None),
             outside=steps.counted(outside),
         )
-
-    def _is_apart(self) -> bool:
-        """Whether all parameters are sharded over a part of the ranks."""
-        meshes = self.of_sharded["meshes"]
-        return bool(meshes) and all(len(mesh.ranks) < self.ctx.world_size for mesh in meshes)
 
     def _copy(self, model: Any) -> Copy | None:
         """The copy, where all ranks can make one; else the reason is noted."""
@@ -172,7 +168,13 @@ class ShardedProbe(ModelProbe):
         if apart is None:
             return
         found["loss_alone"] = apart[0].losses[-1]
-        self._compare(copy, done, *apart)
+        for number in range(len(done.shards)):
+            mine = sharded_steps.off(copy.pairs, number, done, *apart)
+            with ctx.step("compare_parameters", f"after step {number}"):
+                counts = ctx.exchange(f"off after step {number}", str(len(mine)))
+            if any(map(int, counts)):
+                found.update(off_step=number, off=tuple(mine[:MOST_NAMES]), off_count=len(mine))
+                return
 
     def _alone(self, loaded: Loaded, copy: Copy, given: Mapping[int, Batch]) -> tuple[Trained, Trained] | None:
         """The steps of the copy, twice: the second time from parameters that are rounded once more."""
@@ -198,12 +200,3 @@ class ShardedProbe(ModelProbe):
         reason = checkpoints.first_reason(self.ctx, "stepped alone", mine)
         self.of_sharded["not_compared"] = reason[:300] or None
         return None if reason else both
-
-    def _compare(self, copy: Copy, done: Trained, alone: Trained, rounded: Trained) -> None:
-        for number in range(len(done.shards)):
-            mine = sharded_steps.off(copy.pairs, number, done, alone, rounded)
-            with self.ctx.step("compare_parameters", f"after step {number}"):
-                counts = self.ctx.exchange(f"off after step {number}", str(len(mine)))
-            if any(map(int, counts)):
-                self.of_sharded.update(off_step=number, off=tuple(mine[:MOST_NAMES]), off_count=len(mine))
-                return

@@ -1,22 +1,33 @@
-"""Steps of a sharded model as the job makes them, against those of one rank alone with the batches of all ranks."""
+"""Steps of a sharded model as the job makes them, against those of one rank alone with the batches of all ranks.
 
-from collections.abc import Mapping, Sequence
+Then it is saved and loaded as a job does: get_state_dict, torch.distributed.checkpoint, set_state_dict.
+"""
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.facts.ddp.names import Names
 from ddp_doctor.facts.ddp.sharded_model import Off
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.probing import sharding
+from ddp_doctor.model.fact import Skip
+from ddp_doctor.probing import checkpoints, sharding
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import steps
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.passes import clear, finite, sample
 from ddp_doctor.probing.user_model.unsharded import Copy, Pair, local, shard_of
-from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed, trouble
+from ddp_doctor.probing.user_model.user_code import SEED, Loaded, Misuse, seed
 
+#: Parameters of a model that is saved: with the state of an optimizer it is three times as much on the disk.
+_MOST_BYTES = 64 << 20
+#: In each parameter when it is loaded, so that one that no file holds shows.
+_NO_WEIGHT = -1234.0
 #: Elements of a parameter that are held against the first rank's.
 _ELEMENTS_COMPARED = 4096
 
@@ -78,9 +89,7 @@ def sharded(
                 done.losses.append(step(loaded, loaded.model, optimizer, batch, number))
                 finish(ctx.device)
         except Exception as error:  # noqa: BLE001 - what the user's code and fully_shard make of one another
-            what = trouble("backward", error)
-            at = f" at {Path(what.where).name}" if what.where else ""
-            raise steps.StepFailed(f"{what.type}{at}: {what.message}") from None
+            raise steps.StepFailed.of(error) from None
         done.shards.append(read(parameters))
     return done
 
@@ -125,17 +134,17 @@ def drifted(ctx: RankContext, copy: Copy, initial: Sequence[Any]) -> list[str]:
         start = sample(value, value, _ELEMENTS_COMPARED)
         rounding = gradient_tolerance.relative(str(pair.whole.dtype).removeprefix("torch."))
         allowed = rounding * torch.maximum((own - start).abs(), (first - start).abs()).sum()
-        allowed += gradient_tolerance.SMALLEST + _kept(pair.whole) * own.abs().sum()
+        allowed += gradient_tolerance.SMALLEST + _eps(pair.whole.dtype) * own.abs().sum()
         if bool((own - first).abs().sum() > allowed):
             found.append(pair.sharded.name)
     return found
 
 
-def _kept(tensor: Any) -> float:
-    """The distance of 1 to the next number of the tensor's type."""
+def _eps(dtype: Any) -> float:
+    """The distance of 1 to the next number of a type."""
     import torch
 
-    return float(torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
+    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
 
 
 def round_once(copy: Copy, initial: Sequence[Any]) -> None:
@@ -146,16 +155,9 @@ def round_once(copy: Copy, initial: Sequence[Any]) -> None:
     with torch.no_grad():
         for pair, value in zip(copy.pairs, initial, strict=True):
             up = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
-            pair.whole.copy_(value * (1 + up * _unit(pair)) if value.is_floating_point() else value)
-
-
-def _unit(pair: Pair) -> float:
-    """The distance of 1 to the next number of the type that the parameter is computed in."""
-    import torch
-
-    policy, dtype = pair.sharded.policy, pair.whole.dtype
-    dtype = policy.param_dtype if policy is not None and policy.param_dtype is not None else dtype
-    return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
+            policy = pair.sharded.policy
+            computed = (policy.param_dtype if policy else None) or pair.whole.dtype
+            pair.whole.copy_(value * (1 + up * _eps(computed)) if value.is_floating_point() else value)
 
 
 def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, rounded: Trained) -> list[Off]:
@@ -176,7 +178,7 @@ def off(pairs: Sequence[Pair], number: int, done: Trained, alone: Trained, round
         move = moved_by(alone, place)
         moved, spread = (float(tensor.abs().mean()) for tensor in (move, move - moved_by(rounded, place)))
         error = float((got.double() - wanted.double()).abs().mean())
-        kept = _kept(got) * float(wanted.abs().mean())
+        kept = _eps(got.dtype) * float(wanted.abs().mean())
         allowed = _relative(pair) * moved + gradient_tolerance.SPREADS * spread + kept + gradient_tolerance.SMALLEST
         if not error <= allowed:
             known = error if error - error == 0.0 else None
@@ -211,3 +213,67 @@ def why_not(model: Any, most_bytes: int) -> str:
     if len({each.parameter.device_mesh for each in of_unit}) > 1:
         return "its units are sharded over several meshes"
     return ""
+
+
+def save_and_load(ctx: RankContext, model: Any, optimizer: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``ShardedModel``: what came of it. Afterwards the model is not to be used any more."""
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
+    reason = checkpoints.reason_against(ctx)
+    if size > _MOST_BYTES:
+        reason = f"its {size / 2**20:.0f} MiB of parameters are more than is saved here ({_MOST_BYTES >> 20} MiB)"
+    if reason := checkpoints.first_reason(ctx, "can be saved", reason):
+        return {"not_saved": reason}
+    try:
+        folder = checkpoints.folder_of_all(ctx)
+    except Skip as skip:
+        return {"not_saved": str(skip)}
+    try:
+        unseen = "" if folder.is_dir() else f"the ranks share no folder: {folder.parent} is another one on some"
+        if reason := checkpoints.first_reason(ctx, "see the folder", unseen):
+            return {"not_saved": reason}
+        return _in(ctx, folder, model, optimizer, parameters)
+    finally:
+        if ctx.group_rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in(ctx: RankContext, folder: Path, model: Any, optimizer: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    import torch
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    known: Any = checkpoint  # it exports its functions without a word to type checkers
+    wanted = read(list(parameters.values()))
+    state: dict[str, Any] = {}
+
+    def take() -> None:
+        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
+
+    def forget() -> None:
+        with torch.no_grad():
+            for parameter in parameters.values():
+                local(parameter).fill_(_NO_WEIGHT)
+
+    def give() -> None:
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+    def run(name: str, part: Callable[[], object]) -> None:
+        with ctx.step("checkpoint", name):
+            part()
+
+    parts: tuple[tuple[str, Callable[[], object]], ...] = (
+        ("get_state_dict", take),
+        ("save", lambda: known.save(state, checkpoint_id=folder / "saved", process_group=ctx.group)),
+        ("forget", forget),
+        ("get_state_dict again", take),
+        ("load", lambda: known.load(state, checkpoint_id=folder / "saved", process_group=ctx.group)),
+        ("set_state_dict", give),
+    )
+    for name, part in parts:
+        error = checkpoints.failure(partial(run, name, part))
+        if error := checkpoints.first_reason(ctx, f"checkpoint, {name}", error and f"{name}: {error}"):
+            return {"save_trouble": error}
+    found = read(list(parameters.values()))
+    pairs = zip(parameters, wanted, found, strict=True)
+    lost = [name for name, old, new in pairs if not torch.equal(old, new)]
+    return {"saved": True, "not_loaded": steps.counted(lost) if lost else Names()}

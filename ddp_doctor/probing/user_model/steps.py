@@ -21,6 +21,13 @@ _MOST_BUCKETS = 32
 class StepFailed(RuntimeError):
     """A synchronised step raised on this rank. Its peers wait inside their steps, so the rank must not go on."""
 
+    @classmethod
+    def of(cls, error: Exception) -> "StepFailed":
+        """By what the user's code and torch make of one another."""
+        what = trouble("backward", error)
+        at = f" at {Path(what.where).name}" if what.where else ""
+        return cls(f"{what.type}{at}: {what.message}")
+
 
 def wrap(ctx: RankContext, model: Any, options: Mapping[str, Any]) -> Any:
     """The model in DDP as a training script wraps it."""
@@ -56,9 +63,7 @@ def synchronised(ctx: RankContext, ddp: Any, batch: Batch, step: int) -> tuple[P
             with ctx.step("backward", f"synchronised, batch {step}"):
                 loss.backward()
     except Exception as error:  # noqa: BLE001 - what the user's code and DDP make of one another
-        what = trouble("backward", error)
-        at = f" at {Path(what.where).name}" if what.where else ""
-        raise StepFailed(f"{what.type}{at}: {what.message}") from None
+        raise StepFailed.of(error) from None
     ended = ctx.clock()
     take_gradients(named, done)
     return done, middle - started, ended - middle

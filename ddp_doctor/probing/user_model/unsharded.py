@@ -130,43 +130,33 @@ def _own(unit: Any) -> dict[str, Any]:
         if name.startswith(_STATE) or name == "_compiled_call_impl":
             continue
         hooks = value if name.endswith("_hooks") and isinstance(value, dict) else {}
-        users = type(hooks)((key, hook) for key, hook in hooks.items() if not _is_of_torch(hook))
+        users = type(hooks)(
+            (key, hook) for key, hook in hooks.items() if not str(getattr(hook, "__module__", "")).startswith(_OF_TORCH)
+        )
         kept[name] = users if hooks else value
     return kept
 
 
-def _is_of_torch(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith(_OF_TORCH)
-
-
 def _cast(unit: Any, policy: Policy, own: set[int]) -> None:
     """Let a unit of the copy compute in the types that the policy says, with the parameters as they are."""
-    from torch.nn.utils import parametrize
-
-    if policy.param_dtype is not None:
-        cast = _cast_module(policy.param_dtype)
-        for module in list(unit.modules()):
-            for name, parameter in list(module._parameters.items()):  # noqa: SLF001 - also those that are tied
-                if id(parameter) in own and parameter.is_floating_point() and parameter.dtype != policy.param_dtype:
-                    parametrize.register_parametrization(module, name, cast, unsafe=True)
-        if policy.casts_inputs:
-            unit.register_forward_pre_hook(_casting_inputs(policy.param_dtype), prepend=True, with_kwargs=True)
-    if policy.output_dtype is not None:
-        unit.register_forward_hook(lambda _, __, output: _mapped(output, policy.output_dtype))
-
-
-def _cast_module(dtype: Any) -> Any:
     import torch
+    from torch.nn.utils import parametrize
 
     class Cast(torch.nn.Module):
         def forward(self, parameter: Any) -> Any:
-            return parameter.to(dtype)
+            return parameter.to(policy.param_dtype)
 
-    return Cast()
-
-
-def _casting_inputs(dtype: Any) -> Callable[[Any, Any, Any], Any]:
-    return lambda _, args, kwargs: (_mapped(args, dtype), _mapped(kwargs, dtype))
+    if policy.param_dtype is not None:
+        for module in list(unit.modules()):
+            for name, parameter in list(module._parameters.items()):  # noqa: SLF001 - also those that are tied
+                if id(parameter) in own and parameter.is_floating_point() and parameter.dtype != policy.param_dtype:
+                    parametrize.register_parametrization(module, name, Cast(), unsafe=True)
+        if policy.casts_inputs:
+            unit.register_forward_pre_hook(
+                lambda _, args, kwargs: _mapped((args, kwargs), policy.param_dtype), prepend=True, with_kwargs=True
+            )
+    if policy.output_dtype is not None:
+        unit.register_forward_hook(lambda _, __, output: _mapped(output, policy.output_dtype))
 
 
 def _mapped(value: Any, dtype: Any) -> Any:

@@ -162,15 +162,12 @@ def find(name: str) -> Callable[[], Any]:
     return factory
 
 
-def not_taken(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+def not_taken(function: Callable[..., Any], *args: Any) -> str:
     """Why a function does not take these arguments; empty where it does, or has no signature to tell."""
     try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        return str(error)
-    except ValueError:
-        pass  # the call itself shows it
-    return ""
+        return _problem(inspect.signature(function), (args, {}))
+    except (TypeError, ValueError):  # the call itself shows it
+        return ""
 
 
 #: What a factory may return by name, in a dict or in an object …

@@ -1,16 +1,14 @@
 """Ranks, lines and names in the findings about the user's model."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from ddp_doctor.facts.ddp.names import Names
 from ddp_doctor.facts.ddp.user_model import Call, UserModel
-from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at, short
 
-T = TypeVar("T", bound=Hashable)
 #: The most names that a title shows.
 _IN_A_TITLE = 4
 
@@ -32,9 +30,19 @@ def culprits(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[
     return rank_culprits(recording, UserModel, [rank_of(rank) for rank in ranks])
 
 
-def code(name: str) -> Culprit:
-    """A line or name of the user's code."""
-    return Culprit(kind="file", name=name)
+def minority(recording: Recording, ranks: Sequence[FactAt[UserModel]]) -> tuple[Culprit, ...]:
+    """The ranks as culprits where they are fewer than half: else it may be the others that are off."""
+    return culprits(recording, ranks) if 2 * len(ranks) < ranks[0].fact.world_size else ()
+
+
+def code(*names: str) -> tuple[Culprit, ...]:
+    """Lines or names of the user's code, those that are known."""
+    return tuple(Culprit(kind="file", name=name) for name in names if name)
+
+
+def none_expected(text: str, count: int, source: str | None = None) -> Evidence:
+    """How many there are of what there should be none."""
+    return Evidence(text=text, value=float(count), expected=0.0, expected_from=source)
 
 
 def names(some: Names) -> str:

@@ -1,16 +1,27 @@
-"""DDT121 - DDT124, DDT130, DDT133, DDT134: how DistributedDataParallel averages gradients."""
+"""DDT108, DDT121 - DDT124, DDT126, DDT128 - DDT130, DDT133, DDT134: averaging gradients, and other collectives."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median
 
 from ddp_doctor.checks.ddp.trace.told import code, setting, told
-from ddp_doctor.facts.trace import TraceFact
+from ddp_doctor.facts.trace import Interval, TraceFact
+from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.ddp.buckets import MIB
+from ddp_doctor.knowledge.trace import LATE_SHARE, SLOW_TRANSFER_SHARE, TRANSFER_BYTES
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.views.trace.advice import accumulated, by_hand
-from ddp_doctor.views.trace.usual import exposed_in, is_bucket, is_map
+from ddp_doctor.parse.trace.collect import READS
+from ddp_doctor.parse.trace.intervals import Times
+from ddp_doctor.remedies.kinds import by_trace
+from ddp_doctor.views.trace.advice import RUNTIME, accumulated, barriers, by_hand, in_small_calls, small_calls
+from ddp_doctor.views.trace.arrivals import Meeting
+from ddp_doctor.views.trace.parts import median_parts
+from ddp_doctor.views.trace.usual import exposed_in, is_bucket, is_map, waited_in
+from ddp_doctor.views.trace.windows import windows
+from ddp_doctor.wording.findings import NOBODY, likely
 
 _SHOWS = "averaging gradients while nothing else runs, waiting for others included"
 _NO_SYNC = code(
@@ -247,3 +258,131 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
             ),
             severity=Severity.INFO,
         )
+
+
+@rule("DDT126", "small-collectives", Severity.WARNING, TraceFact)
+def small_collectives(recording: Recording) -> Iterator[Draft]:
+    """Many small collectives in a step, beside those of DistributedDataParallel.
+
+    Finds: Four collectives or more of less than 64 KiB in each step (where sizes are not recorded: that take less than
+        0.1 ms), beside gradients' buckets, barriers and the broadcast of buffers. At most: the time in which they alone
+        run, and on a GPU what it idles while the host reads their results.
+    Why: Each of them pays the latency and is a meeting of all ranks; if its result is read, the host waits as well.
+    Remedy: Join the numbers in one tensor, reduce every Nth step, and read the result a step later.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.all_reduce
+        docs/explanation/traces.md
+    """
+    for found in told(recording, "DDT126"):
+        number = found.usual.count(small_calls)
+        yield found.draft(
+            f"{number:.0f} small collectives in each step",
+            Evidence(text="collectives of less than 64 KiB beside gradients' buckets, in a step", value=number),
+            found.time("in them, or idle while their results are read", in_small_calls),
+            remedies=(
+                code("Join the numbers, reduce once: all_reduce(torch.stack([loss, hits, count]))"),
+                code(
+                    "Reduce every Nth step, add up on the rank in between, and read with .item() as seldom",
+                    cost="numbers of fewer steps",
+                ),
+            ),
+        )
+
+
+@rule("DDT128", "buffers-broadcast", Severity.WARNING, TraceFact)
+def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
+    """Buffers of the model that rank 0 sends to all before each forward.
+
+    Finds: Broadcasts in DistributedDataParallel.forward, with the packing before and the copying after them. At most:
+        the time from the first to the last of that on the host; on a GPU as far as it idles meanwhile.
+    Why: Statistics of BatchNorm that each rank would keep by itself are sent in every step, copied one by one.
+    Remedy: broadcast_buffers=False, if ranks may differ in them until they are saved; SyncBatchNorm if not.
+    See: https://pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+        docs/explanation/traces.md
+    """
+    keep = setting(
+        "DistributedDataParallel(model, broadcast_buffers=False)",
+        cost="each rank keeps its own running statistics; what rank 0 saves are its own",
+        undo="leave broadcast_buffers out",
+    )
+    for found in told(recording, "DDT128"):
+        yield found.draft(
+            "The model's buffers are sent before each forward",
+            found.time("packing, sending and copying back buffers", lambda step, _: step.buffers_us),
+            remedies=(keep,),
+        )
+
+
+@rule("DDT129", "barrier-in-step", Severity.WARNING, TraceFact)
+def barrier_in_step(recording: Recording) -> Iterator[Draft]:
+    """A barrier in every step.
+
+    Finds: A barrier of torch.distributed in each step, whatever it costs. At most: the time in which it alone runs, on
+        the rank that is there last, and on a GPU what it idles because the host waited. The waiting for a rank that is
+        late is not counted: without the barrier it is waited for in backward.
+    Why: The gradients' averaging already makes ranks meet. On a GPU a barrier lets the host wait until all work is
+        done, so that the next launches come late.
+    Remedy: Take it out; where a file has to be there, only around that.
+    See: https://pytorch.org/docs/stable/distributed.html#torch.distributed.barrier
+        docs/explanation/traces.md
+    """
+    alone = exposed_in(lambda call: call.kind == "barrier")
+    for found in told(recording, "DDT129"):
+        number = found.usual.count(barriers)
+        yield found.draft(
+            f"{number:.0f} barrier{'s' if number > 1 else ''} in each step",
+            found.time("in barriers while nothing else runs", alone),
+            found.time("the host waits for the GPU", lambda step, _: waited_in(step, *READS, *RUNTIME)),
+            remedies=(code("Take torch.distributed.barrier() out of the loop", cost="none: backward is a meeting"),),
+        )
+
+
+@rule("DDT108", "slow-transfer", Severity.WARNING, TraceFact)
+def slow_transfer(recording: Recording) -> Iterator[Draft]:
+    """All-reduces whose transfer is far slower than the bandwidth that was measured before.
+
+    Finds: With --against REPORT, the report of a run on the same nodes: all-reduces of 16 MiB or more, without any
+        waiting for ranks that come late, reach less than a tenth of the bus bandwidth of the report's largest one, and
+        transfer is at least a tenth of the step. A trace alone does not tell which link there is.
+    Why: It is the network, and no rank: what looks like it in a trace mostly is a rank that comes late.
+    Remedy: Measure these nodes again; other jobs on the same network.
+    See: docs/explanation/traces.md
+    """
+    expected = recording.options.expected_busbw
+    for window in windows(recording) if expected else ():
+        share = max((one.transfer / one.step for one in median_parts(recording, window)), default=0.0)
+        rate = _busbw(window.met.meetings) if window.is_whole else None
+        if not expected or rate is None or rate >= SLOW_TRANSFER_SHARE * expected or share < LATE_SHARE:
+            continue
+        yield likely(
+            NOBODY,
+            f"Transfer itself is slow{window.where}: all-reduces reach {rate / 1e9:.3g} GB/s of the"
+            f" {expected / 1e9:.3g} that were measured, and transfer is {share:.0%} of the step",
+            Evidence(
+                text="bus bandwidth of the all-reduces of a step, from when the last rank has come",
+                value=rate,
+                unit="B/s",
+                expected=expected,
+                expected_from="the largest all-reduce in the report of --against",
+            ),
+            by_trace(
+                "Measure these nodes again, beside the job's own settings; look at what else uses the network",
+                "ddp-doctor run",
+            ),
+        )
+
+
+def _busbw(meetings: Sequence[Meeting]) -> float | None:
+    """B/s of the large all-reduces of a median step, those that run at the same time together; None without them."""
+    large = (one for one in meetings if one.kind == ALL_REDUCE and (one.size_bytes or 0) >= TRANSFER_BYTES)
+    rates = []
+    for of_step in grouped((one.step, one) for one in large).values():
+        moved = sum(TABLE[ALL_REDUCE].bus_factor(len(one.spans)) * (one.size_bytes or 0) for one in of_step)
+        busy = Times.union(map(_transfer, of_step)).total
+        rates.append(moved / (busy / 1e6) if busy else float("inf"))
+    return median(rates) if rates else None
+
+
+def _transfer(meeting: Meeting) -> Interval:
+    """From when the last rank has come to the end, by the clock of the first one that is there."""
+    end = meeting.spans[min(meeting.spans)][1]
+    return end - min(end - begin for begin, end in meeting.spans.values()), end

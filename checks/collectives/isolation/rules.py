@@ -1,0 +1,293 @@
+"""DD632 - DD638: nodes that are bad alone or with every other, pairs, leaves, larger groups, and what is left open."""
+
+from collections.abc import Iterator, Sequence
+
+from ddp_doctor.facts.collectives import IsolationFact
+from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.model.base import grouped
+from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import by_administrator, by_operator
+from ddp_doctor.views.isolation import Fault, How, in_common, isolated
+from ddp_doctor.views.rates import wilson
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, Who, finding, likely, possible
+from ddp_doctor.wording.nodes import hosts, name_list, node_culprit, node_pair
+
+_NETWORK = "network: interface, cable, switch port, driver, firewall"
+#: Of one node or group, and of several.
+_VERBS: dict[How, tuple[str, str]] = {
+    "hung": ("hangs", "hang"),
+    "failed": ("fails", "fail"),
+    "wrong": ("sums wrongly", "sum wrongly"),
+    "slow": ("is slow", "are slow"),
+    "lost": ("falls silent", "fall silent"),
+}
+_DID: dict[How, str] = {"hung": "hung", "failed": "failed", "wrong": "summed wrongly", "slow": "slow", "lost": "silent"}
+
+
+@rule("DD632", "node-fails-alone", Severity.ERROR, IsolationFact, explained_by=("DD540",))
+def node_fails_alone(recording: Recording) -> Iterator[Draft]:
+    """A node that fails while no other takes part.
+
+    Finds: A node whose own ranks fail, hang or sum wrongly when they are tested without any other node, twice, or that
+        falls silent in a test.
+    Why: No network and no other node has a part in it, so the fault is its own: a GPU, memory, its software. Every job
+        that has this node hangs or fails.
+    Remedy: Leave it out of the job, and run the doctor on it alone.
+    See: docs/explanation/isolation.md
+    """
+    for bad in isolated(recording).lost:
+        name, others = hosts(recording, bad.nodes), hosts(recording, bad.partners)
+        yield likely(
+            [node_culprit(recording, bad.nodes[0])],
+            f"{name} fell silent while it was tested {f'with {others}' if others else 'alone'}",
+            Evidence(text=f"{name} answered no more, and took part in no later test"),
+            by_administrator(f"See on its console or BMC whether {name} runs"),
+            nodes=bad.nodes,
+        )
+    for how, some in grouped((bad.how, bad) for bad in isolated(recording).alone).items():
+        title = f"{{who}} {_verb(how, len(some))} alone, without any other node"
+        alone = "ddp-doctor run --nnodes 1   # on that node"
+        yield _of_nodes(recording, some, title, "GPUs, memory and software", alone, confidence=Confidence.PROVED)
+
+
+@rule("DD633", "node-fails-with-others", Severity.ERROR, IsolationFact)
+def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
+    """A node that fails with one partner after the other, each of whom passes without it.
+
+    Finds: A node that hangs, fails or sums wrongly with three other nodes (of fewer than eight nodes: two), one at a
+        time, while each of these passes with somebody else. Where tests are repeated, also one that does so now and
+        then; then the rate has its interval of 95 % (Wilson). A node that always passes with some and never with others
+        is not named.
+    Why: What these tests share is this node. Every job that has it hangs or fails.
+    Remedy: Leave it out of the job, and look at its network.
+    See: docs/explanation/isolation.md
+    """
+    bad = [bad for bad in isolated(recording).nodes if bad.how != "slow"]
+    for (how, always), some in grouped(((each.how, each.failed == each.tests), each) for each in bad).items():
+        count = len(some)
+        without, told = ("them", "; alone they pass") if count > 1 else ("it", "; alone it passes")
+        partners = f"{min(len(node.partners) for node in some)} other nodes"
+        met = f"with each of {partners}"
+        if not always:
+            met, told = f"now and then, with {partners}", f": {_counted(some[0])}" if count == 1 else ""
+        title = f"{{who}} {_verb(how, count)} {met}, which pass without {without}{told}"
+        look_at = "memory, GPUs and network interface" if how == "wrong" else _NETWORK
+        confidence = Confidence.PROVED if always else Confidence.LIKELY
+        yield _of_nodes(recording, some, title, look_at, confidence=confidence)
+
+
+@rule("DD634", "node-slow-with-others", Severity.WARNING, IsolationFact, ranks="slow")
+def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
+    """A node that is slow with one partner after the other, each of whom is fast without it.
+
+    Finds: A node whose best rate with three other nodes (of fewer than eight nodes: two), one at a time, is a quarter
+        below the median of all, and by more than three standard deviations, estimated from the median absolute
+        deviation. From three times slower on it is an error. One slow test names nobody.
+    Why: DDP runs at the speed of its slowest node.
+    Remedy: Leave it out of the job, and look at its network and what else runs there.
+    See: docs/explanation/isolation.md
+    """
+    bad = [bad for bad in isolated(recording).nodes if bad.how == "slow"]
+    for is_grave, some in grouped(((each.share or 0.0) * SLOW_NODE_RATIO <= 1, each) for each in bad).items():
+        worst = min(each.share or 0.0 for each in some)
+        yield _of_nodes(
+            recording,
+            some,
+            f"{{who}} {_verb('slow', len(some))} with every other node tested, which are fast without it: "
+            f"{100 * worst:.0f} % of the usual rate",
+            "link speeds, clocks and power limits, other programs",
+            severity=Severity.ERROR if is_grave else None,
+        )
+
+
+def _of_nodes(
+    recording: Recording,
+    some: Sequence[Fault],
+    title: str,
+    look_at: str,
+    *commands: str,
+    confidence: Confidence = Confidence.LIKELY,
+    severity: Severity | None = None,
+) -> Draft:
+    nodes, evidence = [bad.nodes[0] for bad in some], []
+    for bad in some[:LINES_OF_EVIDENCE]:
+        where = f"with {hosts(recording, bad.partners)}" if bad.partners else "alone"
+        did = f"{_counted(bad)}{_of_usual(bad.share)}{_said(bad.reason)}"
+        evidence.append(Evidence(text=f"{hosts(recording, bad.nodes)} {where}: {did}"))
+    who = Who(tuple(node_culprit(recording, node) for node in nodes), hosts(recording, nodes))
+    return finding(
+        who,
+        title,
+        evidence,
+        by_administrator(
+            f"Leave {who.names} out of the job (--bad-nodes FILE writes the list), and look at its {look_at}",
+            *commands,
+            cost="the job has fewer nodes",
+        ),
+        confidence=confidence,
+        severity=severity,
+        detail=_shared(recording, nodes) if len(some) > 1 else "",
+    )
+
+
+@rule("DD635", "pair-fails", Severity.ERROR, IsolationFact)
+def pair_fails(recording: Recording) -> Iterator[Draft]:
+    """Two nodes that fail together, and with nobody else.
+
+    Finds: Two nodes that hang, fail, sum wrongly or are slow together five times or more, while both pass with others
+        so often that one of them, failing now and then, is 50 times less likely.
+    Why: The path between them is at fault, or what the two have set against each other; a ring or tree that uses that
+        path hangs, another order of the nodes may not.
+    Remedy: Look at the path between them, from both ends; until then keep them in different jobs.
+    See: docs/explanation/isolation.md
+    """
+    for bad in isolated(recording).pairs:
+        yield likely(
+            Who((node_pair(recording, bad.nodes[0], bad.nodes[1]),), hosts(recording, bad.nodes)),
+            f"{{who}} {_verb(bad.how, 2)} together, and both pass with others",
+            Evidence(text=f"{_counted(bad)}{_of_usual(bad.share)}{_said(bad.reason)}"),
+            by_administrator(
+                "Look at the path between the two from both ends: routes, firewall, switch ports",
+                scope="cluster",
+                cost="leave one of the two out until then",
+            ),
+            severity=Severity.WARNING if bad.how == "slow" else None,
+        )
+
+
+@rule("DD636", "leaf-fails", Severity.ERROR, IsolationFact)
+def leaf_fails(recording: Recording) -> Iterator[Draft]:
+    """A leaf switch or rack whose nodes fail with those of others.
+
+    Finds: A leaf of the topology (``--topology``, or SLURM's own) of which several nodes hang, fail, sum wrongly or are
+        slow with nodes of several other leaves and with none of these pass, while its nodes pass among themselves and
+        the other leaves among each other.
+    Why: The nodes are healthy; what leads out of their leaf is not.
+    Remedy: Look at the leaf's ways up; until then keep jobs within it, or off it.
+    See: docs/explanation/isolation.md
+    """
+    for bad in isolated(recording).leaves:
+        yield likely(
+            Who(tuple(node_culprit(recording, node, name=bad.leaf) for node in bad.nodes), bad.leaf),
+            f"Leaf {{who}} {_verb(bad.how)} with other leaves: its nodes pass among themselves",
+            Evidence(
+                text=f"{hosts(recording, bad.nodes)} with nodes of {name_list(bad.others)}: none of the tests passed"
+                f"{_of_usual(bad.share)}"
+            ),
+            by_administrator(
+                f"Look at the uplinks of {bad.leaf}: cables, ports, routes, rates",
+                scope="cluster",
+                cost="leave its nodes out until then, or have the job on it alone",
+            ),
+            severity=Severity.WARNING if bad.how == "slow" else None,
+        )
+
+
+@rule("DD637", "only-larger-groups-fail", Severity.ERROR, IsolationFact)
+def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
+    """Nodes that fail only when many of them take part.
+
+    Finds: The smallest group found that fails, twice, though no pair of its nodes does and no half: how many nodes it
+        has, the largest group that passes, and what its nodes have in common that the others have not: leaf, driver,
+        versions, settings. No node is blamed.
+    Why: What grows with the number of nodes has a limit: open files, connections, entries of a table, groups of a
+        switch.
+    Remedy: Look for such a limit, on the nodes and in the switches.
+    See: docs/explanation/isolation.md
+    """
+    found, fact = isolated(recording).smallest, recording.first(IsolationFact)
+    if found is None or fact is None or fact.stopped:
+        return
+    count, passes = len(found.nodes), f"groups of up to {found.passing}" if found.passing > 2 else "no more than pairs"
+    evidence = [_evidence(recording, found)]
+    if found.alike:
+        evidence.append(Evidence(text=f"other groups of {count} nodes that fail likewise: {found.alike}"))
+    yield likely(
+        NOBODY,
+        f"{count} nodes {_verb(found.how, count)} together, while no pair of them does: {passes} pass",
+        evidence,
+        by_administrator(
+            "Look for what has a limit that so many nodes reach: open files and processes, connections through a "
+            "firewall, neighbour tables, multicast groups of switches",
+            "ulimit -n; sysctl net.ipv4.neigh.default.gc_thresh3 net.netfilter.nf_conntrack_max",
+            scope="cluster",
+        ),
+        detail=_shared(recording, found.nodes) or "These nodes have nothing that the others have not.",
+    )
+
+
+@rule("DD638", "who-fails-is-not-settled", Severity.ERROR, IsolationFact)
+def not_settled(recording: Recording) -> Iterator[Draft]:
+    """Tests that failed, for which nobody can be blamed.
+
+    Finds: Nodes or groups of nodes that failed in a test, where what was tested beside it does not tell who of them it
+        is: it failed once and then passed, there are too few nodes to test them with, or the time was over. Where the
+        time was over it is a warning, and the verdict is unsure.
+    Why: It is one of these nodes, or something between them; to name one of them would be a guess.
+    Remedy: Run it again with more time, with more nodes, with the topology, or each test several times.
+    See: docs/explanation/isolation.md
+    """
+    settled, fact = isolated(recording), recording.first(IsolationFact)
+    stopped = fact.stopped if fact else ""
+    left = [*settled.unsettled, *([settled.smallest] if settled.smallest and stopped else [])]
+    if not left:
+        return
+    nodes = sorted({node for each in left for node in each.nodes})
+    names = hosts(recording, nodes)
+    title = f"{len(left)} groups of {names} fail" if len(left) > 1 else _what(recording, left[0])
+    yield possible(
+        NOBODY,
+        f"{title}; who is to blame is not settled{_said(stopped)}",
+        [_evidence(recording, each) for each in left[:LINES_OF_EVIDENCE]],
+        by_operator(
+            "Test again, each group several times and with more time; with --topology where switches may be at fault",
+            f"ddp-doctor run --isolate --repeat 5 --budget {max(10 * recording.options.budget_s, 600):.0f}",
+            cost="the nodes cannot be used meanwhile",
+        ),
+        severity=Severity.WARNING if stopped else None,
+    )
+
+
+def _what(recording: Recording, each: Fault) -> str:
+    names, count = hosts(recording, each.nodes), len(each.nodes)
+    together = "together" if count > 1 else "alone"
+    if each.met:
+        together = f"with {each.met} other nodes or more, and {'pass' if count > 1 else 'passes'} with some"
+    return f"{names} {_verb(each.how, count)} {together}"
+
+
+def _evidence(recording: Recording, each: Fault) -> Evidence:
+    return Evidence(text=f"{_what(recording, each)}: {_counted(each)}{_said(each.reason)}")
+
+
+def _verb(how: How, count: int = 1) -> str:
+    """``hangs``, ``are slow``."""
+    return _VERBS[how][count > 1]
+
+
+def _counted(bad: Fault) -> str:
+    """``3 of 3 tests hung``; ``4 of 20 tests failed (20 %, 95 % interval 8 to 42 %)`` where some passed."""
+    said = f"{bad.failed} of {bad.tests} test{'s' if bad.tests > 1 else ''} {_DID[bad.how]}"
+    if bad.failed == bad.tests:
+        return said
+    low, high = wilson(bad.failed, bad.tests)
+    return f"{said} ({100 * bad.failed / bad.tests:.0f} %, 95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def _of_usual(share: float | None) -> str:
+    """``, 31 % of the usual rate``; nothing where no rate is the fault."""
+    return "" if share is None else f", {100 * share:.0f} % of the usual rate"
+
+
+def _said(reason: str) -> str:
+    """What a rank said, for the end of a line."""
+    return f": {reason}" if reason else ""
+
+
+def _shared(recording: Recording, nodes: Sequence[int]) -> str:
+    """A sentence on what some nodes have, and no other."""
+    traits = in_common(recording, nodes)
+    return f"These nodes alone have: {', '.join(traits)}." if traits else ""
