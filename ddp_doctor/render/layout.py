@@ -87,6 +87,8 @@ class Table:
 
     def parts(self, width: int | None) -> tuple[list[str], list[str]]:
         """The lines of the titles, and a text for each row."""
+        if not self.titles:  # a caption and notes are all there is
+            return [], []
         titles = list(zip_longest(*(title.split("\n") for title in self.titles), fillvalue=""))
         widths = [max(map(len, column)) for column in zip(*titles, *self.rows, strict=True)]
         last = sum(widths[:-1]) + 2 * len(widths[:-1]) + 1
