@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
@@ -66,12 +65,12 @@ def attach(
     the start of this process. Raises UsageError where nothing is to be seen.
     """
     started, how = time.monotonic(), how or Watching()
-    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), Plan(()), how.env)
+    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), env=how.env)
     jobs = _chosen(pids, slurm_job)
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - proc.started_s(os.getpid())
     watch = _Watch(jobs, how, started - (max(0.0, age_s) if from_start else 0.0))
     readings = watch.readings()
-    if watch.all_ended:
+    if not any(map(proc.stat_fields, watch.pids)):
         raise UsageError("the job ended while it was looked at")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
@@ -155,9 +154,9 @@ class _Watch:
         self._pause_s = how.seconds / max(self._number - 1, 1)
         self._enough_at, self._end = begun_at + how.seconds + _ENOUGH_S, begun_at + how.seconds + _LONGEST_S
         self._host = socket.gethostname()
-        self._pids = [process.pid for job in jobs for process in job.ranks.values()]
-        self._watched = {pid: Watched(pid) for pid in self._pids}
-        self._looks: dict[int, list[Look]] = {pid: [] for pid in self._pids}
+        self.pids = [process.pid for job in jobs for process in job.ranks.values()]
+        self._watched = {pid: Watched(pid) for pid in self.pids}
+        self._looks: dict[int, list[Look]] = {pid: [] for pid in self.pids}
         self._first: dict[int, Stack] = {}
         self._last: dict[int, Stack] = {}
         self._gpus: list[GpuUse] = []
@@ -174,30 +173,30 @@ class _Watch:
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
         with self._sampled_gpus():
-            self._first = self._look(self._pids, with_groups=True)
-        self._before = connections(self._pids)
+            self._first = self._look(self.pids, with_groups=True)
+        self._before = connections(self.pids)
         self._servers = live_doors.worker_servers(self._candidates, self._end)
         self._dumps = live_doors.flight_dumps(self._servers, self._end)
         ras = live_doors.ras_port(self._candidates)
         self._ras_said = [live_doors.ras_status(ras, self._end) if ras else ""]
         for children in self._children.values():
             children.begin()
-        are_few = len(self._pids) <= _MOST_IN_EACH_LOOK
+        are_few = len(self.pids) <= _MOST_IN_EACH_LOOK
         innermost = {pid: stack.frames[-1] for pid, stack in self._first.items() if stack.frames}
         waiting = {pid for pid, frame in innermost.items() if COLLECTIVE_FILES.search(frame)}
-        read = [pid for pid in self._pids if are_few or pid not in waiting]
+        read = [pid for pid in self.pids if are_few or pid not in waiting]
         for number in range(2, self._number):
             if number >= _FEWEST_LOOKS and time.monotonic() > self._enough_at:
                 break
             time.sleep(max(0.0, started + (number - 1) * self._pause_s - time.monotonic()))
-            self._progress(f"look {number} of {self._number} at {len(self._pids)} ranks")
+            self._progress(f"look {number} of {self._number} at {len(self.pids)} ranks")
             self._look(read)
         earliest, usual = (started + (looks - 1) * self._pause_s for looks in (_FEWEST_LOOKS, self._number))
         time.sleep(max(0.0, min(usual, max(earliest, self._enough_at)) - time.monotonic()))
         self._end = max(self._end, time.monotonic() + _LAST_S)
         with self._sampled_gpus():
-            self._last = self._look(self._pids, with_groups=True)
-        self._after = connections(self._pids)
+            self._last = self._look(self.pids, with_groups=True)
+        self._after = connections(self.pids)
         self._ras_said.append(live_doors.ras_status(ras, self._end) if ras else "")
         of_jobs: list[list[tuple[int | None, Fact]]] = [
             [(None, self._job(job)), *self._ranks(job), *self._zombies(job), *self._recorders(job)]
@@ -218,15 +217,11 @@ class _Watch:
             for rank, fact in (*of_job, *ras_facts)
         )
 
-    @property
-    def all_ended(self) -> bool:
-        return not any(map(proc.stat_fields, self._pids))
-
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         found = stacks(pids, self._env, self._end, with_groups=with_groups)
         refused = {pid: self._servers[pid] for pid in found if found[pid].refused and pid in self._servers}
         found |= {pid: Stack(frames) for pid, frames in live_doors.tracebacks(refused, self._end).items()}
-        for pid in self._pids:
+        for pid in self.pids:
             stack = found.get(pid, Stack())
             look = self._watched[pid].look(stack.frames, holds_gil=stack.holds_gil)
             if look is not None:
@@ -236,7 +231,7 @@ class _Watch:
     @contextmanager
     def _sampled_gpus(self) -> Iterator[None]:
         """Ask how busy the GPUs are, meanwhile; a driver that did not answer is not asked again."""
-        if not any(map(has_gpu, self._pids)) or any(use.refused for use in self._gpus):
+        if not any(map(has_gpu, self.pids)) or any(use.refused for use in self._gpus):
             yield
             return
         with ThreadPoolExecutor(1) as pool:
@@ -275,7 +270,7 @@ class _Watch:
             looks = () if has_ended else tuple(self._looks[process.pid])
             frames = looks[-1].frames if looks else ()
             text = source_line(frames[-1], process.pid) if frames and is_of_the_job(frames[-1]) else ""
-            gpu, last = gpu_of(process, self._gpus, self._pids), self._last[process.pid]
+            gpu, last = gpu_of(process, self._gpus, self.pids), self._last[process.pid]
             read = last if last.frames else self._first[process.pid]
             fact = LiveRankFact(
                 job=job.key,

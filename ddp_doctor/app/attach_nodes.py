@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from ddp_doctor.app.attach import SECONDS, Watching, attach
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.choices import Command, Status, as_usage_error
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
@@ -96,7 +95,7 @@ def be_agent(pipe: StarterPipe, pid: int | None, slurm_job: str | None, how: Wat
 def _read(starts: Sequence[Start], hosts: Sequence[str], launcher: str, how: Watching) -> Outcome:
     """Read all hosts at the same time and judge what came. Raises UsageError where no host has anything to look at."""
     started = time.monotonic()
-    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), Plan(()), how.env)
+    recording = blank(Options(command=Command.ATTACH, ignore=how.ignore), env=how.env)
     with as_usage_error():
         ended = Readers(starts, hosts, how.progress, _ANSWER_S + how.seconds + _READ_S, _ANSWER_S).run()
     if ended.interrupted:

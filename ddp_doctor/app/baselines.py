@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import JsonFile, major, read_json, recording_in, what_is_wrong
 from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, measured_run
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Command, Status
@@ -85,5 +84,5 @@ def compare(earlier: str, later: str) -> Outcome:
     if speed.reason is not None:
         why = f"{later} cannot be compared: {speed.reason}"
         speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})
-    recording = blank(Options(command=Command.COMPARE), Plan(()))
+    recording = blank(Options(command=Command.COMPARE))
     return judge(recording.model_copy(update={"world": report.world, "readings": (speed, *rest)}))

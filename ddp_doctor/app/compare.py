@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.cluster import TracedSide, TracesFact
 from ddp_doctor.model.check import BASELINE
 from ddp_doctor.model.choices import Command, Status
@@ -26,7 +25,7 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
         raise UsageError(f"{trace} is a trace and {other} is none: compare takes two traces, or none")
     fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
     reading = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
-    recording = blank(Options(command=Command.COMPARE), Plan(()))
+    recording = blank(Options(command=Command.COMPARE))
     return judge(recording.model_copy(update={"readings": (reading,)}))
 
 
@@ -48,7 +47,7 @@ def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
     if read.interrupted:  # a part of it would look faster
         raise KeyboardInterrupt
     told = {"readings": tuple(map(collected, read.facts))}
-    recording = blank(Options(command=Command.TRACE), Plan(())).model_copy(update=told)
+    recording = blank(Options(command=Command.TRACE)).model_copy(update=told)
     if (found := side(recording, path)) is None:
         raise UsageError(f"{path} cannot be compared: {problem(recording)}")
     return found

@@ -15,7 +15,6 @@ from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
 from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.verdict import EXIT
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
@@ -157,7 +156,7 @@ def _files(paths: Sequence[str], fleet: Fleet) -> Iterator[str]:
 
 def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
     """The report on all of it; ``started`` is when reading began, on the monotonic clock."""
-    recording = blank(Options(command=Command.FLEET), Plan(()))
+    recording = blank(Options(command=Command.FLEET))
     newest = {node.hostname: (run, node) for run in fleet.runs for node in run.nodes}
     nodes = _nodes(fleet.runs, newest)
     verdict = next(each for each in WORST_FIRST if any(node.verdict is each for node in nodes))

@@ -45,7 +45,7 @@ def _of_node(options: Options) -> list[Check]:
 def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
     """Judge a pasted topology; one that is not understood is a finding and unsure."""
     options = Options(command=Command.TOPOLOGY, ignore=ignore)
-    recording = blank(options, Plan(()))
+    recording = blank(options)
     return judge(recording.model_copy(update={"readings": read_pasted(text)}))
 
 
@@ -88,7 +88,7 @@ def read_settings(text: str, options: Options = _ENV) -> Outcome:
         readings = [Reading(check="env_vars", status=Status.COLLECTED, fact=fact) for fact in facts]
     except NoSettings as why:
         readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
-    return judge_settings(blank(options, Plan(())).model_copy(update={"readings": tuple(readings)}))
+    return judge_settings(blank(options).model_copy(update={"readings": tuple(readings)}))
 
 
 def _as_environment(found: SettingText) -> EnvVars:

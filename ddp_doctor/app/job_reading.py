@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FileSeen, RecordingFact
 from ddp_doctor.model.choices import Command, Status
 from ddp_doctor.model.fact import Fact, Reading
@@ -57,14 +56,14 @@ def _dump(file: JobFile, data: bytes) -> list[Reading]:
     return [_collected(fact, fact.rank)]
 
 
-def _recording(file: JobFile, data: bytes) -> list[Reading]:
-    return [_collected(RecordingFact(file=file.name, recording=recording_in(Path(file.name), data)))]
-
-
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
 #: A reader may raise UsageError or ValueError with a sentence.
 READERS: tuple[Reader, ...] = (
-    Reader(RECORDING, lambda head, _: is_recording(head), _recording),
+    Reader(
+        RECORDING,
+        lambda head, _: is_recording(head),
+        lambda file, data: [_collected(RecordingFact(file=file.name, recording=recording_in(Path(file.name), data)))],
+    ),
     Reader("answers of NCCL's RAS", is_ras, lambda _, data: text_of_ras(data)),
     Reader("nccl-tests' report", is_nccl_tests, lambda _, data: text_of_nccl_tests(data)),
     Reader(
@@ -88,7 +87,7 @@ def logs(
     ``starts``: where, in bytes, to begin in a file that holds the words of others before.
     """
     started = time.monotonic()
-    recording = blank(Options(command=Command.LOGS, ignore=ignore), Plan(()))
+    recording = blank(Options(command=Command.LOGS, ignore=ignore))
     readings = read_job(paths, progress, starts or {})
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))

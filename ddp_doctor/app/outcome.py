@@ -21,6 +21,7 @@ from ddp_doctor.starters.detect import Launcher
 __all__ = ["Outcome", "Progress", "UsageError", "blank", "judge"]
 
 Progress = Callable[[str], None]
+_NO_CHECKS = Plan(())
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     return Outcome(recording, report, diagnosis.failures)
 
 
-def blank(options: Options, plan: Plan, env: Mapping[str, str] | None = None) -> Recording:
+def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | None = None) -> Recording:
     """An empty recording of a run that begins now, in a process with the environment ``env``."""
     now = datetime.now(timezone.utc)
     return Recording(
@@ -85,7 +86,7 @@ def not_started(
     )
     world = World(nnodes=len(hosts), world_size=len(hosts), launcher=launcher, expected_hosts=tuple(hosts))
     reading = Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
-    recording = blank(options, Plan(()))
+    recording = blank(options)
     return judge(recording.model_copy(update={"world": world, "readings": (reading,)}))
 
 

@@ -101,11 +101,7 @@ class JsonFile(NamedTuple):
     content: bytes
     text: str
     data: Json
-
-    @property
-    def kind(self) -> str | None:
-        """What it is, as far as its keys tell."""
-        return json_kind(self.data)
+    kind: str | None  # what it is, as far as its keys tell
 
 
 def read_json(path: str) -> JsonFile:
@@ -113,9 +109,10 @@ def read_json(path: str) -> JsonFile:
     with as_usage_error(CannotRead):
         content = read_given(path, most_bytes=MOST_BYTES)
     try:
-        return JsonFile(path, content, *json_in(content))
+        text, data = json_in(content)
     except ValueError as error:
         raise UsageError(f"{path} cannot be used: {error}") from error
+    return JsonFile(path, content, text, data, json_kind(data))
 
 
 def what_is_wrong(error: ValidationError, kind: str) -> str:

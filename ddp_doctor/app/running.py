@@ -54,10 +54,10 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
             if request.nnodes > 1 or node_run.rank_checks():  # the control store of several nodes is torch's
                 session.warm_up(node_run.rank_checks())
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
-            _require_gpu(node_run.recording, request)
+            if request.nnodes == 1:
+                _require_gpus_and_ranks(node_run.recording)
             require_possible_sizes(node_run.recording, request.nnodes)
             require_fitting_mesh(node_run.recording, request.nnodes)
-            _require_ranks(node_run.recording, request.nnodes)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
                 node_run.recording = node_run.recording.model_copy(update={"readings": readings})
@@ -106,20 +106,16 @@ def require_usable(options: Options, plan: Plan) -> None:
     )
 
 
-def _require_gpu(recording: Recording, request: RunRequest) -> None:
-    if request.nnodes == 1 and (refused := nccl_without_gpu(recording)):
+def _require_gpus_and_ranks(recording: Recording) -> None:
+    """Refuse NCCL without a GPU, and another number of ranks than the job of --replay has. Raises UsageError."""
+    if refused := nccl_without_gpu(recording):
         raise UsageError(refused)
-
-
-def _require_ranks(recording: Recording, nnodes: int) -> None:
-    """Refuse another number of ranks on one node than the job of --replay has. Raises UsageError."""
     job, world = recording.options.replay, recording.world
-    if job is None or world is None or nnodes > 1 or len(job.ranks) == world.nproc_per_node:
-        return
-    raise UsageError(
-        f"{job.source} of --replay {job.path} have {len(job.ranks)} ranks, this run has {world.nproc_per_node}:"
-        f" add --nproc-per-node {len(job.ranks)}"
-    )
+    if job is not None and world is not None and len(job.ranks) != world.nproc_per_node:
+        raise UsageError(
+            f"{job.source} of --replay {job.path} have {len(job.ranks)} ranks, this run has {world.nproc_per_node}:"
+            f" add --nproc-per-node {len(job.ranks)}"
+        )
 
 
 def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:

@@ -15,7 +15,6 @@ from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import read_json
 from ddp_doctor.engine.memory import no_garbage_collection
-from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
@@ -74,7 +73,7 @@ def trace(
     read = read_traces(paths, progress)
     readings = [*map(collected, read.facts), *_skipped(read.unread)]
     told = {"readings": tuple(readings), "interrupted": read.interrupted, "duration_s": time.monotonic() - started}
-    recording = blank(options, Plan(())).model_copy(update=told)
+    recording = blank(options).model_copy(update=told)
     if options.window.isdecimal() and not windows(recording):
         every = recording.model_copy(update={"options": options.model_copy(update={"window": "all"})})
         if count := len(windows(every)):

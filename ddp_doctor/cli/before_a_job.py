@@ -5,43 +5,10 @@ from typing import Annotated, Literal
 import typer
 
 from ddp_doctor.cli.complete import strategies
-from ddp_doctor.cli.help import FITS, OUTPUTS, TIME, VERDICT, WHAT, WHERE
-from ddp_doctor.cli.options import (
-    BaselineOption,
-    CollectiveOption,
-    CompileOption,
-    DataOption,
-    EndpointOption,
-    FailOnOption,
-    FromTraceOption,
-    HostfileOption,
-    HostsOption,
-    IgnoreOption,
-    IsolateOption,
-    JoinTimeoutOption,
-    MasterAddrOption,
-    MasterPortOption,
-    MeshOption,
-    MinBusbwOption,
-    ModelOption,
-    NnodesOption,
-    NodeGpusOption,
-    NodeRankOption,
-    NprocOption,
-    OnlyOption,
-    PlanOption,
-    ProveOption,
-    RepeatOption,
-    ReplayOption,
-    RequireGpusOption,
-    SkipOption,
-    SoakOption,
-    TopologyOption,
-    command,
-    names,
-    option,
-)
+from ddp_doctor.cli.help import FITS, OUTPUTS, VERDICT, WHAT, WHERE
+from ddp_doctor.cli.options import FailOnOption, IgnoreOption, NodeGpusOption, NprocOption, SkipOption, command, option
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.model.choices import Backend, FailOn, Level
 
 
@@ -53,66 +20,11 @@ from ddp_doctor.model.choices import Backend, FailOn, Level
     "srun --ntasks-per-node=1 ddp-doctor run",
     token_normalize_func=lambda name: name.replace("_", "-"),  # torchrun takes both spellings
 )
-def run(
-    nnodes: NnodesOption = "",
-    nproc_per_node: NprocOption = "auto",
-    node_rank: NodeRankOption = None,
-    rdzv_endpoint: EndpointOption = "",
-    master_addr: MasterAddrOption = "",
-    master_port: MasterPortOption = None,
-    hosts: HostsOption = None,
-    hostfile: HostfileOption = None,
-    join_timeout: JoinTimeoutOption = 60.0,
-    backend: Annotated[Backend, option(WHERE, None, "auto is NCCL where there are GPUs, else gloo.")] = Backend.AUTO,
-    level: Annotated[Level, option(WHAT, None, "How much to test.")] = Level.STANDARD,
-    only: OnlyOption = None,
-    skip: SkipOption = None,
-    budget: Annotated[float, option(TIME, "SECONDS", "Time for the checks.", min=1.0)] = 60.0,
-    collective: CollectiveOption = None,
-    sizes: Annotated[str, option(WHAT, "FROM:TO:FACTOR", "Sizes of collectives, as 8:1G:4.")] = "",
-    iters: Annotated[int | None, option(WHAT, "N", "Timed calls of each size.", min=1)] = None,
-    warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None,
-    min_busbw: MinBusbwOption = None,
-    mesh: MeshOption = None,
-    prove: ProveOption = True,
-    model: ModelOption = "",
-    from_trace: FromTraceOption = "",
-    compiled: CompileOption = False,
-    replay: ReplayOption = None,
-    isolate: IsolateOption = False,
-    topology: TopologyOption = None,
-    repeat: RepeatOption = 1,
-    soak: SoakOption = None,
-    data: DataOption = "",
-    plan: PlanOption = False,
-    require_gpus: RequireGpusOption = None,
-    baseline: BaselineOption = None,
-    fail_on: FailOnOption = FailOn.ERROR,
-    ignore: IgnoreOption = None,
-    *,
-    outputs: Outputs,
-) -> int:
+def run(typed: RunOptions, *, outputs: Outputs) -> int:
     """Test these nodes with real ranks and say what is wrong, who is to blame and what fixes it."""
-    from ddp_doctor.cli import given
-    from ddp_doctor.cli.run import Launch, run
-    from ddp_doctor.model.recording import Options
-    from ddp_doctor.starters.place import Asked
+    from ddp_doctor.cli.run import run
 
-    options = Options(
-        skip=names(skip),
-        budget_s=budget,
-        backend=backend,
-        prove=prove,
-        **given.of_verdict(ignore, fail_on, require_gpus),
-        mesh=given.axes(mesh),
-        **given.of_model(model, from_trace, compiled=compiled),
-        **given.of_replay(replay, is_written="reproducer" in outputs.paths),
-        **given.of_groups(topology, soak, isolate=isolate, repeat=repeat, data=data),
-        **given.sweep(collective, sizes, iters, warmup, min_busbw, level=level, only=names(only)),
-    )
-    asked, known = Asked(nnodes, node_rank, rdzv_endpoint, master_addr, master_port), given.healthy_runs(baseline)
-    launch = Launch(asked, hosts, hostfile, nproc_per_node, join_timeout, known, is_planned=plan)
-    return run(options, launch, outputs)
+    return run(typed, outputs)
 
 
 @command(
@@ -159,13 +71,14 @@ def fit(
     from ddp_doctor.cli.run import fit
     from ddp_doctor.model.recording import Options
 
-    given = {"ranks": ranks, "precision": precision, "strategy": strategy, "measure": measure}
+    asked = of_fit(model, memory, batch, seq, ranks=ranks, precision=precision, strategy=strategy, measure=measure)
     options = Options(
         command="fit",
         ignore=ignored(ignore),
         fail_on=fail_on,
         backend=Backend.AUTO if measure else Backend.GLOO,
-        **of_fit(model, memory, batch, seq, **given),
+        model=model,
+        fit=asked,
     )
     return fit(options, nproc_per_node, outputs)
 
@@ -182,7 +95,7 @@ def prolog(
 ) -> int:
     """Test what needs no ranks and no torch, in about a second; for the SLURM prolog."""
     from ddp_doctor.cli import commands
-    from ddp_doctor.cli.given import ignored
+    from ddp_doctor.cli.given import ignored, names
     from ddp_doctor.model.recording import Options
 
     options = Options(

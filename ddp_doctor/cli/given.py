@@ -1,4 +1,4 @@
-"""Texts and codes that the user names on the command line: read, and refused where they are another command's."""
+"""What the user gives on the command line: options read into values, texts refused where they are another command's."""
 
 import codecs
 import os
@@ -7,14 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp.strategies import BY_NAME
 from ddp_doctor.knowledge.deadlines import LONGEST_SOAK_S, MOST_REPEATS
 from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
-from ddp_doctor.model.choices import FailOn, Level, UsageError, as_usage_error
-from ddp_doctor.model.recording import Axis, FitOptions, Floor, Leaf
+from ddp_doctor.model.choices import Backend, Level, UsageError, as_usage_error
+from ddp_doctor.model.recording import Axis, FitOptions, Floor, Leaf, Options, TraceAdvice
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
 from ddp_doctor.parse.file_kinds import READ_BY, file_kind
@@ -53,9 +54,72 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     return found
 
 
-def of_verdict(ignore: Sequence[str] | None, fail_on: FailOn, require_gpus: int | None) -> dict[str, Any]:
-    """The fields of Options for --ignore, --fail-on and --require-gpus. Raises UsageError."""
-    return {"ignore": ignored(ignore), "fail_on": fail_on, "require_gpus": require_gpus}
+def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
+    """What ``run`` is asked for, with what the files hold that it names. Raises UsageError."""
+    _require_sense(typed, is_reproducer_written=is_reproducer_written)
+    collectives, floors, only = _collectives(typed.collective), _floors(typed.min_busbw), names(typed.only)
+    with as_usage_error():
+        sizes = options.sizes(typed.sizes)
+    all_of_them = typed.level is Level.THOROUGH or COLLECTIVES in only
+    if not (collectives or floors or all_of_them) and (sizes or typed.iters is not None or typed.warmup is not None):
+        raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
+    advice, replay = tuple[TraceAdvice, ...](), None
+    if typed.from_trace:
+        from ddp_doctor.app.advice import load_advice  # few runs need it
+
+        advice = load_advice(typed.from_trace, typed.model)
+    if typed.replay is not None:
+        from ddp_doctor.app.job_collectives import load_job_collectives  # nor this
+
+        replay = load_job_collectives(typed.replay)
+    return Options(
+        level=typed.level,
+        backend=Backend.NCCL if typed.nproc_per_node == "gpu" else typed.backend,
+        only=only,
+        skip=names(typed.skip),
+        budget_s=typed.budget,
+        ignore=ignored(typed.ignore),
+        fail_on=typed.fail_on,
+        require_gpus=typed.require_gpus,
+        prove=typed.prove,
+        compile=typed.compiled,
+        model=typed.model,
+        from_trace=typed.from_trace,
+        advice=advice,
+        replay=replay,
+        collectives=collectives,
+        sizes=sizes,
+        iters=typed.iters,
+        warmup=typed.warmup,
+        min_busbw=floors,
+        mesh=axes(typed.mesh),
+        isolate=typed.isolate,
+        topology=typed.topology or "",
+        leaves=_leaves(typed.topology) if typed.isolate else (),
+        repeat=typed.repeat,
+        soak_s=None if typed.soak is None else 60.0 * typed.soak,
+        data=typed.data,
+    )
+
+
+def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
+    """Refuse numbers out of range, and options that say nothing without another one. Raises UsageError."""
+    if typed.compiled and not typed.model:
+        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
+    if is_reproducer_written and typed.replay is None:
+        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+    if typed.nproc_per_node == "gpu" and typed.backend is Backend.GLOO:
+        raise UsageError(
+            "--nproc-per-node gpu is a rank for each GPU, which --backend gloo leaves alone: give a number"
+        )
+    if typed.repeat > MOST_REPEATS:
+        raise UsageError(f"--repeat takes 1 to {MOST_REPEATS}, not {typed.repeat}")
+    if typed.soak is not None and not 0.0 < 60.0 * typed.soak <= LONGEST_SOAK_S:
+        raise UsageError(
+            f"--soak takes more than 0 and up to {LONGEST_SOAK_S / 60:g} minutes, a day, not {typed.soak:g}"
+        )
+    if typed.topology is not None and not typed.isolate:
+        raise UsageError("--topology says which nodes share a switch, for --isolate: give that, too")
 
 
 def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:
@@ -65,29 +129,38 @@ def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:
     return (path, load_baseline(path)) if path is not None else None
 
 
-def of_model(model: str, from_trace: str, *, compiled: bool) -> dict[str, Any]:
-    """The fields of Options for --model, --from-trace and --compile. Raises UsageError."""
-    from ddp_doctor.app.advice import load_advice  # few runs need it
-
-    if compiled and not model:
-        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
-    advice = load_advice(from_trace, model) if from_trace else ()
-    return {"model": model, "from_trace": from_trace, "advice": advice, "compile": compiled}
+def names(given: Sequence[str] | None) -> tuple[str, ...]:
+    """``--only p2p,allreduce --only buffers``: all the names."""
+    return tuple(name.strip() for text in given or () for name in text.split(","))
 
 
-def of_replay(path: str | None, *, is_written: bool) -> dict[str, Any]:
-    """The field of Options for --replay; ``is_written``: with --reproducer. Raises UsageError."""
-    if path is None and is_written:
-        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
-    if path is None:
-        return {}
-    from ddp_doctor.app.job_collectives import load_job_collectives  # few runs need it
+def _collectives(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Those of --collective. Raises UsageError."""
+    found = tuple(dict.fromkeys(filter(None, names(given))))
+    if given and not found:
+        raise UsageError(f"--collective names none; there are {', '.join(TABLE)}")
+    with as_usage_error():
+        for name in found:
+            options.require_collective(name, tuple(TABLE), "--collective")
+    return found
 
-    return {"replay": load_job_collectives(path)}
+
+def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
+    """Those of --min-busbw. Raises UsageError."""
+    timed = tuple(name for name, row in TABLE.items() if row.is_timed)
+    with as_usage_error():
+        least = [options.floor(text, timed) for text in given or ()]
+    by_size = dict[tuple[str, int], float]()
+    for name, size, rate in least:
+        if by_size.setdefault((name, size), rate) != rate:
+            raise UsageError(
+                f"--min-busbw names two rates for {name} of {size} bytes, which exclude each other: give one"
+            )
+    return tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least)
 
 
-def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> dict[str, Any]:
-    """The fields of Options for what ``fit`` is asked. Raises UsageError."""
+def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields: Any) -> FitOptions:
+    """What ``fit`` is asked to estimate. Raises UsageError."""
     with as_usage_error():
         size = options.memory(memory) if memory else None
         if not options.is_configuration(model):
@@ -97,73 +170,13 @@ def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields
         if fields["measure"] and fields["ranks"]:
             raise ValueError("--measure runs on the ranks that are here: leave --ranks out, or name --nproc-per-node")
         options.require_strategy(fields["strategy"], tuple(BY_NAME))
-    return {"model": model, "fit": FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)}
+    return FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)
 
 
-def sweep(
-    collectives: Sequence[str] | None,
-    sizes: str,
-    iters: int | None,
-    warmup: int | None,
-    floors: Sequence[str] | None,
-    *,
-    level: Level,
-    only: Sequence[str],
-) -> dict[str, Any]:
-    """The fields of Options for --level, --only, --collective, --sizes, --iters, --warmup and --min-busbw.
-
-    Raises UsageError.
-    """
-    words = [name.strip() for text in collectives or () for name in text.split(",")]
-    names = tuple(dict.fromkeys(word for word in words if word))
-    if collectives and not names:
-        raise UsageError(f"--collective names none; there are {', '.join(TABLE)}")
-    with as_usage_error():
-        for name in names:
-            options.require_collective(name, tuple(TABLE), "--collective")
-        timed = tuple(name for name, row in TABLE.items() if row.is_timed)
-        least = [options.floor(text, timed) for text in floors or ()]
-        span = options.sizes(sizes)
-    all_of_them = level is Level.THOROUGH or COLLECTIVES in only
-    if not (names or least or all_of_them) and (span or iters is not None or warmup is not None):
-        raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
-    by_size = dict[tuple[str, int], float]()
-    for name, size, rate in least:
-        if by_size.setdefault((name, size), rate) != rate:
-            raise UsageError(
-                f"--min-busbw names two rates for {name} of {size} bytes, which exclude each other: give one"
-            )
-    return {
-        "level": level,
-        "only": tuple(only),
-        "collectives": names,
-        "sizes": span,
-        "iters": iters,
-        "warmup": warmup,
-        "min_busbw": tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least),
-    }
-
-
-def of_groups(topology: str | None, soak: float | None, *, isolate: bool, repeat: int, data: str) -> dict[str, Any]:
-    """The fields of Options for --isolate, --topology, --repeat, --soak and --data. Raises UsageError."""
-    if repeat > MOST_REPEATS:
-        raise UsageError(f"--repeat takes 1 to {MOST_REPEATS}, not {repeat}")
-    if soak is not None and not 0.0 < 60.0 * soak <= LONGEST_SOAK_S:
-        raise UsageError(f"--soak takes more than 0 and up to {LONGEST_SOAK_S / 60:g} minutes, a day, not {soak:g}")
-    if topology is not None and not isolate:
-        raise UsageError("--topology says which nodes share a switch, for --isolate: give that, too")
-    return {
-        "isolate": isolate,
-        "topology": topology or "",
-        "leaves": (_leaves(topology) if topology is not None else _leaves_of_slurm()) if isolate else (),
-        "repeat": repeat,
-        "soak_s": None if soak is None else 60.0 * soak,
-        "data": data,
-    }
-
-
-def _leaves(path: str) -> tuple[Leaf, ...]:
-    """What the file of --topology says. Raises UsageError."""
+def _leaves(path: str | None) -> tuple[Leaf, ...]:
+    """What the file of --topology says, else SLURM. Raises UsageError."""
+    if path is None:
+        return _leaves_of_slurm()
     if path == "-":
         raise UsageError("--topology names a file, which the agent of every node reads: stdin is of one alone")
     text = given_text(path, _LARGEST_TOPOLOGY_BYTES)

@@ -67,7 +67,23 @@ def summary(command: Any) -> str:
     return " ".join((command.help or "").split())
 
 
-class Command(TyperCommand):
+class _WithEpilog:
+    """What commands and their group have below the options."""
+
+    epilog: str | None
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        """Write it as it stands, but for the width of paragraphs."""
+        for paragraph in (self.epilog or "").split("\n\n"):
+            heading, _, lines = paragraph.partition("\n")
+            formatter.write_paragraph()
+            if lines:
+                formatter.write(f"{_styled(heading, bold=True)}\n{lines}\n")
+            else:
+                formatter.write_text(heading)
+
+
+class Command(_WithEpilog, TyperCommand):
     """A command with its options under headings."""
 
     def get_short_help_str(self, limit: int = 0) -> str:  # noqa: ARG002 - click's signature
@@ -78,12 +94,8 @@ class Command(TyperCommand):
         """Write them below the help text."""
         _write(formatter, headed(self, ctx))
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
-        """Write it as it stands, but for the width of paragraphs."""
-        _write_epilog(formatter, self.epilog or "")
 
-
-class Commands(TyperGroup):
+class Commands(_WithEpilog, TyperGroup):
     """The commands, whose usage errors are sentences: some releases of typer put a word of pydantic's before them."""
 
     def invoke(self, ctx: Any) -> Any:  # click's class, or typer's own
@@ -105,10 +117,6 @@ class Commands(TyperGroup):
         """Their names in the order of the help."""
         return [name for names in _MOMENTS.values() for name in names]
 
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
-        """Write it as it stands, but for the width of paragraphs."""
-        _write_epilog(formatter, self.epilog or "")
-
 
 def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]) -> None:
     """The sections with one left column, and a longer name on a line of its own."""
@@ -122,13 +130,3 @@ def _write(formatter: Any, sections: Sequence[tuple[str, list[tuple[str, str]]]]
 
 def _styled(text: str, **style: Any) -> str:
     return text if is_plain() else typer.style(text, **style)
-
-
-def _write_epilog(formatter: Any, text: str) -> None:
-    for paragraph in text.split("\n\n"):
-        heading, _, lines = paragraph.partition("\n")
-        formatter.write_paragraph()
-        if lines:
-            formatter.write(f"{_styled(heading, bold=True)}\n{lines}\n")
-        else:
-            formatter.write_text(heading)

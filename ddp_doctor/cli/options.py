@@ -1,9 +1,9 @@
 """The command line, to which before_a_job, while_it_runs, afterwards and reference add their commands; the options that
-several of them share, or that torchrun has too."""
+several of them share."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import wraps
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import typer
 
 from ddp_doctor import __version__
 from ddp_doctor.cli import complete
-from ddp_doctor.cli.help import JUDGED, TIME, VERDICT, WHAT, WHERE, Command, Commands, epilog
+from ddp_doctor.cli.help import JUDGED, VERDICT, WHAT, WHERE, Command, Commands, epilog
 from ddp_doctor.cli.help import OUTPUTS as UNDER_OUTPUTS
 from ddp_doctor.cli.outputs import FORMS, OUTPUTS, REDACTABLE, Outputs, paths_of_forms
 from ddp_doctor.model.choices import Detail, FailOn, OutputFormat, UsageError
@@ -71,80 +71,9 @@ IgnoreOption = Annotated[
     list[str] | None,
     option(VERDICT, "CODES", "Leave rules out whose codes begin so: DD305,DD4 (repeatable).", completed=complete.codes),
 ]
-OnlyOption = Annotated[
-    list[str] | None,
-    option(WHAT, "CHECKS", "Run only these checks: p2p,allreduce (repeatable).", completed=complete.names_of_checks),
-]
 SkipOption = Annotated[
     list[str] | None,
     option(WHAT, "CHECKS", "Leave these checks out: p2p,allreduce (repeatable).", completed=complete.names_of_checks),
-]
-ModelOption = Annotated[
-    str,
-    option(
-        WHAT,
-        "MODULE:FACTORY",
-        "A model of yours to test as well: what FACTORY() of MODULE returns is the model, (model, make_batch)"
-        " or a dict with model, make_batch(step), loss(output, batch) and ddp, the options of DDP."
-        " Your code runs on the ranks.",
-    ),
-]
-CompileOption = Annotated[
-    bool, option(WHAT, None, "Look at what torch.compile makes of the model of --model on each rank.", "--compile")
-]
-CollectiveOption = Annotated[
-    list[str] | None,
-    option(
-        WHAT,
-        "NAMES",
-        "Test these collectives, too, over sizes and as nccl-tests prints it: all_gather,reduce_scatter (repeatable).",
-        completed=complete.collectives,
-    ),
-]
-MeshOption = Annotated[
-    str | None,
-    option(
-        WHAT,
-        "NAME=N,...",
-        "Test the mesh of your job, the outermost axis first, as init_device_mesh takes it: dp=2,shard=4.",
-    ),
-]
-IsolateOption = Annotated[
-    bool, option(WHAT, None, "Find the nodes to blame: test groups of nodes, ever smaller ones.", "--isolate")
-]
-TopologyOption = Annotated[
-    str | None,
-    option(WHERE, "FILE", "Leaf switches or racks: topology.conf or .yaml of SLURM, or lines of NAME: HOSTS."),
-]
-RepeatOption = Annotated[
-    int,
-    option(
-        WHAT,
-        "N",
-        "Test all ranks, or with --isolate each group, so often, however long that takes, and tell how many fail.",
-        min=1,
-    ),
-]
-SoakOption = Annotated[
-    float | None, option(TIME, "MINUTES", "Test all ranks again and again for so long, besides --budget.", min=0.0)
-]
-DataOption = Annotated[
-    str, option(WHAT, "PATH", "A file or folder that the job reads: how fast every rank reads it, too.")
-]
-PlanOption = Annotated[
-    bool, option(WHAT, None, "Print what would be tested, on which nodes and in what time; start nothing.", "--plan")
-]
-MinBusbwOption = Annotated[
-    list[str] | None,
-    option(
-        VERDICT,
-        "COLLECTIVE:SIZE=RATE",
-        "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
-        "--min-busbw",
-    ),
-]
-ProveOption = Annotated[
-    bool, option(WHAT, None, "Try the recommended settings, with and without them.", "--prove/--no-prove")
 ]
 _RedactOption = Annotated[
     bool,
@@ -155,31 +84,10 @@ _RedactOption = Annotated[
         "--redact",
     ),
 ]
-RequireGpusOption = Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)]
-FromTraceOption = Annotated[
-    str, option(WHAT, "REPORT", "Try what a report of `trace --json` advises, with the model of --model.")
-]
-ReplayOption = Annotated[
-    str | None,
-    option(WHAT, "DUMP", "Run a job's collectives again: a dump of the flight recorder, or a folder of all ranks'."),
-]
-BaselineOption = Annotated[
-    str | None, option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline.")
-]
 NodeGpusOption = Annotated[
     int | None, option(VERDICT, "N", "Sick unless the node has at least N GPUs, its job's or not.", min=0)
 ]
 
-# torchrun's own, with its names, meanings and PET_* variables
-NnodesOption = Annotated[
-    str,
-    option(
-        WHERE,
-        "N|MIN:MAX",
-        "Nodes, at most MAX; by default all that SLURM, mpirun or torchrun has, else this one.",
-        env="PET_NNODES",
-    ),
-]
 NprocOption = Annotated[
     str,
     option(
@@ -189,21 +97,11 @@ NprocOption = Annotated[
         env="PET_NPROC_PER_NODE",
     ),
 ]
-NodeRankOption = Annotated[int | None, option(WHERE, "R", "This node's number; the head's is 0.", env="PET_NODE_RANK")]
-EndpointOption = Annotated[
-    str,
-    option(
-        WHERE, "HOST[:PORT]", "Where the nodes meet: the head and a free port of it (29400).", env="PET_RDZV_ENDPOINT"
-    ),
-]
-MasterAddrOption = Annotated[str, option(WHERE, "HOST", "The head, as torchrun names it.", env="PET_MASTER_ADDR")]
-MasterPortOption = Annotated[int | None, option(WHERE, "PORT", "The head's port (29500).", env="PET_MASTER_PORT")]
 
 HostsOption = Annotated[str | None, option(WHERE, "A,B", "Start on these hosts over ssh; the first is the head.")]
 HostfileOption = Annotated[
     str | None, option(WHERE, "FILE", "Start on the hosts in this file over ssh, one on each line.")
 ]
-JoinTimeoutOption = Annotated[float, option(TIME, "SECONDS", "Time for all nodes to report in.", min=1.0)]
 _FormatOption = Annotated[
     OutputFormat,
     option(
@@ -228,21 +126,13 @@ _SettingsOption = Annotated[
 ]
 
 
-def names(given: list[str] | None) -> tuple[str, ...]:
-    """``--only p2p,allreduce --only buffers``: all the names."""
-    return tuple(name.strip() for text in given or () for name in text.split(","))
-
-
-_JUDGE = ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach", "fleet", "compare")
-
-
 def command(
     *examples: str, exits: str = JUDGED, **context_settings: Any
 ) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
     """Add a function to the command line. An error ends in one sentence, and the returned number is the exit code.
 
-    A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format: typer
-    reads the signature.
+    A parameter ``outputs`` is replaced by one option for each output of the command, and by --output-format; one that
+    is called ``typed`` by the fields of its dataclass: typer reads the signature.
     """
 
     def decorate(function: Callable[..., int | None]) -> Callable[..., None]:
@@ -253,8 +143,11 @@ def command(
 
 
 def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
-    judges = command.__name__ in _JUDGE
     offered = [output for output in OUTPUTS if command.__name__ in output.commands]
+    has_detail = bool(offered) and command.__name__ != "lint"  # which has a --quiet of its own
+    signature = inspect.signature(command)
+    typed = signature.parameters["typed"].annotation if "typed" in signature.parameters else None
+    fields_typed = fields(typed) if typed else ()
 
     @wraps(command)
     def with_outputs(**given: Any) -> None:
@@ -263,11 +156,13 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
         named = [output.name for output in offered if not output.is_form]
         paths = {name: path for name in named if (path := given.pop(name)) is not None}
         forms = given.pop("settings", None) or ()
+        if typed:
+            given["typed"] = typed(**{field.name: given.pop(field.name) for field in fields_typed})
         with error_handler():
             if offered:
                 paths |= paths_of_forms(forms)
                 outputs = Outputs(paths, form=given.pop("output_format"), redact=given.pop("redact", False))
-                if judges:
+                if has_detail:
                     detail = _detail(verbose=given.pop("verbose"), quiet=given.pop("quiet"))
                     outputs = replace(outputs, detail=detail)
                 given["outputs"] = outputs
@@ -276,26 +171,25 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
             code = command(**given)
         raise typer.Exit(code or 0)
 
-    stand_for_outputs: dict[str, tuple[Any, object]] = {"output_format": (_FormatOption, OutputFormat.FULL)}
-    if judges:
-        stand_for_outputs |= {"verbose": (_VerboseOption, False), "quiet": (_QuietOption, False)}
+    of_outputs: dict[str, tuple[Any, object]] = {"output_format": (_FormatOption, OutputFormat.FULL)}
+    if has_detail:
+        of_outputs |= {"verbose": (_VerboseOption, False), "quiet": (_QuietOption, False)}
     for output in offered:
         written = Annotated[str | None, option(UNDER_OUTPUTS, "PATH|-", output.help, output.option)]
-        stand_for_outputs["settings" if output.is_form else output.name] = (
+        of_outputs["settings" if output.is_form else output.name] = (
             _SettingsOption if output.is_form else written,
             None,
         )
     if command.__name__ in REDACTABLE:
-        stand_for_outputs["redact"] = (_RedactOption, False)
-    signature, parameters = inspect.signature(command), []
+        of_outputs["redact"] = (_RedactOption, False)
+    stand_for = {"outputs": of_outputs, "typed": {field.name: (field.type, field.default) for field in fields_typed}}
+    parameters = []
     for parameter in signature.parameters.values():
-        if parameter.name == "outputs":
-            parameters += [
-                parameter.replace(name=name, default=default, annotation=annotation)
-                for name, (annotation, default) in stand_for_outputs.items()
-            ]
-        else:
-            parameters.append(parameter)
+        options = stand_for.get(parameter.name, {parameter.name: (parameter.annotation, parameter.default)})
+        parameters += [
+            parameter.replace(name=name, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
     with_outputs.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
     return with_outputs
 

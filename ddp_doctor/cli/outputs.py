@@ -57,10 +57,6 @@ class Output(NamedTuple):
         return f"--settings {self.name}" if self.is_form else f"--{self.name.replace('_', '-')}"
 
 
-def _json(results: Results | LintResults) -> str:
-    return results.report.as_json()
-
-
 def _by(module: str, function: str = "render") -> Callable[[Results], str]:
     """A renderer of a report and its recording, in a module of ddp_doctor/render."""
 
@@ -86,10 +82,6 @@ def _svg(results: Results) -> str:
     return _by("topology.report" if is_topology else "heat_map", "picture")(results)
 
 
-def _recording(results: Results) -> str:
-    return results.recording.as_json()
-
-
 def _sarif(results: LintResults) -> str:
     from ddp_doctor.lint.render import sarif
 
@@ -107,23 +99,24 @@ def _junit(results: Results | LintResults) -> str:
 
 
 _WITH_SETTINGS = ("run", "replay", "topology", "env")
+#: The commands that can give names other names.
+REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "trace", "attach")
 
 
 def _form(name: str, words: str, writer: str, *, tells_hosts_apart: bool = False) -> Output:
-    """A form of the settings that a report hands over, by a function of render/pasted_scripts.py.
+    """A form of the settings that a report hands over, by a function of render/pasted.py.
 
-    If a form cannot tell hosts apart, it stands in render/pasted.py, and a file of one node contains only that host's
-    values.
+    If a form cannot tell hosts apart, a file of one node contains only that host's values.
     """
-    module = "ddp_doctor.render.pasted_scripts" if tells_hosts_apart else "ddp_doctor.render.pasted"
 
     def render(results: Results) -> str:
         from ddp_doctor.remedies.settings_to_apply import settings_to_apply
+        from ddp_doctor.render import pasted
 
         settings = settings_to_apply(results.report)
         if results.host and not tells_hosts_apart:
             settings = settings.on(results.host)
-        text: str = getattr(import_module(module), writer)(settings)
+        text: str = getattr(pasted, writer)(settings)
         return text
 
     return Output(name, words, _WITH_SETTINGS, render, is_form=True)
@@ -141,12 +134,12 @@ OUTPUTS = (
         "json",
         "Write the report as JSON; in a path %h is the host, %n the node rank.",
         (*_WITH_SETTINGS, "fit", "prolog", "logs", "trace", "attach", "fleet", "compare", "lint"),
-        _json,
+        lambda results: results.report.as_json(),
     ),
     Output(
         "markdown",
         "Write the report to paste into a ticket: versions, findings, folded details.",
-        ("run", "fit", "prolog", "replay", "logs", "trace", "attach"),
+        REDACTABLE,
         _by("markdown"),
     ),
     Output(
@@ -192,14 +185,13 @@ OUTPUTS = (
         "record",
         "Write the recording here as well.",
         ("run", "fit", "prolog", "replay", "topology", "env", "logs", "trace", "attach"),
-        _recording,
+        lambda results: results.recording.as_json(),
     ),
 )
 FORMS = tuple(output for output in OUTPUTS if output.is_form)
 #: What somebody may call a form.
 _ALSO_CALLED = {"k8s": "kubernetes", "slurm": "sbatch", "podman": "docker", "shell": "env", "bash": "env"}
-#: The commands that can give names other names, and the outputs in which that makes sense.
-REDACTABLE = ("run", "fit", "prolog", "replay", "logs", "trace", "attach")
+#: The outputs in which other names make sense.
 _OF_REDACTED = ("json", "markdown", "html", "record")
 
 
@@ -212,8 +204,7 @@ class Outputs:
     detail: Detail = Detail.SCREEN
     redact: bool = False  # names of hosts, users and the like are replaced in all that is shown and written
     is_piped: bool = False  # a launcher shows a terminal to its ranks and puts what they say in a file
-    host: str = ""  # the node's, once it is known
-    own: frozenset[str] = frozenset()  # outputs that each node has a file of its own for
+    own: Mapping[str, str] = field(default_factory=dict)  # this node's host, of outputs that each node has a file for
 
     @property
     def quiet(self) -> bool:
@@ -249,8 +240,7 @@ class Outputs:
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""
         paths = {name: path.replace("%h", host).replace("%n", str(node_rank)) for name, path in self.paths.items()}
-        own = frozenset(name for name, path in self.paths.items() if path != paths[name])
-        return replace(self, host=host, own=own, paths=paths)
+        return replace(self, own={name: host for name in paths if paths[name] != self.paths[name]}, paths=paths)
 
     def require_only(self, name: str, what: str) -> None:
         """Refuse all other outputs than this one. Raises UsageError."""
@@ -275,15 +265,15 @@ class Outputs:
         from ddp_doctor.render.files import CannotWrite, write
 
         problems = []
-        for output in sorted(OUTPUTS, key=_is_derived):
+        # The recording is written first: everything else follows from it.
+        for output in sorted(OUTPUTS, key=lambda output: output.name != "record"):
             path = self.paths.get(output.name)
             if path is None:
                 continue
-            given = results
-            if output.name in self.own and isinstance(results, Results):
-                given = results._replace(host=self.host)
+            if isinstance(results, Results):
+                results = results._replace(host=self.own.get(output.name, ""))
             try:
-                write(path, output.render(given), mode=_mode(output, results))
+                write(path, output.render(results), mode=_mode(output, results))
             except CannotWrite as error:
                 problems.append(str(error))
         return problems
@@ -304,11 +294,6 @@ def _require_suffix(output: Output, path: str | None) -> None:
     raise UsageError(
         f"a file that does not end in {output.suffix} would not be read: {output.option} {path}{output.suffix}"
     )
-
-
-def _is_derived(output: Output) -> bool:
-    """The recording is written first: everything else follows from it."""
-    return output.name != "record"
 
 
 def paths_of_forms(given: Sequence[str]) -> dict[str, str]:

@@ -62,7 +62,6 @@ class Variable:
 class ContainerOption:
     """One option of ``docker run`` as one remedy wants it."""
 
-    code: str
     because: str
     option: str
     not_applied: str = ""
@@ -174,7 +173,7 @@ class _Settled:
         if taken == option and by is not wish:
             return None
         note = "" if taken == option else self._objections.get(wish) or wish.note
-        return ContainerOption(wish.code, _comment(wish.code, wish.remedy, ""), option, note)
+        return ContainerOption(_comment(wish.code, wish.remedy, ""), option, note)
 
 
 def _matter(option: str) -> str:

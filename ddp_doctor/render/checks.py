@@ -11,19 +11,17 @@ ok  node         env_vars, software, nccl, host, interfaces
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from textwrap import shorten
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import CheckStatus, Severity, Status
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, Report
 from ddp_doctor.render.layout import folded, width_of
-from ddp_doctor.render.screen import STYLE
+from ddp_doctor.render.screen import STYLE, Console
 from ddp_doctor.render.text import one_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: The JSON report has the whole of a longer reason.
 _LONGEST_REASON = 160
@@ -54,7 +52,7 @@ class _Line(NamedTuple):
     style: str
 
 
-def show(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
+def show(report: Report, recording: Recording, out: Console, *, each: bool) -> None:
     """Print all checks, ``each`` on a line of its own or in groups, and what the marks mean."""
     has_more_to_say = any(check.status not in _WITH_RESULT or check.reason for check in report.checks)
     if not each and recording.command.subject and not has_more_to_say:
@@ -113,8 +111,8 @@ def alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
 
 def _line(report: Report, same: Sequence[CheckResult], words: Callable[[Report, CheckResult], str]) -> _Line:
     mark = _MARKS[same[0].status]
-    severities = [severity for _, severity in _codes_and_severities(report, same[0])]
-    worst = Severity.ERROR if Severity.ERROR in severities else Severity.WARNING
+    has_error = any(finding.severity is Severity.ERROR for finding in _findings(report, same[0]))
+    worst = Severity.ERROR if has_error else Severity.WARNING
     return _Line(mark, _names(same), words(report, same[0]), _STYLES.get(mark, STYLE[worst]))
 
 
@@ -122,9 +120,9 @@ def _names(checks: Sequence[CheckResult]) -> str:
     return one_line(", ".join(check.id for check in checks))
 
 
-def _codes_and_severities(report: Report, check: CheckResult) -> list[tuple[str, Severity]]:
+def _findings(report: Report, check: CheckResult) -> list[Finding]:
     return [
-        (finding.code, finding.severity)
+        finding
         for finding in report.findings
         if finding.severity.at_least(Severity.WARNING)
         and any(evidence.check == check.id for evidence in finding.evidence)
@@ -133,7 +131,7 @@ def _codes_and_severities(report: Report, check: CheckResult) -> list[tuple[str,
 
 def _short_words(report: Report, check: CheckResult) -> str:
     if check.status is CheckStatus.FOUND:
-        codes = ", ".join(dict.fromkeys(code for code, _ in _codes_and_severities(report, check)))
+        codes = ", ".join(dict.fromkeys(finding.code for finding in _findings(report, check)))
         return f"{codes}{_not_tested_elsewhere(check)}"
     if check.status is CheckStatus.SKIPPED:
         return _reason(check)

@@ -9,16 +9,13 @@ train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ddp_doctor.model.choices import OutputFormat, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import Report
-from ddp_doctor.render.screen import VERDICT_STYLE
+from ddp_doctor.render.screen import VERDICT_STYLE, Console
 from ddp_doctor.render.text import one_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: https://docs.github.com/en/actions/reference/workflow-commands-for-github-actions
 _ANNOTATIONS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
@@ -35,7 +32,7 @@ class Placed(Protocol):
     end_column: int
 
 
-def show(report: Report, form: OutputFormat, out: "Console") -> None:
+def show(report: Report, form: OutputFormat, out: Console) -> None:
     """Print the findings in a form other than full; the verdict, and lines for people, go to ``out``."""
     for finding in report.findings:
         if form is OutputFormat.CONCISE:

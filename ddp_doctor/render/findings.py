@@ -13,7 +13,7 @@ from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import first_names, name_list
-from ddp_doctor.wording.proofs import beside_tried, in_force
+from ddp_doctor.wording.proofs import SAID_ALREADY, in_force
 
 #: A screen has room for no more; rules group equal things, and the JSON report holds all.
 _MOST_EVIDENCE = 24
@@ -130,7 +130,7 @@ def _proof(remedy: Remedy) -> str:
     proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
         words = _TRIED[proof.status]
-        beside = f"; {beside_tried(reason)}" if reason else ""
+        beside = f"; {reason.removeprefix(SAID_ALREADY)}" if reason else ""
         what = f": {in_force(remedy.settings)}" if remedy.settings else ""
         return one_line(f"{words}{what}: {proof.before} -> {proof.after}{beside}")
     return one_line(f"Not tried{f': {reason}' if reason else ''}")

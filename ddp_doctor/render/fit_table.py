@@ -15,7 +15,7 @@ from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.knowledge.ddp.strategies import RESERVE
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import FitEstimate, FitReport
-from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.layout import Table
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.fit import size
@@ -26,7 +26,7 @@ _MANY = 9999
 _FITS = {True: "yes", False: "no", None: "?"}
 
 
-def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
+def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
     """All strategies, with what was measured beside it; none where nothing was estimated."""
     fact = recording.first(FitFact)
     if fact is None:
@@ -40,7 +40,7 @@ def tables(report: FitReport, recording: Recording) -> Iterator[Captioned]:
     measured = any(each.measured_bytes is not None for each in report.estimates)
     rows = [(*_row(each, report.memory_bytes), *(_measured(each) if measured else ())) for each in report.estimates]
     titles = (*_TITLES, *(("measured\npeak", "measured\nstep") if measured else ()))
-    yield Captioned(caption, Table(titles, rows, range(2, len(titles))), tuple(_notes(fact, report)))
+    yield Table(titles, rows, range(2, len(titles)), caption, tuple(_notes(fact, report)))
 
 
 def _row(each: FitEstimate, memory_bytes: int | None) -> tuple[str, ...]:

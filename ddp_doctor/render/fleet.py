@@ -11,10 +11,10 @@ from dataclasses import replace
 from ddp_doctor.facts.cluster import BaselineFact, RunDifferencesFact, TracedSide, TracesFact
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, in_words, loss, noise
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import WORST_FIRST, Command, Verdict
+from ddp_doctor.model.choices import WORST_FIRST, Verdict
 from ddp_doctor.model.fleet import CommonFinding, Difference, FleetNode, FleetReport, Outlier, Since
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.views.trace.compared import changes, scale
 from ddp_doctor.wording.nodes import and_more, hosts, name_list
@@ -28,13 +28,13 @@ Rows = Sequence[tuple[str, ...]]
 def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str]:
     """Each part with an empty line above; on a screen the first rows of it."""
     for part in parts(report, each=each):
-        shown = replace(_first_rows(part, each=each), notes=part.notes[: None if each else _SHOWN])
+        shown = part if each else replace(part, rows=part.rows[:_SHOWN], notes=part.notes[:_SHOWN])
         yield from ("", *shown.lines(width))
-        if not each and (left := max(len(part.table.rows), len(part.notes)) - _SHOWN) > 0:
+        if not each and (left := max(len(part.rows), len(part.notes)) - _SHOWN) > 0:
             yield f"   and {left} more (-v shows all)"
 
 
-def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
+def parts(report: FleetReport, *, each: bool) -> Iterator[Table]:
     """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
     tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
         ("Nodes to look at", _nodes(report.nodes, each=each), ("node", "verdict", "runs", "sick", "newest", "")),
@@ -48,39 +48,29 @@ def parts(report: FleetReport, *, each: bool) -> Iterator[Captioned]:
     )
     for caption, rows, titles in tables:
         if rows:
-            yield Captioned(caption, _table(rows, titles))
+            yield _table(rows, titles, caption)
     for caption, lines in (
         ("Since the fleet report before", _since(report.since)),
         ("Files to look at", [left_out.why for left_out in report.left_out]),
     ):
         if lines:
-            yield Captioned(caption, Table((), []), tuple(map(one_line, lines)))
+            yield Table(caption=caption, notes=tuple(map(one_line, lines)))
 
 
-def _table(rows: Rows, titles: tuple[str, ...]) -> Table:
+def _table(rows: Rows, titles: tuple[str, ...], caption: str, notes: tuple[str, ...] = ()) -> Table:
     shown = [tuple(one_line(cell) for cell in row) for row in rows]
-    return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles])
+    return Table(titles, shown, [titles.index(name) for name in _NUMBERS if name in titles], caption, notes)
 
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
     shown = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
     shown.sort(key=lambda node: (WORST_FIRST.index(node.verdict), not node.lemon, -node.sick_runs))
-    return [
-        (
-            node.hostname,
-            node.verdict.value,
-            f"{node.runs}",
-            f"{node.sick_runs}",
-            node.seen_at.replace("T", " ")[:16],
-            ", ".join(
-                [
-                    *(["sick again and again"] if node.lemon else []),
-                    *([f"{node.changes} changes"] if node.flapping else []),
-                ]
-            ),
-        )
-        for node in shown
-    ]
+    rows = []
+    for node in shown:
+        seen, counts = node.seen_at.replace("T", " ")[:16], (f"{node.runs}", f"{node.sick_runs}")
+        remarks = "sick again and again" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
+        rows.append((node.hostname, node.verdict.value, *counts, seen, ", ".join(filter(None, remarks))))
+    return rows
 
 
 def _common(common: CommonFinding) -> tuple[str, ...]:
@@ -124,8 +114,11 @@ def _since(since: Since | None) -> list[str]:
     ]
 
 
-def beside(recording: Recording) -> Captioned | None:
-    """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither."""
+def beside(recording: Recording, *, each: bool) -> Table | None:
+    """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither.
+
+    Without ``each`` the first rows of it.
+    """
     if (traces := recording.first(TracesFact)) is not None:
         return _traces(traces)
     fact, others = recording.first(BaselineFact), recording.first(RunDifferencesFact)
@@ -133,7 +126,7 @@ def beside(recording: Recording) -> Captioned | None:
     if fact is None:
         if others is None or not left_out:
             return None
-        return Captioned(f"Not compared with {one_line(others.file)}:", Table((), []), left_out)
+        return Table(caption=f"Not compared with {one_line(others.file)}:", notes=left_out)
     rows = []
     for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median)):
         gpu = "" if held.gpu is None else f", GPU {held.gpu}"
@@ -151,10 +144,11 @@ def beside(recording: Recording) -> Captioned | None:
         )
     runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
     titles = ("measured", "where", "value", "before", "change", "noise")
-    return Captioned(f"Beside {runs} before ({one_line(fact.file)}):", _table(rows, titles), left_out)
+    shown = rows if each else rows[:_SHOWN]
+    return _table(shown, titles, f"Beside {runs} before ({one_line(fact.file)}):", left_out)
 
 
-def _traces(fact: TracesFact) -> Captioned:
+def _traces(fact: TracesFact) -> Table:
     """The parts of a step in the mean of the ranks, beside those before."""
     step = changes(fact)[0].before
     rows = [
@@ -171,8 +165,9 @@ def _traces(fact: TracesFact) -> Captioned:
     notes = [f"{name}: {one_line(_of_side(side))}" for name, side in (("before", fact.before), ("now", fact.now))]
     if (by := scale(fact)) != 1.0:
         notes.append(f"the batches differ: a step of now is shown {by:.2g} times as long, for as many samples")
-    table = Table(("a step of all ranks, in ms", "before", "now", "change", "noise", "of the step"), rows, range(1, 6))
-    return Captioned(f"{one_line(fact.now.file)} beside {one_line(fact.before.file)}:", table, tuple(notes))
+    titles = ("a step of all ranks, in ms", "before", "now", "change", "noise", "of the step")
+    caption = f"{one_line(fact.now.file)} beside {one_line(fact.before.file)}:"
+    return Table(titles, rows, range(1, 6), caption, tuple(notes))
 
 
 def _of_side(side: TracedSide) -> str:
@@ -180,15 +175,3 @@ def _of_side(side: TracedSide) -> str:
     samples = f"{side.samples:g} samples a rank" if side.samples else ""
     counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((side.ranks, "rank"), (side.steps, "step"))]
     return ", ".join(filter(None, (*counts, samples, *side.gpus, side.problem)))
-
-
-def beside_lines(recording: Recording, width: int | None, *, each: bool) -> tuple[str, ...]:
-    """The same on a screen; without ``each`` only where nothing else is judged, and the first rows."""
-    found = beside(recording)
-    if found is None or not (each or recording.command is Command.COMPARE):
-        return ()
-    return _first_rows(found, each=each).lines(width)
-
-
-def _first_rows(part: Captioned, *, each: bool) -> Captioned:
-    return replace(part, table=replace(part.table, rows=part.table.rows[: None if each else _SHOWN]))

@@ -39,10 +39,9 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
             yield f" and {left} rows more: -v shows each rank"
 
 
-def table(report: Report, recording: Recording) -> Table | None:
-    """The ranks, equal ones in one row; None where nothing is known of any."""
-    rows = _rows(report, recording, each=False)
-    return Table(_TITLES, rows).without_empty_columns() if rows else None
+def table(report: Report, recording: Recording) -> Table:
+    """The ranks, equal ones in one row."""
+    return Table(_TITLES, _rows(report, recording, each=False)).without_empty_columns()
 
 
 def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:

@@ -11,10 +11,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from textwrap import fill
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from ddp_doctor.render.screen import Console
 
 #: A terminal of fewer columns breaks lines itself.
 _NARROWEST = 12
@@ -26,7 +24,7 @@ _LEAST = 24
 _TOGETHER = re.compile(r"(?<=\d) (?=(?:[mu]?s|[KMGT]iB|B|[kMG]B/s|Gb/s|%)(?!\w))|(?<=--level|-budget) (?=\w)")
 
 
-def width_of(out: "Console") -> int | None:
+def width_of(out: Console) -> int | None:
     """Columns of a terminal; None elsewhere, also for a terminal that says it has next to none."""
     return out.width if out.is_terminal and out.width >= _NARROWEST else None
 
@@ -74,19 +72,28 @@ _SHELL_WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below their titles; ``right`` are the columns of numbers."""
+    """Rows of cells below their titles; ``right`` are the columns of numbers. It may be without rows, for its notes."""
 
-    titles: tuple[str, ...]  # of one line or of several
-    rows: Sequence[tuple[str, ...]]
+    titles: tuple[str, ...] = ()  # of one line or of several
+    rows: Sequence[tuple[str, ...]] = ()
     right: Container[int] = ()
+    caption: str = ""  # what it is of
+    notes: tuple[str, ...] = ()  # what else is to be said
 
     def lines(self, width: int | None) -> list[str]:
-        """The titles and the rows; without titles where each row is a sentence."""
+        """All of it for a screen, the caption first; without titles where each row is a sentence."""
         titles, rows = self.parts(width)
-        return [*titles, *(line for row in rows for line in row.split("\n"))]
+        return [
+            *([folded(self.caption, width, indent=1)] if self.caption else []),
+            *titles,
+            *(line for row in rows for line in row.split("\n")),
+            *(folded(note, width, indent=3) for note in self.notes),
+        ]
 
     def parts(self, width: int | None) -> tuple[list[str], list[str]]:
         """The lines of the titles, and a text for each row."""
+        if not self.titles:
+            return [], []
         titles = list(zip_longest(*(title.split("\n") for title in self.titles), fillvalue=""))
         widths = [max(map(len, column)) for column in zip(*titles, *self.rows, strict=True)]
         last = sum(widths[:-1]) + 2 * len(widths[:-1]) + 1
@@ -117,23 +124,6 @@ class Table:
         if 0 in self.right:
             return ", ".join((first, *others))
         return f"{' '.join(row[0].split())}: {', '.join(others)}"
-
-
-@dataclass(frozen=True)
-class Captioned:
-    """A table below a line that says what it is of, and what else is to be said."""
-
-    caption: str
-    table: Table
-    notes: tuple[str, ...] = ()
-
-    def lines(self, width: int | None) -> tuple[str, ...]:
-        """All of it for a screen, the caption first."""
-        return (
-            folded(self.caption, width, indent=1),
-            *self.table.lines(width),
-            *(folded(note, width, indent=3) for note in self.notes),
-        )
 
 
 def matrix_lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

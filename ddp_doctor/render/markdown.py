@@ -17,7 +17,6 @@ from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import FitReport, LogsReport, Report, TraceReport
 from ddp_doctor.parse.redact import KEPT_BACK, looks_like_credential
 from ddp_doctor.render import about, findings, fit_table, job_story, tables, trace_table
-from ddp_doctor.render.isolation_table import isolation_table
 from ddp_doctor.render.text import one_line, plain
 from ddp_doctor.render.used_transports import used_table
 
@@ -71,7 +70,7 @@ def _measurements(report: Report, recording: Recording) -> str:
     parts = [
         "\n".join(["all_reduce float32 sum, slowest rank", *reduces]) if reduces else "",
         used_table(recording),
-        "\n".join(tables.lines(isolation_table(recording))),
+        "\n".join(tables.lines(tables.isolation_table(recording))),
         "\n".join(tables.lines(tables.bucket_table(report.measurements))),
         "\n".join(tables.lines(tables.step_table(report.measurements))),
         "\n".join(tables.lines(tables.advice_table(report.measurements))),

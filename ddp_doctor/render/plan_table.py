@@ -12,16 +12,13 @@ Plan; nothing was started. 2 nodes over ssh: node1, node2. Ranks: one on each GP
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Where
 from ddp_doctor.model.run_plan import PlannedStep, RunPlan
-from ddp_doctor.render.layout import Captioned, Table, width_of
+from ddp_doctor.render.layout import Table, width_of
+from ddp_doctor.render.screen import Console
 from ddp_doctor.wording.nodes import first_names
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _PLACES = {
     Where.NODE: "each node, all at once",
@@ -36,15 +33,14 @@ _STARTED_BY = {"slurm": " by srun", "ssh": " over ssh", "torchrun": " by torchru
 _MOST_NAMES = 16
 
 
-def show(plan: RunPlan, out: "Console") -> None:
+def show(plan: RunPlan, out: Console) -> None:
     """Print it."""
-    width = width_of(out)
     rows = [(f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _place(step), _what(step)) for step in plan.steps]
     most = plan.most_seconds * len(plan.nodes) / 60
     total = f"expected; after {plan.most_seconds:g} s, {most:.2f} node-minutes, nothing new begins"
     rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
-    table = Table(("s", "node-\nminutes", "where", "what"), rows, range(2))
-    for line in Captioned(f"Plan; nothing was started. {_nodes(plan)}", table, tuple(_notes(plan))).lines(width):
+    titles, caption = ("s", "node-\nminutes", "where", "what"), f"Plan; nothing was started. {_nodes(plan)}"
+    for line in Table(titles, rows, range(2), caption, tuple(_notes(plan))).lines(width_of(out)):
         out.print(line)
 
 

@@ -9,15 +9,14 @@ from contextlib import contextmanager, nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ddp_doctor.render.screen import is_plain
+from ddp_doctor.render.screen import Console, is_plain
 from ddp_doctor.render.text import amount, one_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.live import Live
 
 
-def _can_write_over(out: "Console") -> bool:
+def _can_write_over(out: Console) -> bool:
     """Whether it is a terminal whose cursor may be moved; FORCE_COLOR makes a file look like one."""
     return out.is_terminal and out.file.isatty() and not is_plain()
 
@@ -27,7 +26,7 @@ _EVERY_S = 300.0
 
 
 @contextmanager
-def _live(out: "Console", line: Callable[[], str]) -> Iterator["Live"]:
+def _live(out: Console, line: Callable[[], str]) -> Iterator["Live"]:
     """``line``, drawn again and again while the block runs; what is said on stderr meanwhile stands above it."""
     from rich.live import Live
     from rich.text import Text
@@ -40,7 +39,7 @@ def _live(out: "Console", line: Callable[[], str]) -> Iterator["Live"]:
 
 
 @contextmanager
-def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
+def bytes_read(out: Console, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Progress on ``out`` while files are read: bytes of how many, where that is known, how fast, and the time."""
     if quiet or not _can_write_over(out):
         yield lambda _read, _total: None
@@ -61,7 +60,7 @@ def bytes_read(out: "Console", *, quiet: bool) -> Iterator[Callable[[int, int], 
 
 
 @contextmanager
-def progress(out: "Console", checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
+def progress(out: Console, checks: Sequence[str], *, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Progress on ``out`` while the block runs: the number among ``checks`` of the one that runs, and the time."""
     if quiet:
         yield lambda _text: None

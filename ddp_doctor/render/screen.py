@@ -1,14 +1,16 @@
 """The terminal that reports are printed on, and its colours. It imports no report: `lint` starts without them."""
 
 import os
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
 
 from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.render.text import plain
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    import rich.console
 
+#: What is printed on; rich is imported when something is.
+Console: TypeAlias = "rich.console.Console"
 STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
 
@@ -20,7 +22,7 @@ def is_plain() -> bool:
     return bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
-def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> "Console":
+def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False) -> Console:
     """A console that colours only terminals, and prints every string as it is but for control characters.
 
     ``is_piped``: the stream looks like a terminal and is none.

@@ -8,16 +8,13 @@ NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ddp_doctor.model.report import EnvReport, SettingInForce
 from ddp_doctor.render.layout import Table, folded, width_of
+from ddp_doctor.render.screen import Console
 from ddp_doctor.render.text import one_line
 from ddp_doctor.settings.releases import NEWEST_TORCH, RELEASES
 from ddp_doctor.settings.table import variables
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: A longer value is cut; the JSON has it whole.
 _LONGEST = 40
@@ -35,7 +32,7 @@ _STATUS = {
 }
 
 
-def show(report: EnvReport, out: "Console") -> None:
+def show(report: EnvReport, out: Console) -> None:
     """Print the table; nothing where nothing could be read."""
     if not report.checks or all(check.status.value == "skipped" for check in report.checks):
         return

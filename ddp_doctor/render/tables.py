@@ -1,4 +1,4 @@
-"""The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets.
+"""The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets, groups.
 
 A training step of 2 ranks, 4 MiB of gradients
  computing     step  waiting  communication  overlap  weak  strong
@@ -9,14 +9,22 @@ A training step of 2 ranks, 4 MiB of gradients
  bucket      size  parameters  in the order in which they are ready
       0  1.00 MiB          12  head.bias to layers.7.bias
       1  24.8 MiB          91  layers.6.weight to embedding.weight
+
+ round  what          groups  failed  seconds
+     0  nodes alone        8       0      4.1
+   2-4  pairs              4       1     36.2
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
+from ddp_doctor.facts.collectives import IsolationFact
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
-from ddp_doctor.render.layout import Captioned, Table, folded
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import amount
+from ddp_doctor.views.rates import FAILED
 
 #: The rows of a table where every check has a line, and on a screen; the JSON has all.
 _SHOWN, _SHOWN_ON_SCREEN = 8, 5
@@ -88,7 +96,7 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
     return "time was short"
 
 
-def lines(table: Captioned | Table | None, width: int | None = None) -> tuple[str, ...]:
+def lines(table: Table | None, width: int | None = None) -> tuple[str, ...]:
     """One of the tables below on a screen; nothing where nothing was measured."""
     return tuple(table.lines(width)) if table else ()
 
@@ -98,7 +106,7 @@ _COLUMNS = ("size\n(B)", "count\n(elements)", "type", "redop", "root")
 _OF_EACH_WAY = ("time\n(us)", "algbw\n(GB/s)", "busbw\n(GB/s)", "#wrong")
 
 
-def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -> Iterator[Captioned]:
+def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -> Iterator[Table]:
     """What nccl-tests prints of each collective, or the largest size of each in one table.
 
     Where torch has no such call a way is ``N/A``. Below a table stands what nccl-tests leaves out.
@@ -116,23 +124,19 @@ def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -
             (f"{name} {group}".strip(), str(way["time"].labels["bytes"]), *_numbers(way))
             for (name, group), way in largest
         ]
-        table = Table(
-            ("collective", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"), rows, range(1, 6)
-        )
-        yield from [Captioned("Collectives, the largest size of each:", table)] if rows else []
+        names = ("collective", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
+        if rows:
+            yield Table(names, rows, range(1, 6), "Collectives, the largest size of each:")
         return
+    titles = (*_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY)
     for (name, group), of_sizes in tables.items():
-        titles = (*_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY)
-        table = Table(titles, [_nccl_tests_row(ways) for ways in of_sizes], range(len(titles)))
-        worst = max((way for ways in of_sizes for way in ways.values()), key=_spike)
+        every = (way for ways in of_sizes for way in ways.values())
+        worst = max(every, key=lambda way: way["longest"].value / way["median"].value)
         size, rank = amount(float(worst["time"].labels["bytes"]), "B"), worst["longest"].labels["rank"]
         times = ", ".join(f"{what} {three_digits(worst[what].value)}" for what in ("median", "p99", "longest"))
         note = f"farthest apart at {size}: {times}, on rank {rank}"
-        yield Captioned(f"{name} {group}".strip() + ", out of place and in place:", table, (note,))
-
-
-def _spike(way: dict[str, Measurement]) -> float:
-    return way["longest"].value / way["median"].value
+        caption, rows = f"{name} {group}".strip(), [_nccl_tests_row(ways) for ways in of_sizes]
+        yield Table(titles, rows, range(len(titles)), f"{caption}, out of place and in place:", (note,))
 
 
 def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]]) -> tuple[str, ...]:
@@ -140,10 +144,7 @@ def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]]) -> tuple[str, ...]
     cells = [str(labels[name]) for name in ("bytes", "count", "type", "redop", "root")]
     for in_place in (False, True):
         way = ways.get(in_place)
-        if way is None:
-            cells += ["N/A"] * len(_OF_EACH_WAY)
-            continue
-        cells += _numbers(way)
+        cells += ["N/A"] * len(_OF_EACH_WAY) if way is None else _numbers(way)
     return tuple(cells)
 
 
@@ -158,7 +159,7 @@ _GPU_RATES = {"matmul_rate": 1e12, "hbm_copy_bandwidth": 1e9, "pcie_h2d_bandwidt
 _ONE_NODE = 16
 
 
-def gpu_table(measurements: Sequence[Measurement]) -> Captioned | None:
+def gpu_table(measurements: Sequence[Measurement]) -> Table | None:
     """What each rank's GPU did at work; None where none was measured.
 
     Of the GPUs of several nodes the eight that multiply most slowly, because all ranks wait for them.
@@ -181,7 +182,7 @@ def gpu_table(measurements: Sequence[Measurement]) -> Captioned | None:
         for rank in shown
     ]
     titles = ("rank", "GPU", "matmul\n(TFLOP/s)", "copy\n(GB/s)", "from host\n(GB/s)", "to host\n(GB/s)")
-    return Captioned(f"{which} at work:", Table(titles, cells, range(len(titles))))
+    return Table(titles, cells, range(len(titles)), f"{which} at work:")
 
 
 _TIMES = {
@@ -193,7 +194,7 @@ _TIMES = {
 _SHARES = {"overlap": "step_overlap", "weak": "step_weak_scaling", "strong": "step_strong_scaling"}
 
 
-def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
+def step_table(measurements: Sequence[Measurement]) -> Table | None:
     """The times of a training step and how it scales; None where no steps were measured."""
     values = {measurement.name: measurement.value for measurement in measurements}
     whole = next((measurement for measurement in reversed(measurements) if measurement.name == "step_time"), None)
@@ -212,11 +213,10 @@ def step_table(measurements: Sequence[Measurement]) -> Captioned | None:
         if measurement.name == "step_measured":
             both = f"predicted {three_digits(predicted[cap])}, measured {three_digits(measurement.value)}"
             notes.append(f"buckets of {cap:g} MiB: {both}")
-    table = Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)))
-    return Captioned(caption, table, tuple(notes))
+    return Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)), caption, tuple(notes))
 
 
-def advice_table(measurements: Sequence[Measurement]) -> Captioned | None:
+def advice_table(measurements: Sequence[Measurement]) -> Table | None:
     """What a trace advised, tried with and without in turns; None where nothing was."""
     without, changed = (
         [each for each in measurements if each.name == name] for name in ("step_as_the_job", "step_changed")
@@ -232,7 +232,7 @@ def advice_table(measurements: Sequence[Measurement]) -> Captioned | None:
         for before, after in zip(without, changed, strict=True)
     ]
     titles = ("changed", "step as the job", "step with the change", "gain", "at most")
-    return Captioned("What the trace advises, tried in turns:", Table(titles, rows, range(1, 5))) if rows else None
+    return Table(titles, rows, range(1, 5), "What the trace advises, tried in turns:") if rows else None
 
 
 def _spread(measured: Measurement) -> str:
@@ -267,3 +267,27 @@ def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
         first, last = rows[: _BUCKETS_SHOWN - 2], rows[-1:] if rows[-1][0] == str(count - 1) else []
         rows = [*first, ("...", f"{count - len(first) - len(last)} more", "", ""), *last]
     return Table(("bucket", "size", "parameters", how), rows, range(3))
+
+
+_ROUNDS = ("round", "what", "groups", "failed", "seconds")
+
+
+def isolation_table(recording: Recording) -> Table | None:
+    """The rounds in which groups of nodes were tested; those that test the same groups have one line. None for none."""
+    fact = recording.first(IsolationFact)
+    if fact is None or not fact.tests:
+        return None
+    by_round = [list(tests) for _, tests in groupby(fact.tests, key=lambda test: test.round)]
+    rows = []
+    for _, alike in groupby(by_round, key=lambda tests: [test.nodes for test in tests]):
+        rounds = list(alike)
+        first, last = rounds[0][0].round, rounds[-1][0].round
+        tests = [test for one in rounds for test in one]
+        seconds = max(test.at_s + test.duration_s for test in tests) - min(test.at_s for test in tests)
+        failed = sum(test.outcome in (*FAILED, "lost") for test in tests)
+        number = f"{first}" if first == last else f"{first}-{last}"
+        sizes = sorted({len(test.nodes) for test in rounds[0]})
+        what = ", ".join({1: "nodes alone", 2: "pairs"}.get(size, f"{size} nodes together") for size in sizes)
+        rows.append((number, what, f"{len(rounds[0])}", f"{failed}", f"{seconds:.1f}"))
+    notes = (f"ended before all was settled: {fact.stopped}",) if fact.stopped else ()
+    return Table(_ROUNDS, rows, (0, 2, 3, 4), "Groups of nodes, each tested by itself:", notes)

@@ -6,30 +6,24 @@ The verdict comes last, because that stays on the screen; findings begin with th
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING
 
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
 from ddp_doctor.render import checks, findings, heat_map, tables
-from ddp_doctor.render.isolation_table import isolation_table
 from ddp_doctor.render.layout import command, folded, width_of
-from ddp_doctor.render.screen import STYLE, VERDICT_STYLE
+from ddp_doctor.render.screen import STYLE, VERDICT_STYLE, Console
 from ddp_doctor.render.text import one_line
 from ddp_doctor.render.used_transports import used_table
 from ddp_doctor.wording.findings import judges_times, only_a_busy_host
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 #: Less is the time of reading a text.
 _SHORTEST_S = 0.05
 
 
 def show(
-    report: Report, recording: Recording, out: "Console", saved_as: str | None = None, detail: Detail = Detail.SCREEN
+    report: Report, recording: Recording, out: Console, saved_as: str | None = None, detail: Detail = Detail.SCREEN
 ) -> None:
     """Print the whole report."""
     width, each = width_of(out), detail is Detail.ALL
@@ -43,14 +37,14 @@ def show(
         for of_collective in tables.collectives_tables(report.measurements, all_rows=in_full):
             _show_table(tables.lines(of_collective, width), out)
         _show_table(used_table(recording, width).splitlines(), out)
-        _show_table(tables.lines(isolation_table(recording), width), out)
+        _show_table(tables.lines(tables.isolation_table(recording), width), out)
         _show_heat_maps(report, out, each=each)
         for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
             _show_table(tables.lines(table(report.measurements), width), out)
-        if recording.of_check("baseline"):
-            from ddp_doctor.render.fleet import beside_lines
+        if recording.of_check("baseline") and (each or recording.command is Command.COMPARE):
+            from ddp_doctor.render.fleet import beside
 
-            _show_table(beside_lines(recording, width, each=each), out)
+            _show_table(tables.lines(beside(recording, each=each), width), out)
     # A busy host is worth a look only where a time was judged, or a check did not end in time.
     late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
     all_of_them = each or late or any(map(judges_times, report.findings))
@@ -66,7 +60,7 @@ def show(
     _show_verdict(report, out)
 
 
-def _show_heat_maps(report: Report, out: "Console", *, each: bool) -> None:
+def _show_heat_maps(report: Report, out: Console, *, each: bool) -> None:
     """The first grid, or each, of three ends or more."""
     maps = [heat for heat in heat_map.heat_maps(report) if len(heat.labels) > 2]
     for heat in maps if each else maps[:1]:
@@ -75,8 +69,9 @@ def _show_heat_maps(report: Report, out: "Console", *, each: bool) -> None:
             out.print(heat_map.styled(line), style=None if number else "dim")
 
 
-def _show_story(report: Report, recording: Recording, out: "Console", *, each: bool) -> None:
+def _show_story(report: Report, recording: Recording, out: Console, *, each: bool) -> None:
     width = width_of(out)
+    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # so it is of no machine
     if isinstance(report, AttachReport):
         from ddp_doctor.render import live_story  # no run needs its views, nor those of job_story
         from ddp_doctor.views.live_jobs import live_jobs, unreached
@@ -103,17 +98,11 @@ def _show_story(report: Report, recording: Recording, out: "Console", *, each: b
         from ddp_doctor.render import job_story
 
         _show_lines(job_story.lines(report, recording, width, each=each), out)
-    elif each or not _is_of_one_check(recording):
+    elif each or not (is_pasted or recording.command is Command.COMPARE):  # whose one check is the verdict
         checks.show(report, recording, out, each=each)
 
 
-def _is_of_one_check(recording: Recording) -> bool:
-    """Whether its one check is the verdict: that of ``compare``, or of a topology that was pasted, of no machine."""
-    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None
-    return is_pasted or recording.command is Command.COMPARE
-
-
-def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:
+def _show_fleet(report: Report, out: Console, detail: Detail) -> None:
     """The tables; a finding in full is shown by the run that found it."""
     from ddp_doctor.model.fleet import FleetReport  # neither has to be there for a prolog
     from ddp_doctor.render.fleet import lines
@@ -125,7 +114,7 @@ def _show_fleet(report: Report, out: "Console", detail: Detail) -> None:
     _show_verdict(report, out)
 
 
-def show_short(report: Report, out: "Console", head: str, saved_as: str | None = None) -> None:
+def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:
     """What a node other than the head shows: the titles of errors, the verdict, and where the full report is."""
     out.print()
     for finding in report.findings:
@@ -137,18 +126,18 @@ def show_short(report: Report, out: "Console", head: str, saved_as: str | None =
     _show_verdict(report, out)
 
 
-def _show_table(lines: Sequence[str], out: "Console") -> None:
+def _show_table(lines: Sequence[str], out: Console) -> None:
     if lines:
         out.print()
     _show_lines(lines, out)
 
 
-def _show_lines(lines: Iterable[str], out: "Console") -> None:
+def _show_lines(lines: Iterable[str], out: Console) -> None:
     for number, line in enumerate(lines):
         out.print(line, style=None if number else "dim")
 
 
-def _show_finding(finding: Finding, cause: JobCauseReport | None, out: "Console") -> None:
+def _show_finding(finding: Finding, cause: JobCauseReport | None, out: Console) -> None:
     _show_title(finding, out)
     for line in findings.lines(finding, cause):
         if line.to_paste:
@@ -158,7 +147,7 @@ def _show_finding(finding: Finding, cause: JobCauseReport | None, out: "Console"
             out.print(folded(line.text, width_of(out), indent=line.indent, hang=line.hang))
 
 
-def _show_title(finding: Finding, out: "Console") -> None:
+def _show_title(finding: Finding, out: Console) -> None:
     from rich.text import Text
 
     mark = f"{finding.severity.value.upper()} {finding.code}"
@@ -167,12 +156,12 @@ def _show_title(finding: Finding, out: "Console") -> None:
     out.print(text)
 
 
-def _show_verdict(report: Report, out: "Console") -> None:
+def _show_verdict(report: Report, out: Console) -> None:
     took = f" ({report.duration_s:.1f} s)" if report.duration_s >= _SHORTEST_S else ""
     out.print(folded(f"{one_line(report.summary)}{took}", width_of(out)), style=VERDICT_STYLE[report.verdict])
 
 
-def show_kept_run(path: Path, report: Report, command: str, out: "Console") -> None:
+def show_kept_run(path: Path, report: Report, command: str, out: Console) -> None:
     """When it ran, which command, its verdict, and below it the folder to replay, whose path is never broken."""
     when = one_line(report.started_at.replace("T", " ").removesuffix("Z"))
     verdict = f"{when} {command:<8} {one_line(report.summary)}"

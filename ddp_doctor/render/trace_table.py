@@ -9,12 +9,13 @@ share   100%      47%         1%      33%       12%       1%    5%        6%
 """
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.report import StepParts, TracedRank, TracedWindow, TraceReport
-from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import one_line
 
 #: The parts that add up to a step, by the fields of StepParts, and what their columns are called.
@@ -38,7 +39,7 @@ _MOST_ROWS = 16
 _MOST_FILES = 3
 
 
-def tables(report: TraceReport, *, each: bool) -> Iterator[Captioned]:
+def tables(report: TraceReport, *, each: bool) -> Iterator[Table]:
     """One for each window, the last with what could not be read."""
     unread = [f"not read: {one_line(f'{name}: {why}' if name else why)}" for name, why in report.unread.items()]
     if not each and len(unread) > _MOST_FILES:
@@ -50,7 +51,8 @@ def tables(report: TraceReport, *, each: bool) -> Iterator[Captioned]:
         shown = window.ranks if each or len(ranks) <= _MOST_ROWS else tuple(ranks[:_MOST_ROWS])
         if left := len(ranks) - len(shown):
             notes.insert(0, f"and {left} ranks more: -v shows each")
-        yield Captioned(f"{caption(report, window)}, in ms:", _table(window, shown, to_blame), tuple(notes))
+        table = _table(window, shown, to_blame)
+        yield replace(table, caption=f"{caption(report, window)}, in ms:", notes=tuple(notes))
 
 
 def blamed(report: TraceReport) -> dict[int | None, list[str]]:

@@ -10,12 +10,13 @@ Rows that differ come first. The rate is that of the way that was used, by NCCL'
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.render.layout import Captioned, Table, folded
+from ddp_doctor.render.layout import Table, folded
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.network import crossings, hca_of, to_network
 from ddp_doctor.views.transports import Place, log_of, places, used_within
@@ -43,10 +44,10 @@ def used_table(recording: Recording, width: int | None = None) -> str:
     if used is None:
         return ""
     notes = (folded(note, width, indent=1) for note in used.notes)
-    return "\n".join((*used.table.lines(width), *notes))
+    return "\n".join((*replace(used, caption="", notes=()).lines(width), *notes))
 
 
-def used_transports(recording: Recording) -> Captioned | None:
+def used_transports(recording: Recording) -> Table | None:
     """The table with what else is to be said; None where no rank logged which transports it set up."""
     world = recording.world
     if world is None or world.backend != "nccl":
@@ -76,7 +77,7 @@ def used_transports(recording: Recording) -> Captioned | None:
     notes += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
     notes += _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
     titles = ("NCCL between ranks", "predicted", "used", "expected rate", "")
-    return Captioned("What NCCL used between the ranks", Table(titles, cells), tuple(notes))
+    return Table(titles, cells, caption="What NCCL used between the ranks", notes=tuple(notes))
 
 
 def slowest_p2p(recording: Recording) -> float | None:

@@ -81,10 +81,9 @@ _OWN_CHOICE = (-1, -2)
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """A number outside of a range: what a sentence says of it, and the range here."""
+    """A number outside of a range: what a sentence says of it, and the largest that is taken here."""
 
     says: str
-    least: int
     most: int
     row: Range
 
@@ -101,7 +100,7 @@ def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange
             says = row.says or f"is out of range: it takes {least} to {most}"
             # how long an RDMA connection waits: 4.096 microseconds times a power of two (InfiniBand specification)
             wait = f"{4.096e-3 * 2 ** min(value, 63):.2g} ms" if value >= 0 else ""
-            return OutOfRange(says.format(wait=wait), least, most, row)
+            return OutOfRange(says.format(wait=wait), most, row)
     return None
 
 

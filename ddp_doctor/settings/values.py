@@ -275,14 +275,9 @@ def _python_int(variable: Variable, value: str) -> Misread | None:
     return _refused(variable, "It is handed to Python's int().", _number_of_switch_word(value))
 
 
-def _node_range(variable: Variable, value: str) -> Misread | None:
-    fits = re.fullmatch(r"[0-9]+(:[0-9]+)?", value)
-    return None if fits else _refused(variable, "It is a number of nodes, or MIN:MAX.", None)
-
-
-def _process_count(variable: Variable, value: str) -> Misread | None:
-    fits = re.fullmatch(r"[0-9]+|auto|cpu|gpu|xpu", value)
-    return None if fits else _refused(variable, "It is a number, auto, cpu, gpu or xpu.", None)
+def _like(pattern: str, why: str) -> Reader:
+    """What torchrun takes of this form, and nothing else."""
+    return lambda variable, value: None if re.fullmatch(pattern, value) else _refused(variable, why, None)
 
 
 def _flag(variable: Variable, value: str) -> Misread | None:
@@ -333,8 +328,8 @@ _READERS: dict[str, Reader] = {
     "strict_bool": _strict_bool,
     "strict_int": _strict_int,
     "python_int": _python_int,
-    "node_range": _node_range,
-    "process_count": _process_count,
+    "node_range": _like(r"[0-9]+(:[0-9]+)?", "It is a number of nodes, or MIN:MAX."),
+    "process_count": _like(r"[0-9]+|auto|cpu|gpu|xpu", "It is a number, auto, cpu, gpu or xpu."),
     "flag": _flag,
     "switch": _switch,
     "omp_threads": _omp_threads,

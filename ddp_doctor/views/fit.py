@@ -132,11 +132,7 @@ def nothing_fits(recording: Recording) -> bool:
 def to_take(recording: Recording, wanted: str) -> FitEstimate | None:
     """The one that changes and costs least of those that fit; of one strategy, or of all ("")."""
     fitting = [each for each in estimates(recording) if each.fits and wanted in ("", each.strategy)]
-    return min(fitting, key=_cost, default=None)
-
-
-def _cost(each: FitEstimate) -> tuple[bool, bool]:
-    return BY_NAME[each.strategy].offloads, each.checkpointing
+    return min(fitting, key=lambda each: (BY_NAME[each.strategy].offloads, each.checkpointing), default=None)
 
 
 def name_of(each: FitEstimate) -> str:

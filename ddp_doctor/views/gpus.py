@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact
 from ddp_doctor.knowledge.gpu.nvml import MPS_SERVER, OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.thresholds import GPU_LIMIT_SHARE
-from ddp_doctor.model.base import Frozen, grouped
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Backend, Status
 from ddp_doctor.model.recording import Recording, once_a_recording
 
@@ -60,13 +61,11 @@ def power_limited(recording: Recording) -> frozenset[tuple[int, str]]:
     return frozenset((node, gpu.uuid) for low in found for node, gpu in low if gpu.uuid)
 
 
-class BusyGpu(Frozen):
+class BusyGpu(NamedTuple):
     """A GPU of the job that somebody else uses, as it was before the doctor started anything on it."""
 
-    index: int  # NVML's
     uuid: str | None
     used_bytes: int | None  # by others; None where NVML does not say
-    free_bytes: int | None
     holders: tuple[GpuProcess, ...]  # empty where none can be seen from here, as in a container
 
 
@@ -83,15 +82,7 @@ def busy_gpus(fact: GpusFact) -> tuple[BusyGpu, ...]:
         if gpu.mig_enabled or not (computes or gpu.holds_foreign_data()):
             continue
         known = gpu.memory_total_bytes is not None and gpu.memory_used_bytes is not None
-        free = max((gpu.memory_total_bytes or 0) - (gpu.memory_used_bytes or 0), 0)
-        busy = BusyGpu(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            used_bytes=gpu.memory_of_others_bytes if known else None,
-            free_bytes=free if known else None,
-            holders=tuple(holders),
-        )
-        found.append(busy)
+        found.append(BusyGpu(gpu.uuid, gpu.memory_of_others_bytes if known else None, tuple(holders)))
     return tuple(found)
 
 

@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.baselines import SIGMA
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.views.node_traits import node_traits
-from ddp_doctor.views.rates import FAILED
+from ddp_doctor.views.rates import FAILED, telling
 
 Group = tuple[int, ...]
 #: What happened in the tests that count against somebody.
@@ -81,8 +81,7 @@ class Tests:
         self.is_timed = is_timed  # whether a slow pair is a bad one
         self.met = {node for test in tests for node in test.nodes}
         self.lost = {node for test in tests for node in test.lost_nodes}
-        telling = (test for test in tests if test.outcome not in ("lost", "unknown"))
-        self.groups = grouped((tuple(sorted(test.nodes)), test) for test in telling)
+        self.groups = grouped((tuple(sorted(test.nodes)), test) for test in telling(tests))
 
     @cached_property
     def pairs(self) -> dict[Group, Count]:
@@ -173,21 +172,21 @@ class Tests:
 def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Mapping[int, str]) -> Settled:
     """Who is to blame among ``nodes``, whose leaf ``leaf_of`` tells where it is known; pure, linear in the tests."""
     known, count = tests if isinstance(tests, Tests) else Tests(tests), len(set(nodes))
-    lost = [
+    lost = tuple(
         Fault((node,), "lost", 1, 1, test.reason, partners=tuple(other for other in test.nodes if other != node))
         for test in known.all
         for node in test.lost_nodes
-    ]
-    alone = [  # at least twice: one bad moment is no verdict
+    )
+    alone = tuple(  # at least twice: one bad moment is no verdict
         known.fault(group, [group])
         for group in known.groups
         if len(group) == 1 and known.count(group).bad > 1 and group[0] not in known.lost
-    ]
+    )
     aside = {fault.nodes[0] for fault in (*lost, *alone)}
     views = (known, Tests(known.all, is_timed=False))  # which hosts are slow may be noise
-    leaves = [*{leaf.leaf: leaf for each in views for leaf in _leaves(each, leaf_of, aside)}.values()]
+    leaves = tuple({leaf.leaf: leaf for each in views for leaf in _leaves(each, leaf_of, aside)}.values())
     names = {fault.leaf for fault in leaves}
-    together = list(_with_others(known, count, lambda one, other: _crosses(leaf_of, names, (one, other)), aside))
+    together = tuple(_with_others(known, count, lambda one, other: _crosses(leaf_of, names, (one, other)), aside))
     blamed = aside | {fault.nodes[0] for fault in together}
     left = [
         group
@@ -200,21 +199,11 @@ def settle(tests: Sequence[GroupTest] | Tests, nodes: Iterable[int], leaf_of: Ma
         bad = [pair for pair in open_pairs if each.pairs[pair].bad]
         often = Counter(node for pair in bad for node in pair)
         named |= {pair for pair in bad if _is_bad_pair(each, pair, often)}
-    pairs = [known.fault(pair, [pair]) for pair in open_pairs if pair in named]
-    groups = _smallest(left)
-    open_pairs = [pair for pair in open_pairs if pair not in named]
+    pairs = tuple(known.fault(pair, [pair]) for pair in open_pairs if pair in named)
+    groups, left_pairs = tuple(_smallest(left)), tuple(pair for pair in open_pairs if pair not in named)
     smallest = _smallest_fault(known, groups)
-    return Settled(
-        tuple(alone),
-        tuple(lost),
-        tuple(together),
-        tuple(pairs),
-        tuple(leaves),
-        smallest,
-        tuple(_unsettled(known, open_pairs, groups, smallest, blamed)),
-        tuple(open_pairs),
-        tuple(groups),
-    )
+    unsettled = tuple(_unsettled(known, left_pairs, groups, smallest, blamed))
+    return Settled(alone, lost, together, pairs, leaves, smallest, unsettled, left_pairs, groups)
 
 
 @once_a_recording

@@ -1,8 +1,8 @@
 """Jobs that run: their ranks on all hosts that were read, those that are missing there, and those that nobody saw."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import grouped
@@ -36,7 +36,10 @@ class LiveJob:
     @property
     def unseen(self) -> list[int]:
         """The ranks that nobody looked at, where they have numbers."""
-        return _unseen(self.hosts, self.ranks, self.missing)
+        if any(rank.fact.numbered_by != "environment" for rank in self.ranks):
+            return []
+        known = {rank.rank for rank in self.ranks}.union(self.missing)
+        return [rank for rank in range(max(host.world_size or 0 for host in self.hosts)) if rank not in known]
 
     @property
     def watched_s(self) -> float:
@@ -76,23 +79,16 @@ def live_jobs(recording: Recording) -> tuple[LiveJob, ...]:
 def _with_missing_ranks(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], recording: Recording) -> LiveJob:
     seen = {rank.rank for rank in ranks}
     missing: dict[int, str | None] = {rank: host.host for host in hosts for rank in host.missing if rank not in seen}
-    world, unseen = recording.world or World(), _unseen(hosts, ranks, missing)
+    job = LiveJob(tuple(hosts), tuple(ranks), missing, is_elsewhere=_talks_to_others(ranks))
+    world, unseen = recording.world or World(), job.unseen
     without = [reading.node for reading in recording.of_check("attach") if reading.status is Status.ABSENT]
     most = max((sum(rank.fact.host == host.host for rank in ranks) for host in hosts), default=0)
     is_of_slurm = world.launcher == "slurm" and hosts[0].launcher != "mpirun"
     if not unreached(recording) and (is_of_slurm or len(unseen) <= most * len(without)):
         where = world.hostname(without[0]) if len(without) == 1 else None
-        missing |= dict.fromkeys(unseen, where)
-    size = max(host.world_size or 0 for host in hosts)
-    are_fewer = len(ranks) + len(missing) < size
-    return LiveJob(tuple(hosts), tuple(ranks), missing, are_fewer or _talks_to_others(ranks))
-
-
-def _unseen(hosts: Sequence[LiveJobFact], ranks: Sequence[Doing], missing: Collection[int]) -> list[int]:
-    if any(rank.fact.numbered_by != "environment" for rank in ranks):
-        return []
-    known = {rank.rank for rank in ranks}.union(missing)
-    return [rank for rank in range(max(host.world_size or 0 for host in hosts)) if rank not in known]
+        job = replace(job, missing=missing | dict.fromkeys(unseen, where))
+    are_fewer = len(ranks) + len(job.missing) < job.world_size
+    return replace(job, is_elsewhere=job.is_elsewhere or are_fewer)
 
 
 def _talks_to_others(ranks: Sequence[Doing]) -> bool:

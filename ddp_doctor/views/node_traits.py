@@ -17,14 +17,6 @@ from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.settings.agreement import is_compared, is_of_a_host
 
 
-def _gpus(fact: GpusFact) -> str | None:
-    return counted([gpu.name or "unknown" for gpu in fact.gpus])
-
-
-def _cuda(fact: Software) -> str | None:
-    return f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda
-
-
 def _port_rates(fact: RdmaFact) -> str | None:
     """The rates of the ports that carry traffic: "8 400 Gbit/s"."""
     return counted([f"{port.rate_gbit_per_s or 0:g} Gbit/s" for _, port in fact.ports() if port.is_active])
@@ -43,10 +35,10 @@ def counted(names: Sequence[str]) -> str | None:
 #: In the order in which a maintainer asks for them.
 VERSIONS: dict[str, tuple[type[Fact], Callable[[Any], str | None]]] = {
     "torch": (Software, lambda fact: fact.torch_version or fact.torch_problem),
-    "CUDA of torch": (Software, _cuda),
+    "CUDA of torch": (Software, lambda fact: f"HIP {fact.torch_hip}" if fact.torch_hip else fact.torch_cuda),
     "NCCL": (Software, lambda fact: fact.nccl_loaded or fact.nccl_problem),
     "driver": (Software, lambda fact: fact.driver or fact.driver_problem),
-    "GPUs": (GpusFact, _gpus),
+    "GPUs": (GpusFact, lambda fact: counted([gpu.name or "unknown" for gpu in fact.gpus])),
     "Python": (Software, lambda fact: f"{fact.python}, {fact.machine}"),
     "kernel": (Host, lambda fact: fact.kernel and f"{fact.kernel}{', in a container' * fact.in_container}"),
 }

@@ -13,7 +13,6 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.nccl import NcclFact
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
-from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.choices import Backend, Severity
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -22,11 +21,6 @@ from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 def of_the_job(recording: Recording) -> list[FactAt[Software]]:
     """The facts to judge: a prolog runs in an interpreter of root's, whose torch is not the job's."""
     return [] if recording.command.is_of_root else recording.facts(Software)
-
-
-def hides_torch(fact: Software) -> bool:
-    """Whether a file on PYTHONPATH stands in the place of torch (DD211)."""
-    return any(hidden.module == TORCH and hidden.by == "PYTHONPATH" for hidden in fact.hidden_modules)
 
 
 def with_gpus(recording: Recording) -> list[FactAt[Software]]:

@@ -223,12 +223,6 @@ def first_trial(recording: Recording) -> TrialRecord | None:
     return next((trial for trial in over_nccl if any(" via " in rank.output_tail for rank in trial.evidence)), None)
 
 
-def first_trial_ended(recording: Recording) -> bool:
-    """Whether the trial that the log is of came to its end, so that its transports carry data."""
-    trial = first_trial(recording)
-    return trial is not None and trial.outcome == "finished"
-
-
 @once_a_recording
 def texts(recording: Recording) -> Mapping[int, str]:
     """NCCL's log on each node in the first trial with transports."""

@@ -21,7 +21,7 @@ AS_FOUND = "as found"
 #: Of a variable that goes with others of its remedy and was not in force when those were tried.
 NOT_ITSELF = "not tried itself, for torchrun reads it before there are ranks"
 #: How reasons begin beside a status that says so already.
-_SAID_ALREADY = "it was tried, and "
+SAID_ALREADY = "it was tried, and "
 _LONGEST_REASON = 200
 _MOST_ENDS = 3
 
@@ -38,11 +38,6 @@ def in_force(settings: Iterable[Setting]) -> str:
         for what, names in nodes.items()
     }
     return ", ".join(f"{what} on {names}" if names else what for what, names in where.items())
-
-
-def beside_tried(reason: str) -> str:
-    """A reason behind words that say already that it was tried."""
-    return reason.removeprefix(_SAID_ALREADY)
 
 
 def rate(bytes_per_s: float) -> str:

@@ -1,7 +1,6 @@
 """How findings on traces speak of ranks and of times."""
 
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.model.finding import Culprit
 
 
 def ms(microseconds: float) -> str:
@@ -13,8 +12,3 @@ def ms(microseconds: float) -> str:
 def rank_of(fact: TraceFact) -> str:
     """``rank 1 (node0, rank1.json.gz)``, without the folder; the host where that is told."""
     return f"rank {fact.rank} ({', '.join(filter(None, (fact.host, fact.file.rpartition('/')[2])))})"
-
-
-def culprit_of(fact: TraceFact) -> Culprit:
-    """The rank of a trace."""
-    return Culprit(kind="rank", rank=fact.rank, node=fact.host or None)

@@ -33,7 +33,7 @@ def found(outcome: Outcome) -> dict[str, str]:
 
 
 def table(outcome: Outcome) -> str:
-    shown = fleet.beside(outcome.recording)
+    shown = fleet.beside(outcome.recording, each=True)
     assert shown is not None
     return "\n".join(shown.lines(120))
 
@@ -158,7 +158,7 @@ def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(
 
 def test_a_recording_of_two_jobs_on_a_gpu_names_both():
     outcome = load("baseline/traces-of-one-and-two-ranks")
-    shown = fleet.beside(outcome)
+    shown = fleet.beside(outcome, each=True)
 
     assert shown is not None
     assert "before: 1 rank, 4 steps, 256 samples a rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))

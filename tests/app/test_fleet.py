@@ -19,6 +19,7 @@ from ddp_doctor.model.choices import Detail, Verdict
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
+from ddp_doctor.render.fleet import lines
 from ddp_doctor.render.screen import console
 from tests.recorded import judged, path_of
 from tests.simulated import recording as simulated
@@ -171,6 +172,16 @@ def test_a_fleet_is_shown_at_any_width(tmp_path, width):
 
     assert "Slower than nodes with the same hardware" in screen.getvalue()
     assert "n7" in screen.getvalue()
+
+
+def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
+    (tmp_path / "broken.json").write_text("{")
+
+    report = fleet(tmp_path, made("well", 1))
+
+    shown = "\n".join(lines(report, 80, each=True))
+    assert "\n Files to look at\n   " in shown
+    assert "broken.json" in shown
 
 
 def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.app import UsageError
-from ddp_doctor.app.running import _require_gpu, require_usable
+from ddp_doctor.app.running import _require_gpus_and_ranks, require_usable
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.plan import make_plan
@@ -30,7 +30,7 @@ def _ask(answer: GpusFact | Exception) -> None:
     options = Options(backend=Backend.NCCL, only=("allreduce",))
     request = RunRequest(options, {})
     plan = make_plan(options, [replace(gpus, probe=probe), allreduce])
-    _require_gpu(with_node_facts(Recording(options=options), plan, request), request)
+    _require_gpus_and_ranks(with_node_facts(Recording(options=options), plan, request))
 
 
 def test_nccl_without_a_gpu_is_refused_also_where_no_check_of_the_plan_looks_at_gpus():

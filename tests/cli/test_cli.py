@@ -271,7 +271,7 @@ def test_a_recording_with_a_strange_number_is_replayed_or_refused(tmp_path):
     from ddp_doctor.app import recordings
     from ddp_doctor.remedies.settings_to_apply import settings_to_apply
     from ddp_doctor.render import screen, terminal
-    from ddp_doctor.render.pasted_scripts import env_file
+    from ddp_doctor.render.pasted import env_file
 
     path, replayed = tmp_path / "recording.json", 0
     for situation in ("allreduce/not-repeatable", "process_group/two-gpu-ranks-healthy"):

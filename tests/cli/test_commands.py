@@ -10,6 +10,7 @@ from ddp_doctor.app.folders import save_recording
 from ddp_doctor.cli import commands, given, run
 from ddp_doctor.cli.given import ignored
 from ddp_doctor.cli.outputs import Outputs
+from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.job_collectives import JobCollectives
 from ddp_doctor.model.recording import Leaf, Options
@@ -41,7 +42,7 @@ def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(c
 
 def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, monkeypatch):
     def leaves() -> Any:
-        return given.of_groups(None, None, isolate=True, repeat=1, data="")["leaves"]
+        return given.of_run(RunOptions(isolate=True), is_reproducer_written=False).leaves
 
     (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=node[1-2]\n")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.model.finding import Setting
-from ddp_doctor.render.pasted_scripts import sbatch_lines
+from ddp_doctor.render.pasted import sbatch_lines
 from ddp_doctor.sources import proc
 from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, WITHOUT_DDP

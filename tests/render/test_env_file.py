@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor.model.finding import Finding, Proof, Setting
 from ddp_doctor.model.recording import World
-from ddp_doctor.render.pasted_scripts import env_file
+from ddp_doctor.render.pasted import env_file
 from tests.render.reports import PROVED, error, given_by, warning, world
 from tests.render.shells import SHELLS, environment
 

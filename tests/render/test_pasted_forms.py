@@ -13,8 +13,7 @@ import pytest
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.report import Report
 from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_apply
-from ddp_doctor.render.pasted import docker_args, k8s_env, torchrun_args
-from ddp_doctor.render.pasted_scripts import env_file, patterns, sbatch_lines
+from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, patterns, sbatch_lines, torchrun_args
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
 from tests.render.shells import SHELLS, environment, environments, tool
 

@@ -1,4 +1,4 @@
-"""Which GPUs of a job are busy, by whom, and how much memory they leave."""
+"""Which GPUs of a job are busy, and by whom."""
 
 from typing import Any
 
@@ -25,10 +25,10 @@ SERVER = GpuProcess(pid=8, kind="compute", name="nvidia-cuda-mps", memory_used_b
 DESKTOP = GpuProcess(pid=5, kind="graphics", name="Xorg", memory_used_bytes=300 << 20)
 
 
-def test_a_gpu_with_foreign_data_is_busy_and_its_free_memory_known() -> None:
+def test_a_gpu_with_foreign_data_is_busy_and_its_memory_known() -> None:
     taken = gpu(1, memory_used_bytes=20 * GIB, processes=(TRAINING,))
     (busy,) = busy_gpus(fact_of(gpu(0), taken))
-    assert (busy.index, busy.uuid, busy.used_bytes, busy.free_bytes) == (1, "GPU-1", 20 * GIB, 60 * GIB)
+    assert (busy.uuid, busy.used_bytes) == ("GPU-1", 20 * GIB)
     assert busy.holders == (TRAINING,)
 
 
@@ -56,13 +56,12 @@ def test_a_busy_gpu_of_another_job_does_not_count() -> None:
     assert busy_gpus(fact_of(gpu(0), gpu(1, processes=(TRAINING,)), used=(0,))) == ()
 
 
-def test_a_busy_gpu_whose_memory_nvml_does_not_tell_has_unknown_free_memory() -> None:
+def test_a_busy_gpu_whose_memory_nvml_does_not_tell_has_unknown_memory() -> None:
     (busy,) = busy_gpus(fact_of(gpu(processes=(TRAINING,), memory_used_bytes=None)))
-    assert (busy.used_bytes, busy.free_bytes) == (None, None)
+    assert busy.used_bytes is None
 
 
-def test_memory_that_an_old_driver_counts_as_its_own_is_not_free() -> None:
+def test_memory_that_an_old_driver_counts_as_its_own_is_not_that_of_others() -> None:
     taken = gpu(memory_used_bytes=20 * GIB, memory_used_counts_reserved=True)
     (busy,) = busy_gpus(fact_of(taken))
-    assert busy.free_bytes == 60 * GIB
     assert busy.used_bytes == 20 * GIB - 5 * GIB // 4

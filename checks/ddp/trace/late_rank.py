@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.knowledge import trace as numbers
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_trace, in_code
@@ -17,7 +17,7 @@ from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
 from ddp_doctor.wording.ranks import capital
-from ddp_doctor.wording.traces import culprit_of, ms, rank_of
+from ddp_doctor.wording.traces import ms, rank_of
 
 #: Functions and annotations that save a checkpoint.
 _SAVES = re.compile(r"save|checkpoint|state_dict", re.IGNORECASE)
@@ -237,7 +237,7 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
             unit="s",
         )
         yield finding(
-            (culprit_of(fact),) if cause.blames else NOBODY,
+            (Culprit(kind="rank", rank=fact.rank, node=fact.host or None),) if cause.blames else NOBODY,
             capital(
                 f"{given}{rank_of(fact)} is waited for{window.where}: {ms(lost)} of a step of {ms(lost / late.share)}"
                 f" ({late.share:.0%}): {cause.said}"

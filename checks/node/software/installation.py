@@ -22,7 +22,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.kernel_files import names_in, target_of
 from ddp_doctor.remedies.kinds import by_installation, in_code, remedy
-from ddp_doctor.views.software import folder_without_backends, hides_torch, of_the_job, with_gpus
+from ddp_doctor.views.software import folder_without_backends, of_the_job, with_gpus
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, name_list, node_culprit, node_names, of_nodes
 
@@ -164,7 +164,7 @@ def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
 
 
 def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
-    if hides_torch(fact):
+    if any(hidden.module == TORCH and hidden.by == "PYTHONPATH" for hidden in fact.hidden_modules):  # DD211
         return None
     if fact.torch_problem:
         return fact.torch_problem, Severity.ERROR

@@ -20,7 +20,7 @@ from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.network import crossings, nodes_whose_log_has
 from ddp_doctor.views.reproducers import between, between_gpus
-from ddp_doctor.views.transports import Expected, Place, Used, first_trial_ended, log_of, only_p2p, places, used_within
+from ddp_doctor.views.transports import Expected, Place, Used, first_trial, log_of, only_p2p, places, used_within
 from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import name_list, node_culprits, of_nodes
 
@@ -94,7 +94,8 @@ def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
     See: NCCL user guide, environment variable NCCL_P2P_LEVEL
     """
     found: dict[str, list[tuple[Place, Used, str]]] = {}
-    for place in places(recording) if first_trial_ended(recording) else ():
+    trial = first_trial(recording)  # where it came to its end, its transports carry data
+    for place in places(recording) if trial is not None and trial.outcome == "finished" else ():
         settings = {name: value for name, value in place.node.settings.items() if name != "NCCL_P2P_LEVEL"}
         if len(settings) == len(place.node.settings):
             continue

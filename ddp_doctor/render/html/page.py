@@ -5,6 +5,7 @@ allows no script, and what looks like a credential is left out.
 """
 
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -34,9 +35,8 @@ from ddp_doctor.render import (
 )
 from ddp_doctor.render.finding_lines import Placed
 from ddp_doctor.render.findings import Line
-from ddp_doctor.render.html import memory, steps, timeline
-from ddp_doctor.render.isolation_table import isolation_table
-from ddp_doctor.render.layout import Captioned, Table
+from ddp_doctor.render.html import steps, timeline
+from ddp_doctor.render.layout import Table
 from ddp_doctor.render.text import amount, plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.report import pictures
@@ -101,13 +101,13 @@ def _parts(report: Report, recording: Recording) -> dict[str, object]:
     selected = [check for check in report.checks if check.reason != NOT_SELECTED] if has_checks else []
     buckets = tables.bucket_table(report.measurements)
     measured = (
-        fleet.beside(recording),
+        fleet.beside(recording, each=True),
         used_transports(recording),
-        isolation_table(recording),
+        tables.isolation_table(recording),
         tables.gpu_table(report.measurements),
         tables.step_table(report.measurements),
         tables.advice_table(report.measurements),
-        Captioned("DDP's buckets of gradients", buckets) if buckets else None,
+        replace(buckets, caption="DDP's buckets of gradients") if buckets else None,
     )
     return {
         "sentence": _sentence(report),
@@ -137,7 +137,7 @@ def _bars(report: Report, recording: Recording) -> Iterator[steps.Part]:
     if isinstance(report, TraceReport):
         yield from steps.steps(report, recording)
     elif isinstance(report, FitReport) and report.estimates:
-        yield memory.of_strategies(report)
+        yield steps.memory(report)
 
 
 def _sentence(report: Report) -> str:
@@ -214,19 +214,19 @@ def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
     return sorted(rows, key=lambda row: WORST_FIRST.index(row[1]))
 
 
-def _job_tables(report: Report, recording: Recording) -> Iterator[Captioned]:
+def _job_tables(report: Report, recording: Recording) -> Iterator[Table]:
     if isinstance(report, AttachReport):
         for job in live_jobs(recording):
             first, *further = live_story.words(job)
-            yield Captioned(first, live_story.table(job, report), tuple(further))
+            yield replace(live_story.table(job, report), caption=first, notes=tuple(further))
         for host, why in unreached(recording).items():
-            yield Captioned(f"{host} could not be read: {why}", Table((), []))
+            yield Table(caption=f"{host} could not be read: {why}")
     elif isinstance(report, TraceReport):
         yield from trace_table.tables(report, each=True)
     elif isinstance(report, FitReport):
         yield from fit_table.tables(report, recording)
     elif isinstance(report, LogsReport) and (words := list(job_story.words(report, recording))):
-        yield Captioned(words[0], job_story.table(report, recording) or Table((), []), tuple(words[1:]))
+        yield replace(job_story.table(report, recording), caption=words[0], notes=tuple(words[1:]))
 
 
 def _topology(report: Report, recording: Recording) -> dict[str, object]:

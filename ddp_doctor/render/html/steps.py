@@ -1,4 +1,4 @@
-"""The parts of each rank's median step as one bar, and time lines of the median and the longest step.
+"""Bars: the parts of each rank's median step, time lines of the median and the longest one, what takes the memory.
 
 Each rank has a clock of its own: in a time line they stand so that a collective that nobody leaves before all are there
 ends at the same moment on all.
@@ -9,10 +9,11 @@ from statistics import median_low
 
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import TracedRank, TraceReport
+from ddp_doctor.model.report import FitEstimate, FitReport, TracedRank, TraceReport
 from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.render.trace_table import PARTS, blamed, caption, is_seen, name_of
+from ddp_doctor.views.fit import size
 from ddp_doctor.views.trace.windows import windows
 
 #: Ranks with a row, those that a finding names first.
@@ -142,3 +143,37 @@ def _communication(fact: TraceFact, step: TraceStep, scale: _Scale) -> Iterator[
 
 def _ms(us: float) -> str:
     return three_digits(us / 1e6)
+
+
+# --- memory ----------------------------------------------------------------------------------------
+
+
+def memory(report: FitReport) -> Part:
+    """What takes the memory of a rank under each strategy, in percent of the most, or of a GPU's where that is more."""
+    most = max(report.memory_bytes or 0, *(each.needed_bytes for each in report.estimates), 1)
+    seen = {part for each in report.estimates for part, taken in each.parts.items() if taken}
+    line = f"; the dashed line is {size(report.memory_bytes)}" if report.memory_bytes else ""
+    return {
+        "title": "What takes the memory",
+        "of": f"the peak of a rank, and the allocator's reserve{line}",
+        **({"mark": round(100 * report.memory_bytes / most, 2)} if report.memory_bytes else {}),
+        "legend": [*((part, part) for part in report.estimates[0].parts if part in seen), ("other", "reserve")],
+        "bars": [(_strategy(each), [], size(each.needed_bytes), list(_taken(each, most))) for each in report.estimates],
+        "lines": [],
+        "left": 0,
+    }
+
+
+def _strategy(each: FitEstimate) -> str:
+    fits = {True: "✓ ", False: "✗ ", None: ""}[each.fits]
+    return f"{fits}{each.strategy}{', checkpointing' if each.checkpointing else ''}"
+
+
+def _taken(each: FitEstimate, most: int) -> Iterator[Part]:
+    start = 0.0
+    for part, taken in (*each.parts.items(), ("reserve", each.needed_bytes - each.peak_bytes)):
+        width = 100 * taken / most
+        if taken:
+            name = "other" if part == "reserve" else part
+            yield bar(name, start, width, f"{part}: {size(taken)}, {taken / each.needed_bytes:.0%}", part)
+        start += width

@@ -3,15 +3,14 @@
 Each node counts the seconds of a trial for itself, so times of two nodes may be some hundredths apart.
 """
 
-import signal
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
 from ddp_doctor.parse.frames import of_the_job
+from ddp_doctor.parse.job_log.endings import signal_name
 from ddp_doctor.render.live_story import STATES
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import hosts
@@ -170,7 +169,8 @@ def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:
     if rank.exit_code is not None and not (rank.done and rank.exit_code == 0):
         when = f" at {_seconds(rank.exited_at)}" if rank.exited_at is not None else ""
         memory = ", for want of memory" if rank.out_of_memory else ""
-        yield f"Ended{when}: {_exit(rank.exit_code)}{memory}"
+        name = signal_name(-rank.exit_code) if rank.exit_code < 0 else None
+        yield f"Ended{when}: {name or f'exit code {rank.exit_code}'}{memory}"
     last = rank.steps[-1] if rank.steps else None
     if last is not None and last.left_at is None:
         until = _ended_at(rank, end)
@@ -192,13 +192,6 @@ def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:
 def _step(step: Step) -> str:
     detail = f" ({step.detail})" if step.detail else ""
     return f"{step.name} {step.seq} of {step.check}{detail}"
-
-
-def _exit(code: int) -> str:
-    if code < 0:
-        with suppress(ValueError):
-            return signal.Signals(-code).name
-    return f"exit code {code}"
 
 
 def _seconds(value: float) -> str:

@@ -33,6 +33,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.report import Report, TopologyReport
 from ddp_doctor.render.files import CannotWrite
 from ddp_doctor.render.layout import Table, folded, matrix_lines, width_of
+from ddp_doctor.render.screen import Console
 from ddp_doctor.render.text import plain
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.views.network import to_network
@@ -40,7 +41,6 @@ from ddp_doctor.views.transports import Place, ToNetwork, places
 from ddp_doctor.wording.nodes import F
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
 
@@ -150,7 +150,7 @@ def _views(views: Sequence[FactAt[F]]) -> tuple[Json, ...] | None:
     return tuple({"host": view.node, **view.fact.model_dump(mode="json")} for view in views) or None
 
 
-def show(recording: Recording, out: "Console") -> None:
+def show(recording: Recording, out: Console) -> None:
     """Print everything that was read, host by host."""
     hosts = sorted({reading.node for reading in recording.readings if reading.fact is not None})
     expected, width = places(recording), width_of(out)
