@@ -127,8 +127,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         # Where both ends of such a pair took part, its link may explain the trial.
         if any({*pair} <= {*trial.ranks} for pair in explained) or failed_trials.explains(recording, trial):
             continue
-        nodes = recording.world.nnodes if recording.world else 1
-        where = f" on {nodes} nodes" if nodes > 1 else ""
+        where = f" on {recording.nnodes} nodes" if recording.several_nodes else ""
         # NVSwitches add up for these ranks, by NCCL's log; setting that up hangs on some.
         takes_nvls = trial.backend == "nccl" and any(
             parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]
