@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
+from ddp_doctor.model.trial import Arm, Attempt, Experiment, Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
@@ -80,7 +81,7 @@ def _ended_otherwise(rank: RankEvidence) -> str:
     """How a rank ended for a reason that is no setting; empty where it did not."""
     if rank.raised is not None:
         full = any(words in rank.raised.message for words in _NO_ROOM)
-        return f"rank {rank.rank} had no room for its files: {_words(rank)}" if full else ""
+        return f"rank {rank.rank} had no room for its files: {_words(rank.raised)}" if full else ""
     if rank.exit_code is None or rank.done:
         return ""
     if -rank.exit_code in _FROM_OUTSIDE:
@@ -102,37 +103,22 @@ def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
 
 def first_message(record: TrialRecord) -> str:
     """The first message of a rank that failed by itself, or how one died; a victim's only where there are no others."""
-    raised = sorted((rank for rank in record.evidence if rank.raised is not None), key=_order)
+    raised = sorted((rank.raised for rank in record.evidence if rank.raised), key=attrgetter("blames_peer", "at"))
     died = next((rank for rank in record.evidence if rank.exit_code is not None and rank.raised is None), None)
-    if died is not None and not any(rank.raised and not rank.raised.blames_peer for rank in raised):
+    if died is not None and all(each.blames_peer for each in raised):
         return f"rank {died.rank} {ended(died)}"
     return _words(raised[0]) if raised else "the trial broke off"
 
 
-def _order(rank: RankEvidence) -> tuple[bool, float]:
-    assert rank.raised is not None
-    return rank.raised.blames_peer, rank.raised.at
+def _words(raised: Raised) -> str:
+    return f"{raised.type}: {cause(raised.message)}"[:_LONGEST_REASON]
 
 
-def _words(rank: RankEvidence) -> str:
-    assert rank.raised is not None
-    return f"{rank.raised.type}: {cause(rank.raised.message)}"[:_LONGEST_REASON]
+def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Experiment]]:
+    """What to try: the remedies of each finding that says how it shows, those of the worst finding first.
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A remedy made of settings, and the test that shows its fault; with ``reason`` it cannot be tried."""
-
-    code: str
-    settings: tuple[Setting, ...]
-    reproducer: Reproducer
-    reason: str | None = None
-
-
-def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Candidate]]:
-    """The remedies of each finding that says how it shows, those of the worst finding first.
-
-    What is only worth knowing is tried at level thorough alone: it costs time on healthy machines.
+    One with a ``reason`` cannot be tried. What is only worth knowing is tried at level thorough alone: it costs time on
+    healthy machines.
     """
     world = recording.world
     known = set(env).union(*(node.fact.variables for node in recording.facts(EnvVars)))
@@ -142,10 +128,14 @@ def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[s
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            reasons = [_why_not(remedy.settings, world.backend, known) for remedy in made]
             yield [
-                Candidate(finding.code, remedy.settings, finding.reproduced_by, reason)
-                for remedy, reason in zip(made, reasons, strict=True)
+                Experiment(
+                    code=finding.code,
+                    settings=remedy.settings,
+                    reproducer=finding.reproduced_by,
+                    reason=_why_not(remedy.settings, world.backend, known),
+                )
+                for remedy in made
             ]
 
 
@@ -176,7 +166,7 @@ class Trials:
     backend: str
     tell: Callable[[str], None]
 
-    def compare(self, alternatives: Sequence[Candidate], why_none: str | None = None) -> None:
+    def compare(self, alternatives: Sequence[Experiment], why_none: str | None = None) -> None:
         """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
 
         Where only the meeting is at stake the first that works does; where speed is, all are compared.
@@ -188,11 +178,11 @@ class Trials:
                 reason = "another remedy of this finding was proved first"
             if reason is None and time.monotonic() >= self.until:
                 reason = _NO_TIME
-            tried = _experiment(candidate, (), reason) if reason else self._try(candidate)
+            tried = candidate.model_copy(update={"reason": reason}) if reason else self._try(candidate)
             proved = proved or proof_of(tried).status == "proved"
             self.kept.append(tried)
 
-    def _try(self, candidate: Candidate) -> Experiment:
+    def _try(self, candidate: Experiment) -> Experiment:
         turns = _Turns(candidate, self.attempt, self.until, self.backend == "nccl")
         try:
             self.tell(f"try {in_force(candidate.settings)}")
@@ -204,21 +194,11 @@ class Trials:
             raise
 
 
-def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str | None = None) -> Experiment:
-    return Experiment(
-        code=candidate.code,
-        settings=candidate.settings,
-        reproducer=candidate.reproducer,
-        attempts=tuple(attempts),
-        reason=reason,
-    )
-
-
 @dataclass
 class _Turns:
     """The trials of one remedy."""
 
-    candidate: Candidate
+    candidate: Experiment
     attempt: Try
     until: float
     is_nccl: bool
@@ -240,11 +220,11 @@ class _Turns:
             if turn and all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
             self._take("control")
-        return _experiment(self.candidate, self._done)
+        return self.so_far()
 
-    def so_far(self, reason: str) -> Experiment:
+    def so_far(self, reason: str | None = None) -> Experiment:
         """What was done of it, and why no more: nothing is concluded from a part."""
-        return _experiment(self.candidate, self._done, reason)
+        return self.candidate.model_copy(update={"attempts": tuple(self._done), "reason": reason})
 
     def _take(self, arm: Arm) -> Attempt:
         try:
@@ -289,8 +269,7 @@ def prove(
         return attempt_of(arm, result)
 
     why_none = "left out by --no-prove" if not recording.options.prove else _NO_RANKS if agent is None else None
-    backend = recording.world.backend if recording.world else ""
-    trying = Trials(attempt, run.until, kept, backend, run.progress)
+    trying = Trials(attempt, run.until, kept, recording.backend, run.progress)
     for alternatives in candidates(recording, findings, run.env):
         if agent is not None and agent.node_ranks.lost_helper() is not None:
             why_none = _NO_RANKS
