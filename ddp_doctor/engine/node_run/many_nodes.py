@@ -18,7 +18,7 @@ from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.isolation.conduct import Isolation
+from ddp_doctor.engine.isolation.conduct import isolate
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
@@ -398,7 +398,7 @@ def _isolate(node: ManyNodes, agent: Agent) -> None:
         checks = _leave_out(node, checks, refused)
     if checks:
         node.request.progress(ISOLATION)
-        Isolation(agent, leaves_of(node.recording)).run()
+        isolate(agent, leaves_of(node.recording))
 
 
 def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
