@@ -106,7 +106,6 @@ class ManyNodes(NodeRun):
         if not self.session.torch_is_imported(self.rank_checks()):
             return
         self.of_ranks()
-        self.roll_call.until = time.monotonic() + self.request.join_timeout_s
         with self.request.starter.roll_call():
             self.group = group = self.roll_call.hold(self._node_report())
         if group.ended is not None:
@@ -162,7 +161,7 @@ class ManyNodes(NodeRun):
             self.group.farewell(
                 {
                     "do": "end",
-                    "head": recording.world.hostname(0) if recording.world else "",
+                    "head": host(recording, 0),
                     "recording": recording.model_dump(mode="json"),
                     "report": report.model_dump(mode="json"),
                 }
@@ -188,8 +187,9 @@ class ManyNodes(NodeRun):
         self.note_roll_call(self.roll_call.met_fact(group), group.my_rank)
         assert self.watch is not None
         self.watch.start()
-        run = self.session.run_of(self.recording, group.until, group.my_rank)
-        node_ranks = NodeRanks(run, self.session.run_folder, self.session.server, self.roll_call.way)
+        session, keep = self.session, self.partial.keep
+        run = session.run_of(self.recording, group.until, group.my_rank)
+        node_ranks = NodeRanks(run, session.run_folder, session.server, self.roll_call.way, keep_partial=keep)
         follower = FollowerAgent(group, node_ranks, self.known, self.probe_between, self.partial)
         self._take_report(follower.run())
 
