@@ -68,13 +68,10 @@ def not_running(recording: Recording) -> Iterator[Draft]:
     for case in cases(recording, "stopped", "uninterruptible"):
         stopped, first = case.judgement.kind == "stopped", case.first
         what = "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
-        cure = (
-            remedy(
-                "Find out who stopped it; SIGCONT lets it go on", f"kill -CONT PID  # the doctor's own was {first.pid}"
-            )
-            if stopped
-            else remedy("Repair or reboot the node: no signal ends such a process")
-        )
+        cure = remedy("Repair or reboot the node: no signal ends such a process")
+        if stopped:
+            on = f"kill -CONT PID  # the doctor's own was {first.pid}"
+            cure = remedy("Find out who stopped it; SIGCONT lets it go on", on)
         yield finding(
             case.culprits,
             f"{case.names} {what} in the check {case.check}; {stands(first)}{case.who_waits}",
