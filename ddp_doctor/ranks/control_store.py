@@ -108,18 +108,13 @@ def _serve(argument: str) -> NoReturn:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
         fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-        try:
-            store = imported_c10d().TCPStore(host, port, **fields)
+        try:  # it serves until it is collected: never, for this function does not return
+            _store = imported_c10d().TCPStore(host, port, **fields)
         except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
-            store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
-        _STORES.append(store)
+            _store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
     except Exception as error:  # noqa: BLE001 - the agent must learn of any error
         hand_over(given["answer"], {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
     hand_over(given["answer"], {"port": port})
     while True:
         signal.pause()
-
-
-#: Holds the store while this process lives: TCPStore stops serving when it is collected.
-_STORES: list[object] = []
