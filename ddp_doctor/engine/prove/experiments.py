@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from pydantic import ValidationError
@@ -166,6 +166,10 @@ class Trials:
     backend: str
     tell: Callable[[str], None]
 
+    def __post_init__(self) -> None:
+        self._longest_s = trials.NCCL_TRIAL_S if self.backend == "nccl" else trials.TRIAL_S
+        self._hung_s = trials.NCCL_HUNG_S if self.backend == "nccl" else trials.HUNG_S
+
     def compare(self, alternatives: Sequence[Experiment], why_none: str | None = None) -> None:
         """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
 
@@ -178,76 +182,59 @@ class Trials:
                 reason = "another remedy of this finding was proved first"
             if reason is None and time.monotonic() >= self.until:
                 reason = _NO_TIME
-            tried = candidate.model_copy(update={"reason": reason}) if reason else self._try(candidate)
-            proved = proved or proof_of(tried).status == "proved"
-            self.kept.append(tried)
+            if reason is None:
+                self._try(candidate)
+            else:
+                self.kept.append(candidate.model_copy(update={"reason": reason}))
+            proved = proved or proof_of(self.kept[-1]).status == "proved"
 
-    def _try(self, candidate: Experiment) -> Experiment:
-        turns = _Turns(candidate, self.attempt, self.until, self.backend == "nccl")
+    def _try(self, candidate: Experiment) -> None:
+        """Keep what was done of it, and why no more: nothing is concluded from a part."""
+        done, reason = list[Attempt](), "the run ended before it was tried to the end"
         try:
             self.tell(f"try {in_force(candidate.settings)}")
-            return turns.run()
+            self._take_turns(candidate, done)
+            reason = ""
         except Spoiled as why:
-            return turns.so_far(str(why))
-        except BaseException:
-            self.kept.append(turns.so_far("the run ended before it was tried to the end"))
-            raise
+            reason = str(why)
+        finally:
+            self.kept.append(candidate.model_copy(update={"attempts": tuple(done), "reason": reason or None}))
 
-
-@dataclass
-class _Turns:
-    """The trials of one remedy."""
-
-    candidate: Experiment
-    attempt: Try
-    until: float
-    is_nccl: bool
-    _done: list[Attempt] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._longest_s = trials.NCCL_TRIAL_S if self.is_nccl else trials.TRIAL_S
-        self._hung_s = trials.NCCL_HUNG_S if self.is_nccl else trials.HUNG_S
-
-    def run(self) -> Experiment:
+    def _take_turns(self, candidate: Experiment, done: list[Attempt]) -> None:
         """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
-        rounds = trials.LEAST_ROUNDS if self.candidate.reproducer.kind == "meet" else trials.ROUNDS
+        rounds = trials.LEAST_ROUNDS if candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
             if turn and time.monotonic() >= (self.until if turn < trials.LEAST_ROUNDS else ends_at):
                 break
-            if self._take("treatment").outcome != "passed":
+            if self._take(candidate, "treatment", done).outcome != "passed":
                 break  # once is enough: nobody should set what may fail
-            if turn and all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control"):
+            if turn and all(attempt.outcome != "passed" for attempt in done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
-            self._take("control")
-        return self.so_far()
+            self._take(candidate, "control", done)
 
-    def so_far(self, reason: str | None = None) -> Experiment:
-        """What was done of it, and why no more: nothing is concluded from a part."""
-        return self.candidate.model_copy(update={"attempts": tuple(self._done), "reason": reason})
-
-    def _take(self, arm: Arm) -> Attempt:
+    def _take(self, candidate: Experiment, arm: Arm, done: list[Attempt]) -> Attempt:
         try:
-            tried = self._once(arm)
+            tried = self._once(candidate, arm, done)
         except Spoiled:
-            tried = self._once(arm)  # a machine may be busy for a moment
-        self._done.append(tried)
+            tried = self._once(candidate, arm, done)  # a machine may be busy for a moment
+        done.append(tried)
         return tried
 
-    def _once(self, arm: Arm) -> Attempt:
-        settings = self.candidate.settings if arm == "treatment" else ()
-        limit_s = self._limit_s(arm)
-        tried = self.attempt(arm, self.candidate.reproducer, settings, limit_s)
+    def _once(self, candidate: Experiment, arm: Arm, done: Sequence[Attempt]) -> Attempt:
+        settings = candidate.settings if arm == "treatment" else ()
+        limit_s = self._limit_s(candidate, arm, done)
+        tried = self.attempt(arm, candidate.reproducer, settings, limit_s)
         if arm == "treatment" and tried.outcome == "hung" and limit_s < self._longest_s:
             raise Spoiled(_NO_TIME)
         return tried
 
-    def _limit_s(self, arm: Arm) -> float:
+    def _limit_s(self, candidate: Experiment, arm: Arm, done: Sequence[Attempt]) -> float:
         """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
-        passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
+        passed = [attempt.duration_s for attempt in done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self.until - time.monotonic()), self._hung_s)
-        slow_share = 1.0 if self.candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
+        slow_share = 1.0 if candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
         return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)
 
 
