@@ -172,16 +172,9 @@ class ManyNodes(NodeRun):
     def _follow(self, group: AgentGroup) -> None:
         begin = group.begin
         assert begin is not None
-        self.recording = self.recording.model_copy(
-            update={
-                "run_id": begin.run_id,
-                "started_at": begin.started_at,
-                "world": begin.world,
-                "options": begin.options,
-                "not_run": begin.not_run,
-                "readings": at_node(self.recording.readings, group.my_rank),
-            }
-        )
+        heads = {name: value for name, value in begin if name in Recording.model_fields}
+        readings = at_node(self.recording.readings, group.my_rank)
+        self.recording = self.recording.model_copy(update={**heads, "readings": readings})
         self.partial.readings[:] = at_node(self.partial.readings, group.my_rank)
         self.begin(group, begin)
         self.note_roll_call(self.roll_call.met_fact(group), group.my_rank)
@@ -348,15 +341,11 @@ def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
         reading for rank, report in node_reports.items() for reading in at_node(report.readings, rank)
     ]
     return Begin(
-        run_id=node.recording.run_id,
-        started_at=node.recording.started_at,
+        **dict(node.recording),
         secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
-        world=world,
         ids=group.ids,
         contacts=other_networks.contacts(node_reports),
-        options=node.recording.options,
         checks=tuple(check.id for check in node.plan.checks),
-        not_run=node.plan.not_run,
     )
 
 
