@@ -151,8 +151,7 @@ class AgentGroup:
     def _reasons_for_leaving(self) -> dict[int, str]:
         """Head: the nodes that left before the end, and why."""
         beats = {rank: self.client.beats.get(self.ids[rank]) for rank in self.others} if self.is_head else {}
-        reasons = {rank: beat.fields.get("leaving") for rank, beat in beats.items() if beat is not None}
-        return {rank: str(why) for rank, why in reasons.items() if why}
+        return {rank: beat.message.leaving for rank, beat in beats.items() if beat and beat.message.leaving}
 
     def silent(self) -> list[int]:
         """Node ranks whose beats no longer come; a follower gets only those of the head."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddp_doctor.agents import messages
@@ -63,8 +63,7 @@ class Arrivals:
         for agent in [agent for agent in self.node_reports if agent != HEAD]:
             # One that ended while others still came; it may have been started again.
             beat = client.beats.get(agent)
-            has_left = bool(beat and beat.fields.get("leaving"))
-            if has_left or client.silent_s(agent) > SILENT_S or self._has_ended(agent):
+            if (beat and beat.message.leaving) or client.silent_s(agent) > SILENT_S or self._has_ended(agent):
                 del self.node_reports[agent]
 
     def _is_full(self) -> bool:
@@ -81,21 +80,18 @@ class Arrivals:
         if len({node_report.nnodes for node_report in self.node_reports.values()}) > 1:
             return "disagree" if self._have_disagreed() else None
         self._agreed_at = time.monotonic()
-        if self._is_rank_claimed_twice():
+        by_rank = grouped((node_report.claimed_rank, agent) for agent, node_report in self.node_reports.items())
+        rivals = [agent for rank, ids in by_rank.items() if rank is not None and len(ids) > 1 for agent in ids]
+        if self._have_lived_on(rivals):
             return "duplicate"
-        claims = [
-            node_report.claimed_rank
-            for node_report in self.node_reports.values()
-            if node_report.claimed_rank is not None
-        ]
-        if len(self.node_reports) == self.place.nnodes and len(claims) == len(set(claims)):
+        if len(self.node_reports) == self.place.nnodes and not rivals:
             return "met"
         failed = len(self.not_started())
         living = len([agent for agent in self.node_reports if not self._has_ended(agent)])
         is_hopeless = failed > 0 and living + failed >= self.place.nnodes
         if not is_hopeless and time.monotonic() < self.until:
             return None
-        return "missing" if len(claims) == len(set(claims)) else "duplicate"
+        return "duplicate" if rivals else "missing"
 
     def _have_disagreed(self) -> bool:
         """Whether enough nodes have stated their number of nodes to show which of them is alone with it."""
@@ -106,14 +102,8 @@ class Arrivals:
         patience_s = _DISAGREE_S if most > next_most else _TIE_S
         return time.monotonic() - self._agreed_at > patience_s
 
-    def _is_rank_claimed_twice(self) -> bool:
-        """Whether two living agents claim one rank: one of them might have replaced an agent that died."""
-        by_rank = grouped(
-            (node_report.claimed_rank, agent)
-            for agent, node_report in self.node_reports.items()
-            if node_report.claimed_rank is not None
-        )
-        rivals = [agent for ids in by_rank.values() if len(ids) > 1 for agent in ids]
+    def _have_lived_on(self, rivals: Sequence[int]) -> bool:
+        """Whether agents that claim one rank all live: one of them might have replaced an agent that died."""
         if not rivals:
             self._rivals_since = time.monotonic()
             return False

@@ -5,11 +5,11 @@ each field has a bound, and text that is shown holds no control characters. A va
 Where only one fact has another shape, only that fact is dropped, and no rank is judged by it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from ddp_doctor.agents.framing import JUNK, Unreadable
 from ddp_doctor.checks import CHECKS
@@ -20,6 +20,7 @@ from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.trial import TrialResult
 
 _MOST_NODES = 65_536
 _MOST_RANKS = 4_096  # of one node
@@ -128,21 +129,12 @@ class Begin(Frozen):
 
 def ranked(node_reports: Mapping[int, NodeReport]) -> dict[int, int]:
     """Node rank -> id: the ranks that were claimed, the rest by the launcher's order, then by arrival."""
-    ranks = {
-        node_report.claimed_rank: agent
-        for agent, node_report in node_reports.items()
-        if node_report.claimed_rank is not None
-    }
-    late = len(node_reports) + 1
-    unclaimed = [agent for agent, node_report in node_reports.items() if node_report.claimed_rank is None]
-    unclaimed.sort(key=lambda agent: (_order(node_reports[agent], late), agent))
-    free = (rank for rank in range(late) if rank not in ranks)
-    ranks.update(zip(free, unclaimed, strict=False))
+    of_agent = node_reports.items()
+    ranks = {report.claimed_rank: agent for agent, report in of_agent if report.claimed_rank is not None}
+    others = ((report.order is None, report.order, agent) for agent, report in of_agent if report.claimed_rank is None)
+    free = (rank for rank in range(len(node_reports) + 1) if rank not in ranks)
+    ranks.update((rank, agent) for rank, (_, _, agent) in zip(free, sorted(others), strict=False))
     return dict(sorted(ranks.items()))
-
-
-def _order(node_report: NodeReport, otherwise: int) -> int:
-    return otherwise if node_report.order is None else node_report.order
 
 
 def world_of(
@@ -181,7 +173,7 @@ def at_node(readings: Sequence[Reading], node: int) -> tuple[Reading, ...]:
 
 # --- validation of what another agent handed in, before it is used ----------------------------------
 
-M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 class _BeginOrder(Frozen):
@@ -221,25 +213,22 @@ _ORDERS: TypeAdapter[_AnyOrder] = TypeAdapter(Annotated[_AnyOrder, Field(discrim
 _READINGS = TypeAdapter(tuple[Reading, ...])
 
 
-def read(kind: type[M], value: Json) -> M:
-    """A value of this kind. Raises Unreadable."""
+def read(validate: Callable[[Json], T], value: Json, otherwise: str) -> T:
+    """A value that is validated so. Raises Unreadable."""
     try:
-        return kind.model_validate(value)
+        return validate(value)
     except ValidationError as error:
-        raise Unreadable(f"no {kind.__name__}") from error
+        raise Unreadable(otherwise) from error
 
 
 def order(value: Json) -> dict[str, Json]:
     """The fields of an order of the head. Raises Unreadable with a sentence."""
-    try:
-        return dict(_ORDERS.validate_python(value))
-    except ValidationError as error:
-        raise Unreadable(f"the head sent {JUNK}") from error
+    return dict(read(_ORDERS.validate_python, value, f"the head sent {JUNK}"))
 
 
 def node_report(value: Json) -> NodeReport:
     """The report of a node that joins. Raises Unreadable."""
-    came = read(NodeReport, value)
+    came = read(NodeReport.model_validate, value, "no node report")
     if any(reading.node or reading.rank is not None for reading in came.readings):
         raise Unreadable("readings of other nodes")
     return came.model_copy(update={"readings": tuple(map(_with_a_fact, came.readings))})
@@ -254,25 +243,21 @@ def sender(value: Json) -> str:
 
 def readings(value: Json, node: int, world: World) -> tuple[Reading, ...]:
     """The readings of one node about itself and its ranks, and about no other. Raises Unreadable."""
-    try:
-        found = _READINGS.validate_python(value)
-    except ValidationError as error:
-        raise Unreadable("no readings") from error
+    found = read(_READINGS.validate_python, value, "no readings")
     own = world.ranks_of(node)
     if not all(reading.node == node and (reading.rank is None or reading.rank in own) for reading in found):
         raise Unreadable("readings of other nodes")
     return tuple(_with_a_fact(reading, world) for reading in found)
 
 
-def trial_part(value: Json, node: int, world: World, trial: str) -> tuple[TrialRecord, tuple[Reading, ...]]:
-    """The record and the readings of one node's ranks in a trial. Raises Unreadable."""
-    fields = value if isinstance(value, dict) else {}
-    record = read(TrialRecord, fields.get("record"))
-    own = world.ranks_of(node)
+def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
+    """What one node's ranks did in a trial. Raises Unreadable."""
+    part = read(TrialResult.model_validate, value, "no part of a trial")
+    record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
         raise Unreadable("the record of another trial, or of other ranks")
-    return record, readings(fields.get("readings"), node, world)
+    return part.model_copy(update={"readings": readings(part.readings, node, world)})
 
 
 def _with_a_fact(reading: Reading, world: World | None = None) -> Reading:

@@ -42,7 +42,7 @@ class StoreRemoteRanks:
             return "stuck"
         if self._group.is_head and self._is_done and not self._ending:
             beats = {rank: self._client.beats.get(self._group.ids[rank]) for rank in self._group.others}
-            late = tuple(rank for rank, beat in beats.items() if beat is None or beat.fields.get("done") != self._trial)
+            late = tuple(rank for rank, beat in beats.items() if beat is None or beat.message.done != self._trial)
             if not late:
                 self.end("finished")
             elif time.monotonic() > self._group.until:  # their beats come, and they are stuck themselves
@@ -75,13 +75,13 @@ class StoreRemoteRanks:
 
     def note(self, events: int, activity: int) -> None:
         """The head adds up the counts of all nodes and sends the sum with its beats."""
+        beats = [beat.message for beat in self._client.beats.values()]
         self._client.put_in_beat(
-            events=self._added_up("events", events, self._events),
-            activity=self._added_up("activity", activity, self._activity),
+            events=self._added_up(events, [beat.events for beat in beats], self._events),
+            activity=self._added_up(activity, [beat.activity for beat in beats], self._activity),
         )
 
-    def _added_up(self, name: str, own: int, known: "_Sum") -> int:
-        counts = [beat.fields.get(name, 0) for beat in self._client.beats.values()]
+    def _added_up(self, own: int, counts: Sequence[int], known: "_Sum") -> int:
         total = own + sum(counts) if self._group.is_head else own
         known.take(max([total, *counts]))
         return total
@@ -167,4 +167,4 @@ def merged(parts: Sequence[TrialResult], absent: tuple[int, ...]) -> TrialResult
             "outcome": outcome,
         }
     )
-    return TrialResult(record, tuple(reading for part in parts for reading in part.readings))
+    return TrialResult(record=record, readings=tuple(reading for part in parts for reading in part.readings))

@@ -16,7 +16,7 @@ from ddp_doctor.facts.cluster import Present, RollCallFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.deadlines import MUTE_S
 from ddp_doctor.model.base import Json
-from ddp_doctor.parse.options import RENDEZVOUS_PORT
+from ddp_doctor.parse.options import RENDEZVOUS_PORT, written
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
@@ -97,12 +97,13 @@ class RollCall:
     _addresses: tuple[str, ...] = ()  # of the endpoint's name, on the head
 
     def __post_init__(self) -> None:
-        self.until = time.monotonic() + self.request.join_timeout_s
+        self._host, self._port = self.place.endpoint or ("", RENDEZVOUS_PORT)
         self.job = job(self.place.launcher, self.request.env)
 
     def hold(self, own: NodeReport) -> AgentGroup:
         """Meet the others. The head returns when all are here, a follower when the head says so."""
         self.began, self.own = time.monotonic(), own
+        self.until = self.began + self.request.join_timeout_s
         addresses, _ = resolve(self._host) if self.place.endpoint else ((), "")
         mine = not self.place.endpoint or is_mine(addresses)
         is_head = mine if self.place.is_head is None else self.place.is_head
@@ -136,14 +137,6 @@ class RollCall:
         if text != self.shown:
             self.shown = text
             self.request.progress(text)
-
-    @property
-    def _host(self) -> str:
-        return self.place.endpoint[0] if self.place.endpoint else ""
-
-    @property
-    def _port(self) -> int:
-        return self.place.endpoint[1] if self.place.endpoint else RENDEZVOUS_PORT
 
     # --- the head -------------------------------------------------------------------------------
 
@@ -262,8 +255,7 @@ class RollCall:
                     break
             except Lost:
                 raise NotMet(self._fact("follower", "missing", way, error="the head fell silent")) from None
-            progress = self.client.beats[HEAD].fields.get("roll")
-            self._show(str(progress or "waiting for the head"))
+            self._show(self.client.beats[HEAD].message.roll or "waiting for the head")
         return group.next_order()
 
     def _call_twice(self, way: Approach) -> StoreClient:
@@ -305,12 +297,7 @@ class RollCall:
             "claimed_rank": self.place.node_rank,
             "hostname": self.own.hostname,
             "job": self.job.name,
-            "present": tuple(
-                Present(
-                    hostname=report.hostname, claimed_rank=report.claimed_rank, nnodes=report.nnodes, job=report.job
-                )
-                for report in self.node_reports.values()
-            ),
+            "present": tuple(Present(**dict(report)) for report in self.node_reports.values()),
             "not_started": self.request.starter.not_started(),
             "unreadable": tuple(dict.fromkeys(self.arrivals.unreadable))[:8] if self.arrivals else (),
             "command": self.command,
@@ -335,5 +322,4 @@ def join_command(place: Place, fact: InterfacesFact | None) -> str:
         addresses, _ = resolve(host, 2.0)
         if all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
             host = (advertised(fact, "nccl") if fact else None) or host
-    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {at}"
+    return f"ddp-doctor run --nnodes {place.nnodes} --rdzv-endpoint {written(host, port)}"

@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.deadlines import CONFIRM_S
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.sources import sockets
+from ddp_doctor.sources import network, sockets
 
 _ALIVE = {"question": "alive"}
 #: After a head was lost: a survivor's answer about it counts this much later.
@@ -37,9 +37,7 @@ _ANSWERS: dict[int, Answer] = {
 
 def links_up() -> frozenset[str]:
     """This host's interfaces that have a link."""
-    import psutil
-
-    return frozenset(name for name, stats in psutil.net_if_stats().items() if stats.isup)
+    return frozenset(interface.name for interface in network.interfaces() if interface.running)
 
 
 @dataclass
@@ -79,7 +77,7 @@ class Watch:
     def _stand_by(self) -> None:
         while self.group.client.error is None:
             beat = self.group.client.beats.get(HEAD)
-            suspects = set(beat.fields.get("suspects", ())) if beat else set()
+            suspects = set(beat.message.suspects) if beat else set[int]()
             new = sorted((suspects & self.contacts.keys()) - self._asked - {self.group.my_rank})
             if new:
                 self._asked |= suspects

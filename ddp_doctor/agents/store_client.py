@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -43,13 +43,16 @@ class StoreLost(RunIsOver):
     """The control store broke off, or does not answer."""
 
 
+#: Stands for a beat before there is one; the first is number 1.
+_NONE_YET = BeatMessage(n=0, at=0.0)
+
+
 @dataclass
 class Beat:
-    """The last beat of another agent, and when its count last grew (monotonic, of this node)."""
+    """The last beat of another agent, and when it came (monotonic, of this node)."""
 
-    count: int = -1
+    message: BeatMessage = _NONE_YET
     grew_at: float = 0.0
-    fields: dict[str, Json] = field(default_factory=dict)
     ahead_s: float | None = None  # the least that this clock was ahead of the other agent's, delivery included
 
 
@@ -247,10 +250,10 @@ class StoreClient:
         beat = self.beats.setdefault(agent, Beat())
         with suppress(ValidationError):
             message = BeatMessage.model_validate(fields)
-            if message.n != beat.count:
+            if message.n != beat.message.n:
                 ahead = time.time() - message.at
                 least = ahead if beat.ahead_s is None else min(beat.ahead_s, ahead)
-                self.beats[agent] = Beat(message.n, now, message.model_dump(exclude_unset=True), least)
+                self.beats[agent] = Beat(message, now, least)
 
     def _beat(self) -> None:
         count, last = 0, time.monotonic()

@@ -4,10 +4,9 @@ A file is read once from its beginning to its end, and of its events little is k
 """
 
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.trace.rank import NotATrace, read_trace
 from ddp_doctor.sources.job_files import JobFile, job_files, total_bytes
-from ddp_doctor.starters.interruption import heeded
+from ddp_doctor.starters.interruption import calling
 from ddp_doctor.views.trace.windows import windows
 
 #: Bytes read and bytes there are, where that is known.
@@ -168,14 +167,8 @@ def _interruptible(read: Traces, paths: Sequence[str]) -> Iterator[None]:
         if "-" in paths:
             raise _StdinLeft
 
-    before = {number: signal.signal(number, note) for number in heeded()}
-    try:
+    with suppress(_StdinLeft), calling(note):
         yield
-    except _StdinLeft:
-        pass
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _StdinLeft(BaseException):

@@ -20,7 +20,7 @@ What no option names may be absent, skipped or too dear: the summary says what w
 other is refused before anything starts (engine/plan.py).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddp_doctor.checks import checks_of
@@ -43,6 +43,7 @@ from ddp_doctor.model.check import (
     USER_MODEL,
 )
 from ddp_doctor.model.choices import Backend, CheckStatus, Command
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import first_names, hosts
@@ -77,26 +78,22 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
     if recording.command is Command.FIT:
         return tuple(_fit(recording, by_id))
     options = recording.options
-    only = [(name, by_id.get(name)) for name in dict.fromkeys(options.only)]
-    has_ranks = any(
-        reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in recording.collected()
-    )
     no_ranks = NotAsAsked("--backend nccl", "", "no rank ran over NCCL; select a check of ranks, such as allreduce")
     return (
         *(
-            NotAsAsked(f"--only {name}", name, _why(result))
-            for name, result in only
-            if result is None or result.status not in _RAN or (result.reason and name != COLLECTIVES)
+            unmet
+            for name in dict.fromkeys(options.only)
+            for unmet in _check(f"--only {name}", name, by_id, whole=name != COLLECTIVES)
         ),
         *_model(recording, by_id),
-        *_compile(recording, by_id),
+        *(_check("--compile", COMPILE, by_id, whole=False) if options.compile else ()),
         *_from_trace(recording, by_id),
         *_replay(recording, by_id),
         *_gpus(recording, by_id),
         # ``gloo`` also says what a job is meant for, and so does not ask for ranks.
-        *((no_ranks,) if options.backend is Backend.NCCL and not has_ranks else ()),
+        *((no_ranks,) if options.backend is Backend.NCCL and not had_ranks(recording.collected()) else ()),
         *_collectives(recording),
-        *_mesh(recording, by_id),
+        *(_check(f"--mesh {mesh_typed(options.mesh)}", MESH, by_id, whole=True) if options.mesh else ()),
         *_groups(recording, by_id),
         *_data(recording, by_id),
         *_baseline(recording, by_id),
@@ -104,8 +101,20 @@ def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAs
     )
 
 
+def had_ranks(readings: Iterable[Reading]) -> bool:
+    """Whether ranks ran, by what was read."""
+    return any(reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in readings)
+
+
 def _why(result: CheckResult | None) -> str:
     return (result.reason or "it gave no result" if result else "it was not reached").removesuffix(".")
+
+
+def _check(option: str, check: str, by_id: Mapping[str, CheckResult], *, whole: bool) -> Iterator[NotAsAsked]:
+    """Where the check that an option names gave no result, or, if the ``whole`` of it counts, one of a part alone."""
+    result = by_id.get(check)
+    if result is None or result.status not in _RAN or (whole and result.reason):
+        yield NotAsAsked(option, check, _why(result))
 
 
 def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
@@ -129,12 +138,6 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     else:
         why = _why(by_id.get(USER_MODEL))
     yield NotAsAsked(f"--model {model}", USER_MODEL, why)
-
-
-def _compile(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    result = by_id.get(COMPILE)
-    if recording.options.compile and (result is None or result.status not in _RAN):
-        yield NotAsAsked("--compile", COMPILE, _why(result))
 
 
 def _fit(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
@@ -209,12 +212,6 @@ def _collectives(recording: Recording) -> Iterator[NotAsAsked]:
         if not any(size.size_bytes == moved for fact in facts for size in fact.sizes):
             why = f"{facts[0].short_of or 'time'} was short" if facts else why_none
             yield NotAsAsked(f"--min-busbw {least.typed}", COLLECTIVES, why)
-
-
-def _mesh(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    mesh, result = recording.options.mesh, by_id.get(MESH)
-    if mesh and (result is None or result.status not in _RAN or result.reason):
-        yield NotAsAsked(f"--mesh {mesh_typed(mesh)}", MESH, _why(result))
 
 
 def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:

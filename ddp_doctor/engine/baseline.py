@@ -290,18 +290,7 @@ def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]
     for figure in run.figures:
         of = known.get((figure.name, figure.labels))
         if of is not None and of.unit == figure.unit:
-            yield HeldAgainst(
-                name=figure.name,
-                unit=figure.unit,
-                labels=dict(figure.labels),
-                nodes=figure.nodes,
-                gpu=figure.gpu,
-                value=figure.value,
-                median=of.median,
-                mad=of.mad,
-                worst=of.worst,
-                runs=of.runs,
-            )
+            yield HeldAgainst(**dict(of), value=figure.value, nodes=figure.nodes, gpu=figure.gpu)
 
 
 def _differences(

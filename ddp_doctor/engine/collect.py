@@ -49,7 +49,7 @@ def collect(
     An interruption leaves what was read until then in ``kept``.
     """
     started = time.monotonic()
-    contexts = [make_context(started + check.deadline_s) for check in checks]
+    probes = [(check, make_context(started + check.deadline_s)) for check in checks]
     read: dict[str, Reading] = {}  # by threads of which one that does not come back is abandoned
 
     def look(check: Check, context: Context) -> None:
@@ -59,7 +59,6 @@ def collect(
         unread = Reading(check=check.id, status=status, node=context.node, reason=why, duration_s=waited_s)
         return read.get(check.id, unread)
 
-    probes = list(zip(checks, contexts, strict=True))
     threads = [threading.Thread(target=look, args=probe, daemon=True) for probe in probes]
     for thread in threads:
         thread.start()

@@ -1,7 +1,7 @@
 """Whether sizes of messages and the mesh that the user names can be had, before ranks start."""
 
 from ddp_doctor.facts.node.gpus import GpusFact
-from ddp_doctor.knowledge.collectives import TABLE, Collective, measured_sizes
+from ddp_doctor.knowledge.collectives import TABLE, measured_sizes
 from ddp_doctor.knowledge.gpu.gpu_speed import SHARE_FOR_SIZES
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.recording import Recording
@@ -27,7 +27,7 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
                 f" take {16 * ranks} and more"
             )
         free, where = _memory(recording)
-        needed = _needed(row, size, recording)
+        needed = bytes_needed(row, size, None if recording.on_nccl else world.nproc_per_node)
         if row.is_timed and needed > free:
             raise UsageError(
                 f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
@@ -48,11 +48,6 @@ def short(size: int) -> str:
     """Bytes as they are typed: 1G, 512K, 8."""
     power = max(power for power in range(5) if size % (1 << 10 * power) == 0)
     return f"{size >> 10 * power}{' KMGT'[power].strip()}"
-
-
-def _needed(row: Collective, size: int, recording: Recording) -> int:
-    world = recording.world
-    return bytes_needed(row, size, None if recording.on_nccl or world is None else world.nproc_per_node)
 
 
 def _memory(recording: Recording) -> tuple[int, str]:

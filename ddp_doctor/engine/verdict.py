@@ -1,9 +1,9 @@
 """From findings to a verdict of the run and of each node, an exit code and one sentence."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import shorten
 
-from ddp_doctor.engine.asked import NotAsAsked, listed, not_run
+from ddp_doctor.engine.asked import NotAsAsked, had_ranks, listed, not_run
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
@@ -11,7 +11,7 @@ from ddp_doctor.facts.cluster import BaselineFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.check import BASELINE, GPUS, ISOLATION, REPEATS, STRAGGLERS, Check
+from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
 from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
@@ -385,7 +385,7 @@ def _scope(recording: Recording) -> str:
         return scope(recording)
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
-    if world is None or not _had_ranks(recording.readings):
+    if world is None or not had_ranks(recording.readings):
         whose = "this node" if recording.nnodes == 1 else f"{recording.nnodes} nodes"
         return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
     ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
@@ -394,15 +394,11 @@ def _scope(recording: Recording) -> str:
     return f"{ranks} over {over} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
 
 
-def _had_ranks(readings: Iterable[Reading]) -> bool:
-    return any(reading.rank is not None or reading.check in (ISOLATION, REPEATS) for reading in readings)
-
-
 def _untested(recording: Recording) -> str:
     if recording.command.is_of_root and recording.options.require_gpus is None:
         absent = [reading for reading in recording.of_check(GPUS) if reading.status is Status.ABSENT]
         return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
-    if recording.world is None or not _had_ranks(recording.collected()):
+    if recording.world is None or not had_ranks(recording.collected()):
         return ""
     nodes = recording.world.foreign_nodes
     between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""

@@ -21,7 +21,7 @@ from typing import NoReturn
 from ddp_doctor.probing.host_limits import loopback_problem
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper, HelperLost
-from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
+from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, hand_over, set_name
 from ddp_doctor.ranks.store import imported_c10d
 from ddp_doctor.sources.network import interfaces
 
@@ -108,24 +108,13 @@ def _serve(argument: str) -> NoReturn:
         listener = listen(given["host"], given["port"])
         port = listener.getsockname()[1]
         fields = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
-        try:
-            store = imported_c10d().TCPStore(host, port, **fields)
+        try:  # it serves until it is collected: never, for this function does not return
+            _store = imported_c10d().TCPStore(host, port, **fields)
         except Exception:  # noqa: BLE001 - torch 2.4's libuv server takes no socket of ours
-            store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
-        _STORES.append(store)
+            _store = imported_c10d().TCPStore(host, port, use_libuv=False, **fields)
     except Exception as error:  # noqa: BLE001 - the agent must learn of any error
-        _write_answer(given["answer"], error=f"{type(error).__name__}: {error}")
+        hand_over(given["answer"], {"error": f"{type(error).__name__}: {error}"})
         os._exit(1)
-    _write_answer(given["answer"], port=port)
+    hand_over(given["answer"], {"port": port})
     while True:
         signal.pause()
-
-
-#: Holds the store while this process lives: TCPStore stops serving when it is collected.
-_STORES: list[object] = []
-
-
-def _write_answer(path: str, **fields: object) -> None:
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump(fields, file)
-    os.replace(path + ".tmp", path)

@@ -11,11 +11,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks.environment import python_path
 from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
@@ -25,25 +25,6 @@ from ddp_doctor.sources.proc import io_bytes
 
 #: Time for a killed process to end.
 _DEATH_S = 1.0
-
-
-@dataclass(frozen=True)
-class Preload:
-    """How the import of torch ended. ``error`` is a traceback; ``stuck_at`` a Python stack; ``moving`` is slow.
-
-    ``lost`` is why the forkserver itself, and no torch, is the reason.
-    """
-
-    import_s: float = 0.0
-    error: str | None = None
-    stuck_at: str | None = None
-    moving: bool = False  # it still got on when its time was up
-    lost: str | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether ranks can be forked."""
-        return self.error is None and self.stuck_at is None and self.lost is None
 
 
 class ForkServer:
@@ -74,7 +55,7 @@ class ForkServer:
         # A resource tracker that was killed is started anew, which concerns nobody: nothing of ours needs it.
         warnings.filterwarnings("ignore", "resource_tracker: process died", UserWarning)
         multiprocessing.get_context("forkserver").set_forkserver_preload(["ddp_doctor.ranks.preload"])
-        saved = {name: os.environ.get(name) for name in extra}
+        before = {name: os.environ[name] for name in extra if name in os.environ}
         os.environ.update(extra)
         # multiprocessing keeps its socket in a folder that only a regular exit removes; ours does not.
         process: Any = multiprocessing.current_process()
@@ -90,11 +71,9 @@ class ForkServer:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS_SIGNALS)
             config.pop("tempdir")
-            for name, value in saved.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            for name in extra:
+                del os.environ[name]
+            os.environ.update(before)
 
     @contextmanager
     def _errors_in_log(self) -> Iterator[None]:
@@ -112,22 +91,23 @@ class ForkServer:
             os.close(own)
             os.close(log)
 
-    def wait_ready(self, timeout_s: float) -> Preload:
+    def wait_ready(self, timeout_s: float) -> TorchImport:
         """Wait until torch is imported; past the deadline return where the import stands, and kill it.
 
-        An import that got on in the last second is slow, not stuck, and gets a share of its time once more.
+        An import that got on in the last second is slow, not stuck, and gets a share of its time once more. Raises
+        HelperLost where the forkserver itself, and no torch, is the reason.
         """
         began = time.monotonic()
-        preload = self._wait(began + timeout_s, timeout_s)
-        if preload.moving:
-            preload = self._wait(time.monotonic() + timeout_s * EXTENSION, timeout_s)
-        if preload.stuck_at is None:
-            return preload
+        imported = self._wait(began + timeout_s, timeout_s)
+        if imported.moving:
+            imported = self._wait(time.monotonic() + timeout_s * EXTENSION, timeout_s)
+        if imported.stuck_at is None:
+            return imported
         took_s = round(time.monotonic() - began, 1)
-        return replace(preload, import_s=took_s, stuck_at=self._stack_of(preload.stuck_at))
+        return imported.model_copy(update={"import_s": took_s, "stuck_at": self._stack_of(imported.stuck_at)})
 
-    def _wait(self, deadline: float, timeout_s: float) -> Preload:
-        """Wait until a deadline; the process stays alive, and no stack is taken."""
+    def _wait(self, deadline: float, timeout_s: float) -> TorchImport:
+        """Wait until a deadline; the process stays alive, and of an import that is stuck its pid stands for a stack."""
         preload: dict[str, object] = {}
         read_at, used = 0.0, self._cpu_time_and_bytes()
         while (now := time.monotonic()) < deadline:
@@ -137,11 +117,11 @@ class ForkServer:
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if (lost := self.lost()) is not None:
                 if self.is_alive() or was_killed(self._pid or 0):
-                    return Preload(timeout_s, lost=lost)
-                return Preload(timeout_s, error=f"the import of torch killed its process\n{self.log()}")
+                    raise HelperLost(lost)
+                return TorchImport(import_s=timeout_s, error=f"the import of torch killed its process\n{self.log()}")
             if preload.get("done"):
                 error = preload.get("error")
-                return Preload(float(str(preload["import_s"])), str(error) if error else None)
+                return TorchImport(import_s=float(str(preload["import_s"])), error=str(error) if error else None)
             time.sleep(0.01)
         # It computed or read something meanwhile, or waits for a processor that others have.
         elapsed_s = time.monotonic() - read_at
@@ -150,7 +130,7 @@ class ForkServer:
         if cpu_before is not None and cpu is not None:
             busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
             moving = busy or read != bytes_before
-        return Preload(timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
+        return TorchImport(import_s=timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
 
     def _cpu_time_and_bytes(self) -> tuple[float | None, int | None]:
         return (None, None) if self._pid is None else (cpu_seconds(self._pid), io_bytes(self._pid))

@@ -21,7 +21,7 @@ from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.rank_state import RankState, Worker
 from ddp_doctor.ranks.spec import Task, WorkerSpec
-from ddp_doctor.ranks.torchrun.launch import Launch, Meeting
+from ddp_doctor.ranks.torchrun.launch import Launch, rendezvous
 from ddp_doctor.ranks.trial import RemoteRanks, Trial, TrialResult
 from ddp_doctor.ranks.worker.main import forked
 from ddp_doctor.ranks.worker.remedy_probe import PROBE, TRYING
@@ -77,7 +77,7 @@ class NodeRanks:
         except HelperLost as lost:
             if remote is not None:
                 remote.end("interrupted")
-            return TrialResult(record, ()).unjudged(str(lost))
+            return TrialResult(record=record, readings=()).unjudged(str(lost))
         return self._watch(record, specs, workers, checks, remote, self.lost_helper)
 
     def lost_helper(self) -> str | None:
@@ -92,7 +92,7 @@ class NodeRanks:
         self._require_sense(record, checks)
         folder = self._folder(record)
         specs = self._specs(record, folder, checks, ())
-        meeting = Meeting(self.run.world.nnodes, self.store, record.trial) if remote else None
+        meeting = rendezvous(self.run.world.nnodes, self.store, record.trial) if remote else ()
         with Launch(folder, specs, self.run.env, meeting) as launch:
             yield self._watch(record, specs, launch.workers, checks, remote, launch.lost), launch
 
@@ -153,12 +153,17 @@ class NodeRanks:
     def _specs(self, record: TrialRecord, folder: Path, checks: Sequence[Check], skip_pairs: Pairs) -> list[WorkerSpec]:
         allowed = self._deadlines(record, checks)
         tasks = tuple(
-            Task(check.id, f"{check.probe.__module__}:{check.probe.__qualname__}", allowed[check.id], part)
+            Task(
+                check=check.id,
+                probe=f"{check.probe.__module__}:{check.probe.__qualname__}",
+                deadline_s=allowed[check.id],
+                part=part,
+            )
             for check in checks
             for part in parts_of(check, self.run.options, record.without_parts)
         )
         if record.reproducer is not None:
-            tasks = (Task(TRYING, PROBE, allowed[TRYING]),)
+            tasks = (Task(check=TRYING, probe=PROBE, deadline_s=allowed[TRYING]),)
         run, store = self.run, self.store if record.launcher == "forkserver" else None
         host, port = store or ("127.0.0.1", 0)
         env = with_settings(run.env, record.settings, run.node)

@@ -7,14 +7,13 @@ agent can judge an import that hangs (a dead shared file system) and name the li
 
 import faulthandler
 import gc
-import json
 import os
 import signal
 import time
 import traceback
 import warnings
 
-from ddp_doctor.ranks.process import die_with_parent, set_name
+from ddp_doctor.ranks.process import die_with_parent, hand_over, redirect_output, set_name
 
 #: Shows the forkserver where the run folder is and who its agent is.
 RUN_FOLDER_VARIABLE = "DDP_DOCTOR_RUN_FOLDER"
@@ -31,9 +30,7 @@ def _prepare(run_folder: str) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, AGENTS_SIGNALS)
     die_with_parent(int(os.environ.pop(AGENT_VARIABLE)))
     set_name("ddp-doctor:fork")
-    log = os.open(os.path.join(run_folder, "forkserver.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    redirect_output(os.path.join(run_folder, "forkserver.log"))
     faulthandler.enable()  # an import that crashes prints where
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
@@ -60,17 +57,11 @@ def _import_all(*, ddp: bool) -> str | None:
     return None
 
 
-def _write_state(run_folder: str, **fields: object) -> None:
-    path = os.path.join(run_folder, "preload.json")
-    with open(path + ".tmp", "w", encoding="utf-8") as file:
-        json.dump({"pid": os.getpid(), **fields}, file)
-    os.replace(path + ".tmp", path)
-
-
 if RUN_FOLDER_VARIABLE in os.environ:  # a plain import, by a test or a type checker, does nothing
     _run_folder = os.environ.pop(RUN_FOLDER_VARIABLE)
     _prepare(_run_folder)
-    _write_state(_run_folder, done=False)
+    _state, _pid = os.path.join(_run_folder, "preload.json"), os.getpid()
+    hand_over(_state, {"pid": _pid, "done": False})
     _started = time.monotonic()
     _error = _import_all(ddp=os.environ.pop(DDP_VARIABLE, "") == "1")
-    _write_state(_run_folder, done=True, error=_error, import_s=time.monotonic() - _started)
+    hand_over(_state, {"pid": _pid, "done": True, "error": _error, "import_s": time.monotonic() - _started})

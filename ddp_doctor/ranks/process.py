@@ -1,9 +1,11 @@
-"""What a process asks of the kernel: to die with its parent, a name in ``ps``; and /proc about it."""
+"""What a process asks of the kernel: to die with its parent, a name in ``ps``; /proc about it; and what it hands on."""
 
 import ctypes
+import json
 import os
 import re
 import signal
+from collections.abc import Mapping
 from contextlib import suppress
 
 from ddp_doctor.sources import proc
@@ -27,6 +29,20 @@ def die_with_parent(parent_pid: int) -> None:
 def set_name(name: str) -> None:
     """Name this process in ``ps`` and ``top`` (the kernel keeps 15 characters)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def redirect_output(path: str) -> None:
+    """What this process prints from now on, its libraries included, goes to the end of a file."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def hand_over(path: str, fields: Mapping[str, object]) -> None:
+    """Write JSON for another process, which finds all of it or no file."""
+    with open(path + ".tmp", "w", encoding="utf-8") as file:
+        json.dump(fields, file)
+    os.replace(path + ".tmp", path)
 
 
 def state(pid: int) -> str | None:
@@ -105,19 +121,8 @@ def nccl_segments(pid: int, since: float) -> list[str]:
 FORKSERVER_PID = os.getpid()
 
 
-class OomCounter:
-    """Counts OOM kills in this process's memory cgroup and, unless told otherwise, on the host."""
-
-    def __init__(self, *, of_host: bool = True) -> None:
-        self._of_host = of_host
-        self._before = _count(of_host=of_host)
-
-    def since_start(self) -> int:
-        """OOM kills since this object was made; 0 where the kernel does not count them."""
-        return max(_count(of_host=self._of_host) - self._before, 0)
-
-
-def _count(*, of_host: bool) -> int:
+def oom_kills(*, of_host: bool = True) -> int:
+    """OOM kills so far in this process's memory cgroup or on the host; 0 where the kernel does not count them."""
     files = []
     for line in (proc.read("/proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

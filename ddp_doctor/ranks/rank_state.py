@@ -43,12 +43,10 @@ class Worker(Protocol):
     @property
     def pid(self) -> int | None:
         """Its pid, None until known."""
-        ...
 
     @property
     def exitcode(self) -> int | None:
         """None while it lives; negative is a signal."""
-        ...
 
 
 @dataclass
@@ -70,7 +68,6 @@ class RankState:
     raised: Raised | None = None
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
-    output_size: int = 0
     events: int = 0  # how many there have been
     state: str | None = None
     wait_channel: str | None = None
@@ -106,17 +103,7 @@ class RankState:
         elif kind == "check":
             self.check, self.check_at = event["check"], at
         elif kind == "enter":
-            step = Step(
-                check=event["check"],
-                name=event["name"],
-                seq=event["seq"],
-                detail=event["detail"],
-                peers=tuple(event["peers"]),
-                axis=event.get("axis", ""),
-                members=tuple(event.get("members", ())),
-                entered_at=at - self.began_at,
-                where=event["where"],
-            )
+            step = Step.model_validate({**event, "entered_at": at - self.began_at})
             if event["deadline_s"] is not None:
                 self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
             self.steps.append(step)
@@ -134,16 +121,10 @@ class RankState:
         elif kind == "done":
             self.done = True
 
-    def note_output_size(self) -> None:
-        """Remember how much the rank has printed: NCCL's log grows while it still works."""
-        self.output_size = self._printed()
-
-    def output_grew(self) -> bool:
-        """Whether the rank has printed anything since."""
-        return self._printed() > self.output_size
-
-    def _printed(self) -> int:
-        return _size(self.spec.path("out")) + _size(self.spec.path("nccl"))
+    def printed(self) -> int:
+        """How many bytes it and NCCL have printed until now: NCCL's log grows while it still works."""
+        files = [self.spec.path(suffix) for suffix in ("out", "nccl")]
+        return sum(os.path.getsize(file) for file in files if os.path.exists(file))
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this rank's process, if it still is ours and alive."""
@@ -228,13 +209,6 @@ class RankState:
         # ``"train.py", line 88 in step``
         frames = re.findall(r'^\s*File "?(.*?)"?, line (.*?) in (.*?)\s*$', "\n".join(lines), re.MULTILINE)
         return tuple(f"{path}:{number} in {name}" for path, number, name in reversed(frames))
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _source(stack: Sequence[str], lines: Sequence[str]) -> tuple[str, ...]:

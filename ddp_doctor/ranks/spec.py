@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.trial import TrialRecord
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Frozen):
     """One rank check: its id, where its probe is found ("module:function"), its deadline."""
 
     check: str
@@ -18,8 +17,7 @@ class Task:
     part: str = ""  # of a check of several
 
 
-@dataclass(frozen=True)
-class WorkerSpec:
+class WorkerSpec(Frozen):
     """One rank of one trial. ``env`` is the whole environment the rank runs with."""
 
     trial: TrialRecord
@@ -33,32 +31,19 @@ class WorkerSpec:
     tasks: tuple[Task, ...]
     launched_at: float  # monotonic
     init_deadline_s: float
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = {}
     store: tuple[str, int] | None = None  # None: env://, as the launcher that started the rank says
     skip_pairs: tuple[tuple[int, int], ...] = ()
     nodes: tuple[int, ...] = ()  # of each rank of the process group
 
     def to_json(self) -> str:
         """As the text that travels to the worker. An environment may hold what is no UTF-8, and json takes it."""
-        fields = {
-            **vars(self),
-            "trial": self.trial.model_dump(mode="json"),
-            "options": self.options.model_dump(mode="json"),
-            "tasks": [vars(task) for task in self.tasks],
-        }
-        return json.dumps(fields)
+        return json.dumps(self.model_dump())
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerSpec":
         """The inverse of ``to_json``."""
-        fields = json.loads(text)
-        fields["trial"] = TrialRecord.model_validate(fields["trial"])
-        fields["options"] = Options.model_validate(fields["options"])
-        fields["tasks"] = tuple(Task(**task) for task in fields["tasks"])
-        fields["store"] = tuple(fields["store"]) if fields["store"] else None
-        fields["skip_pairs"] = tuple((a, b) for a, b in fields["skip_pairs"])
-        fields["nodes"] = tuple(fields["nodes"])
-        return cls(**fields)
+        return cls.model_validate(json.loads(text))
 
     @property
     def backend(self) -> str:

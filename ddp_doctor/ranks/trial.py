@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.model.base import Json
+from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
-from ddp_doctor.ranks.process import OomCounter
 from ddp_doctor.ranks.rank_state import RankState, late_steps
 from ddp_doctor.sources import proc
 
@@ -33,8 +32,7 @@ _PAUSED_S = 0.25
 _LOOK_AT_HELPERS_S = 0.2
 
 
-@dataclass(frozen=True)
-class TrialResult:
+class TrialResult(Frozen):
     """A trial's record, and the readings its ranks yielded before it ended."""
 
     record: TrialRecord
@@ -49,13 +47,8 @@ class TrialResult:
 
     def unjudged(self, why: str) -> "TrialResult":
         """The same without a judgement, because the doctor itself ended it."""
-        update = {"outcome": "interrupted", "notes": (why, *self.record.notes)}
-        return TrialResult(self.record.model_copy(update=update), self.readings)
-
-    def to_json(self) -> Json:
-        """As it is sent to the head."""
-        readings = [reading.model_dump(mode="json") for reading in self.readings]
-        return {"record": self.record.model_dump(mode="json"), "readings": readings}
+        record = self.record.model_copy(update={"outcome": "interrupted", "notes": (why, *self.record.notes)})
+        return self.model_copy(update={"record": record})
 
 
 class RemoteRanks(Protocol):
@@ -65,32 +58,25 @@ class RemoteRanks(Protocol):
 
     def ended(self) -> str | None:
         """How the trial ended on all nodes, None while it goes on."""
-        ...
 
     def done(self) -> None:
         """This node's ranks have finished; the trial is finished when those of all nodes have."""
-        ...
 
     def end(self, outcome: str) -> None:
         """This node's ranks are stuck or broken: the trial is over on all nodes."""
-        ...
 
     def abandon(self) -> None:
         """This node leaves the trial before its end."""
-        ...
 
     def note(self, events: int, activity: int) -> None:
         """Report how many events this node's ranks have had, and how often they were active."""
-        ...
 
     def moved_since(self, moment: float) -> bool:
         """Whether any node's ranks have had an event since then (monotonic)."""
-        ...
 
     @property
     def active_at(self) -> float:
         """When the last report came that some node's ranks were active or had an event (monotonic)."""
-        ...
 
 
 @dataclass
@@ -110,8 +96,8 @@ class Trial:
     _started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - 1.0)
     _extended: set[str] = field(default_factory=set)
-    _oom: OomCounter = field(default_factory=OomCounter)
-    _sampled: tuple[float, dict[int, float]] | None = None
+    _oom_kills: int = field(default_factory=process.oom_kills)
+    _sampled: tuple[float, dict[int, float], list[int]] | None = None  # when, processor time, bytes printed
     _shown: int = -1
     _watched: str = ""
     _paused: bool = False
@@ -242,7 +228,7 @@ class Trial:
         judged_at = now if step_is_overdue else min(deadline, self._idle_deadline(check, now))
         if not self._has_watched_a_second(now, judged_at):
             return None
-        has_moved = self._has_moved(waiting, now)
+        has_moved = self._has_moved(now)
         if step_is_overdue or not has_moved:
             return "stuck"
         if now > deadline and check in self._extended:
@@ -257,22 +243,20 @@ class Trial:
             self._sampled = None
             return False
         if self._sampled is None:
-            for rank in self.ranks:
-                rank.note_output_size()
-            self._sampled = now, self._cpu()
-        sampled_at, _ = self._sampled
+            self._sampled = now, self._cpu(), [rank.printed() for rank in self.ranks]
+        sampled_at, *_ = self._sampled
         return now >= judged_at and now - sampled_at >= 1.0
 
-    def _has_moved(self, waiting: Sequence[RankState], now: float) -> bool:
+    def _has_moved(self, now: float) -> bool:
         """Whether a rank that is waited for, on any node, did anything since the sample, which is used up."""
         assert self._sampled is not None
-        (since, before), self._sampled = self._sampled, None
-        after = self._cpu()
-        for rank in self.ranks:
+        (since, before, printed), self._sampled = self._sampled, None
+        after, here = self._cpu(), False
+        for rank, size in zip(self.ranks, printed, strict=True):
             pid = rank.worker.pid
             if pid in before and pid in after:
                 rank.cpu_s_per_s = round((after[pid] - before[pid]) / (now - since), 2)
-        here = any(rank.last_event_at > since or rank.output_grew() for rank in waiting)
+            here |= not rank.over and (rank.last_event_at > since or rank.printed() > size)
         return here or (self.remote is not None and self.remote.moved_since(since))
 
     def _slowest_check(self, waiting: Sequence[RankState]) -> str:
@@ -371,7 +355,7 @@ class Trial:
             time.sleep(0.002)
 
     def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:
-        ooms = self._oom.since_start() > 0
+        ooms = process.oom_kills() > self._oom_kills
         evidence = [rank.evidence(ooms) for rank in self.ranks]
         if outcome == "finished" and self.remote is None:
             evidence = late_steps(evidence)
@@ -392,4 +376,4 @@ class Trial:
             }
         )
         readings = tuple(reading for rank in self.ranks for reading in rank.readings)
-        return TrialResult(record, readings)
+        return TrialResult(record=record, readings=readings)

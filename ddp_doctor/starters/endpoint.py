@@ -10,7 +10,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ddp_doctor.facts.cluster import AttemptSeen
@@ -42,7 +42,6 @@ class Approach:
     error: str = ""
     address: str = ""  # the one that connected
     met_at: str = ""
-    waited_s: float = 0.0
 
     @property
     def is_rejected(self) -> bool:
@@ -72,16 +71,15 @@ def is_mine(addresses: tuple[str, ...]) -> bool:
 
 def approach(host: str, port: int, until: float, tell: Callable[[str], None], timeout_s: float = CONNECT_S) -> Approach:
     """Connect, again and again while that makes sense: the port of a head that starts late is refused at first."""
-    started = time.monotonic()
     alike: list[tuple[float, Approach]] = []  # the last rounds of one kind
     while True:
         now = time.monotonic()
-        last = _one_round(host, port, min(timeout_s, max(until - now, 1.0)), now - started)
+        last = _one_round(host, port, min(timeout_s, max(until - now, 1.0)))
         if last.outcome == "connected":
             return last
         if last.outcome == "timed_out" and alike and alike[-1][1].is_rejected:
             # A firewall answers at most once a second (icmp(7), icmp_ratelimit): its last answer counts.
-            last = replace(alike[-1][1], waited_s=last.waited_s)
+            last = alike[-1][1]
         if alike and _kind(alike[-1][1]) != _kind(last):
             alike = []
         alike.append((now, last))
@@ -96,20 +94,20 @@ def _kind(way: Approach) -> str:
     return "no way" if way.outcome in ("timed_out", "unreachable") else way.outcome
 
 
-def _one_round(host: str, port: int, timeout_s: float, waited_s: float) -> Approach:
+def _one_round(host: str, port: int, timeout_s: float) -> Approach:
     addresses, error = resolve(host)
     if not addresses:
-        return Approach("unresolved", error=error, waited_s=waited_s)
+        return Approach("unresolved", error=error)
     attempts: list[AttemptSeen] = []
     for address in addresses:
         attempt, met_at = _connect(address, port, timeout_s)
         attempts.append(attempt)
         if attempt.outcome == "connected":
-            return Approach("connected", addresses, tuple(attempts), "", address, met_at, waited_s)
+            return Approach("connected", addresses, tuple(attempts), "", address, met_at)
     # Of two addresses the clearest outcome decides: a refusal comes from a host that is up.
     order = ("refused", "timed_out", "unreachable")
     clearest = min(attempts, key=lambda attempt: order.index(attempt.outcome))
-    return Approach(clearest.outcome, addresses, tuple(attempts), clearest.error, waited_s=waited_s)
+    return Approach(clearest.outcome, addresses, tuple(attempts), clearest.error)
 
 
 def _connect(address: str, port: int, timeout_s: float) -> tuple[AttemptSeen, str]:

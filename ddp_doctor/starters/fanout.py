@@ -6,17 +6,14 @@ Messages to an agent go through its starter pipe (started_process.py), those fro
 
 import math
 import selectors
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import IO
 
 from ddp_doctor.model.choices import ExitCode
 from ddp_doctor.starters import starter_channel
-from ddp_doctor.starters.interruption import heeded
+from ddp_doctor.starters.interruption import calling
 from ddp_doctor.starters.started_process import Channel, OpenFiles, Start, end_all
 from ddp_doctor.starters.starter_channel import AgentState
 
@@ -107,7 +104,7 @@ class FanOut:
 
     def run(self) -> Ended:
         """Start all, listen until they have ended, and end what has not. Main thread only."""
-        with _collecting_signals(self._signals):
+        with calling(lambda number, _frame: self._signals.append(number)):
             try:
                 for start in self.starts:
                     channel = Channel(start)
@@ -300,16 +297,3 @@ class Readers(FanOut):
 
 def _too_soon(how: str) -> str:
     return f"its agent ended before the roll call was over: {how}"
-
-
-@contextmanager
-def _collecting_signals(signals: list[int]) -> Iterator[None]:
-    def note(number: int, _frame: FrameType | None) -> None:
-        signals.append(number)
-
-    before = {number: signal.signal(number, note) for number in heeded()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

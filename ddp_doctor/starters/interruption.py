@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -58,6 +58,17 @@ def heeded() -> list[signal.Signals]:
     """What ends this run early: not what nohup, or a shell that starts it in the background, has it ignore."""
     ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
     return [number for number in SIGNALS if number is signal.SIGTERM or number not in ignored]
+
+
+@contextmanager
+def calling(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call this at each of the signals while the block runs; main thread only."""
+    before = {number: signal.signal(number, note) for number in heeded()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

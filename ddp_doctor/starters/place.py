@@ -114,19 +114,10 @@ class Asked:
 
     def typed(self, env: Mapping[str, str]) -> "Asked":
         """Without what torchrun's own PET_* variables say, and the port of its store: under torchrun both are taken."""
-
-        def same(name: str, value: object) -> bool:
-            return env.get(f"PET_{name}") == str(value)
-
         if self.named and str(self.named[1]) == env.get("MASTER_PORT"):
             return replace(self, rdzv_endpoint="", master_addr="", master_port=None).typed(env)
-        return Asked(
-            nnodes="" if same("NNODES", self.nnodes) else self.nnodes,
-            node_rank=None if same("NODE_RANK", self.node_rank) else self.node_rank,
-            rdzv_endpoint="" if same("RDZV_ENDPOINT", self.rdzv_endpoint) else self.rdzv_endpoint,
-            master_addr="" if same("MASTER_ADDR", self.master_addr) else self.master_addr,
-            master_port=None if same("MASTER_PORT", self.master_port) else self.master_port,
-        )
+        own = {name: value for name, value in vars(self).items() if env.get(f"PET_{name.upper()}") != str(value)}
+        return Asked(**{**own, "hosts": ()})
 
     @property
     def named(self) -> tuple[str, int] | None:

@@ -29,7 +29,7 @@ from ddp_doctor.parse.options import RENDEZVOUS_PORT, nnodes, written
 from ddp_doctor.starters import starter_channel
 from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher, OuterWorld, tasks_on
 from ddp_doctor.starters.endpoint import is_mine, resolve
-from ddp_doctor.starters.place import Asked, allocation
+from ddp_doctor.starters.place import Allocation, Asked, allocation
 from ddp_doctor.starters.started_process import Start
 
 _BY = {"slurm": "srun", "mpi": "mpirun", "torchrun": "torchrun"}
@@ -55,10 +55,11 @@ def start_all_nodes(
     hosts = hosts_to_start(asked, env, outer)
     if hosts is None:
         return asked
-    if not asked.hosts:
-        return _in_allocation(hosts, asked, env, outer, arguments)
-    if len(hosts) == 1 and is_here(hosts[0]):
+    allocated = None if asked.hosts else allocation(env, outer)
+    if len(hosts) == 1 and (allocated.is_inside if allocated else is_here(hosts[0])):
         return replace(asked, nnodes="1", hosts=())
+    if allocated is not None:
+        return _in_allocation(allocated, hosts, asked, env, arguments)
     where = asked.endpoint or (address_of(hosts[0], env), RENDEZVOUS_PORT)
     at = ("--rdzv-endpoint", written(*where), "--nnodes", str(len(hosts)))
     commands = [(*doctor(), "run", *arguments, *at, "--node-rank", str(rank)) for rank in range(len(hosts))]
@@ -108,12 +109,8 @@ def chosen(asked: Asked) -> tuple[str, ...]:
 
 
 def _in_allocation(
-    hosts: tuple[str, ...], asked: Asked, env: Mapping[str, str], outer: OuterWorld | None, arguments: Sequence[str]
-) -> StartedNodes | Asked:
-    allocated = allocation(env, outer)
-    assert allocated is not None
-    if len(hosts) == 1 and allocated.is_inside:
-        return replace(asked, nnodes="1", hosts=())
+    allocated: Allocation, hosts: tuple[str, ...], asked: Asked, env: Mapping[str, str], arguments: Sequence[str]
+) -> StartedNodes:
     where = asked.endpoint or (hosts[0], 0)
     at = ("--rdzv-endpoint", written(*where)) if where[1] else ()
     try:

@@ -46,6 +46,7 @@ class Channel:
         self.start = start
         self.last_words: deque[str] = deque(maxlen=20)
         self.process: subprocess.Popen[bytes] | None = None
+        self.pipes: tuple[IO[bytes], ...] = ()  # stdin, stdout and stderr
         self._why_not = ""
         self._rest: dict[int, bytes] = {}
         try:
@@ -60,18 +61,10 @@ class Channel:
         except OSError as error:
             self._why_not = f"{start.argv[0]}: {error.strerror}"
             return
+        pipes = (self.process.stdin, self.process.stdout, self.process.stderr)
+        self.pipes = tuple(pipe for pipe in pipes if pipe is not None)
         for pipe in self.pipes:
             os.set_blocking(pipe.fileno(), False)
-
-    @property
-    def pipes(self) -> tuple[IO[bytes], ...]:
-        """stdin, stdout and stderr."""
-        if self.process is None:
-            return ()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        return self.process.stdin, self.process.stdout, self.process.stderr
 
     def lines(self, pipe: IO[bytes]) -> Iterator[bytes]:
         """The complete lines that have come. Raises EOFError after the last."""

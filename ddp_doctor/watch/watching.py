@@ -103,7 +103,7 @@ class _Watcher:
     node_in_step: int | None
     _outputs: list[Output] = field(default_factory=list)
     _copies: KeptOutput | None = None
-    _oom: process.OomCounter = field(default_factory=lambda: process.OomCounter(of_host=False))
+    _oom_kills: int = field(default_factory=lambda: process.oom_kills(of_host=False))
 
     def run(self, env: Mapping[str, str]) -> int:
         """Raises CannotStart."""
@@ -143,7 +143,7 @@ class _Watcher:
             time.sleep(0.01)
         if command.code == 0 and not self._has_failed_elsewhere(ended_s):
             return
-        if killed := self._oom.since_start():
+        if (killed := process.oom_kills(of_host=False) - self._oom_kills) > 0:
             self.evidence.note(f"the watcher detected {killed} oom_kill events in the memory cgroup of the job")
         files = self.evidence.files()
         how = f"{_named(self.argv)} {_ended(command.code or 0)} {_time_after(ended_s - command.started_s)}"

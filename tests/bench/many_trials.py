@@ -23,7 +23,7 @@ def again(agent: Agent, checks: Sequence[Check]) -> None:
     for number in range(TRIALS):
         agent.partial.trials.clear()
         agent.partial.readings.clear()
-        agent.first_trial = number
+        agent.attempts = number
         started = time.perf_counter()
         once(agent, checks)
         seconds.append(time.perf_counter() - started)

@@ -122,7 +122,7 @@ def test_one_more_trial_is_cheap():
         for number in range(12):
             session.partial.trials.clear()
             agent = session.agent(_run_of_two_ranks())
-            agent.first_trial = number
+            agent.attempts = number
             started = time.perf_counter()
             agent.run_checks([check])
             times.append(time.perf_counter() - started)
@@ -187,7 +187,7 @@ def _run_of_two_ranks() -> Run:
 def _session() -> Iterator[Session]:
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
-        assert session.server.wait_ready(60).ok
+        assert session.server.wait_ready(60).error is None
         session.start_control()
         yield session
 

@@ -26,7 +26,7 @@ def of_rank(rank: int, rate: float = 1e9, wrong: int = 0) -> Reading:
 
 def trial(*readings: Reading, **fields: Any) -> TrialResult:
     usual = {"trial": "t1", "ranks": (0, 1), "outcome": "finished", "limit_s": 6.0, "duration_s": 6.0}
-    return TrialResult(TrialRecord(**{**usual, **fields}), readings)
+    return TrialResult(record=TrialRecord(**{**usual, **fields}), readings=readings)
 
 
 REFUSED = RankEvidence(rank=1, raised=Raised(type="RuntimeError", message="Connection refused", at=0.1))
@@ -98,7 +98,7 @@ def isolated(cluster: Cluster, monkeypatch: Any) -> IsolationFact:
     agent: Any = cluster
     monkeypatch.setattr(conduct, "run_groups", cluster.run_groups)
     try:
-        conduct.Isolation(agent, {}).run()
+        conduct.isolate(agent, {})
     finally:
         (reading,) = cluster.partial.readings
     assert (reading.check, reading.node, reading.status) == ("isolation", 0, Status.COLLECTED)
@@ -161,13 +161,8 @@ def test_an_interrupted_isolation_keeps_its_tests(monkeypatch):
     assert fact.stopped == "it was broken off"
 
 
-def test_where_groups_take_long_that_pass_others_get_more_time(monkeypatch):
-    cluster = Cluster()
-    agent: Any = cluster
-    isolation = conduct.Isolation(agent, {})
-
+def test_where_groups_take_long_that_pass_others_get_more_time():
     def limit_s(longest_s: float) -> float:
-        isolation.tests[:] = [GroupTest(round=0, nodes=(0,), outcome="passed", duration_s=longest_s)]
-        return isolation._limit_s()
+        return conduct.limit_s([GroupTest(round=0, nodes=(0,), outcome="passed", duration_s=longest_s)], World())
 
     assert [limit_s(seconds) for seconds in (0.4, 2.0, 60.0)] == [6.0, 10.0, 30.0]

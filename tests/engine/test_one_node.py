@@ -40,7 +40,10 @@ def test_what_torchrun_said_is_kept_where_the_doctor_fails_meanwhile():
 
     @contextmanager
     def running(*_: object) -> Any:
-        yield TrialResult(record, ()), SimpleNamespace(notes=lambda _timeout_s: notes, with_exit_codes=tuple)
+        yield (
+            TrialResult(record=record, readings=()),
+            SimpleNamespace(notes=lambda _timeout_s: notes, with_exit_codes=tuple),
+        )
 
     node_ranks: Any = SimpleNamespace(run=SimpleNamespace(world=World(world_size=2)), running_under_torchrun=running)
     agent = Agent(node_ranks, PartialRecording())

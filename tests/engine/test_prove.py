@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.prove.experiments import Candidate, Spoiled, Trials, attempt_of, candidates
+from ddp_doctor.engine.prove.experiments import Spoiled, Trials, attempt_of, candidates
 from ddp_doctor.engine.prove.proofs import proof_of, with_proofs
 from ddp_doctor.model.choices import Confidence, Level, Severity
 from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
@@ -56,7 +56,9 @@ def tried(
     plays = Plays(scene)
     kept: list[Experiment] = []
     trials = Trials(plays, time.monotonic() + budget_s, kept, "gloo", lambda _text: None)
-    trials.compare([Candidate("DD521", tuple(settings), reproducer) for settings in remedies or (ETH1,)])
+    trials.compare(
+        [Experiment(code="DD521", settings=tuple(settings), reproducer=reproducer) for settings in remedies or (ETH1,)]
+    )
     return plays, kept
 
 
@@ -228,7 +230,7 @@ def test_a_run_that_ends_in_the_midst_of_trials_keeps_what_was_done_and_conclude
     kept: list[Experiment] = []
     trials = Trials(Plays(ends), time.monotonic() + 60.0, kept, "gloo", lambda _text: None)
     with pytest.raises(KeyboardInterrupt):
-        trials.compare([Candidate("DD521", ETH1, MEET)])
+        trials.compare([Experiment(code="DD521", settings=ETH1, reproducer=MEET)])
 
     assert [len(one.attempts) for one in kept] == [1]
     assert proof_of(kept[0]) == Proof(reason="the run ended before it was tried to the end")
@@ -248,7 +250,7 @@ def test_of_many_ways_to_fail_three_are_told_and_none_at_length():
 def came_of(outcome: str, *evidence: RankEvidence, **more: object) -> Attempt:
     fields = {"ranks": (0, 1), "outcome": outcome, "limit_s": 1.0, "duration_s": 1.0, "evidence": evidence}
     record = TrialRecord.model_validate({"trial": "t3", "reproducer": MEET, **fields, **more})
-    return attempt_of("control", TrialResult(record, ()))
+    return attempt_of("control", TrialResult(record=record, readings=()))
 
 
 KILLED = RankEvidence(rank=1, exit_code=-9)

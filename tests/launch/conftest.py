@@ -48,7 +48,7 @@ def session() -> Iterator[Session]:
     """One whose server has imported torch and forks in a moment."""
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
-        assert session.server.wait_ready(60.0).ok
+        assert session.server.wait_ready(60.0).error is None
         yield session
 
 
@@ -89,7 +89,7 @@ def play(session: Session) -> Play:
         options = Options(level=Level.QUICK, model=model, mesh=axes(mesh or None))
         run = Run(options, os.environ, lambda _text: None, world, until=time.monotonic() + budget_s)
         agent = session.agent(run)
-        agent.first_trial = played
+        agent.attempts = played
         try:
             agent.run_checks([check, *then])
         finally:

@@ -13,6 +13,7 @@ import pytest
 
 from ddp_doctor.agents import store_client
 from ddp_doctor.agents.agent_group import AgentGroup
+from ddp_doctor.agents.messages import BeatMessage
 from ddp_doctor.agents.remote_ranks import GroupRanks, StoreRemoteRanks
 from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
 from ddp_doctor.knowledge.deadlines import HAND_IN_S, SILENT_S
@@ -210,8 +211,8 @@ def test_what_is_no_beat_is_not_heard(call, said):
 
     client._take({"beats": {"1": said}})
 
-    assert client.beats[1].count == -1
+    assert client.beats[1].message.n == 0
 
 
 def _heard(**fields: Any) -> Beat:
-    return Beat(1, time.monotonic(), fields)
+    return Beat(BeatMessage(n=1, at=0.0, **fields), time.monotonic())

@@ -72,7 +72,7 @@ def agent(session: Session) -> Agent:
     assert WELL.world is not None
     world = WELL.world.model_copy(update={"backend": "gloo"})
     agent = session.agent(Run(Options(), os.environ, lambda _text: None, world))
-    agent.first_trial = 500  # of the numbers in the session's store
+    agent.attempts = 500  # of the numbers in the session's store
     return agent
 
 

@@ -196,9 +196,13 @@ for number, line in enumerate(sys.argv[2:]):
     (folder / "torch/__init__.py").write_text(line)
     server = ForkServer(folder, {"PYTHONPATH": str(folder)})
     server.start()
-    said = server.wait_ready(30.0)
-    print("lost" if said.lost else "error", said.lost or said.error.strip().splitlines()[-1])
-    if said.error and server.is_alive():
+    try:
+        error = server.wait_ready(30.0).error
+        print("error", error.strip().splitlines()[-1])
+    except HelperLost as lost:
+        error = ""
+        print("lost", lost)
+    if error and server.is_alive():
         os.kill(server._pid, signal.SIGSTOP)
         try:
             server.fork(print, "never")

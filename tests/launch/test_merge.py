@@ -23,7 +23,8 @@ def _part(rank: int, outcome: str = "finished", judged: str | None = None, **evi
             "evidence": (RankEvidence(rank=rank, node=rank, **evidence),),
         }
     )
-    return TrialResult(record, (Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank),))
+    reading = Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank)
+    return TrialResult(record=record, readings=(reading,))
 
 
 def test_the_parts_of_a_hang_are_one_trial_in_the_order_of_the_ranks():
@@ -57,6 +58,6 @@ def test_of_a_finished_trial_only_the_steps_are_kept_that_a_rank_of_any_node_ent
 def test_a_part_survives_its_way_to_the_head():
     part = _part(1, "stuck", "p2p")
 
-    came = messages.trial_part(part.to_json(), 1, World(nnodes=3, world_size=3), "t0")
+    came = messages.trial_part(part.model_dump(mode="json"), 1, World(nnodes=3, world_size=3), "t0")
 
-    assert TrialResult(*came) == part
+    assert came == part

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.agents.store_client import HEAD, UNREADABLE, StoreClient
+from ddp_doctor.agents.store_client import HEAD, UNREADABLE, Beat, StoreClient
 from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
@@ -118,11 +118,11 @@ def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger, 
     stranger.set("beat/1", junk)
     time.sleep(0.3)
 
-    assert (mine.beats[1].count, dict(mine.beats[1].fields)) == (-1, {})
+    assert mine.beats[1].message == Beat().message
 
     stranger.set("beat/1", json.dumps({"n": 7, "at": time.time(), "events": 3}).encode())
-    assert mine.wait(lambda: mine.beats[1].count == 7, 60.0)
-    assert mine.beats[1].fields["events"] == 3
+    assert mine.wait(lambda: mine.beats[1].message.n == 7, 60.0)
+    assert mine.beats[1].message.events == 3
     _still_carries(mine, stranger)
 
 
@@ -132,9 +132,9 @@ def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger
     words = "\x1b]52;c;b3Vycw==\x07\x1b[2J" + "x" * 100_000
     stranger.set("beat/1", json.dumps({"n": 1, "at": time.time(), "leaving": words, "roll": words}).encode())
 
-    assert mine.wait(lambda: mine.beats[1].count == 1, 5.0)
+    assert mine.wait(lambda: mine.beats[1].message.n == 1, 5.0)
 
-    for said in (mine.beats[1].fields["leaving"], mine.beats[1].fields["roll"]):
+    for said in (mine.beats[1].message.leaving, mine.beats[1].message.roll):
         assert len(said) <= 500
         assert said.isprintable()
 

@@ -28,11 +28,16 @@ class Spec:
         {at_spec}
         return Path(kind)
 
+    def model_copy(self, update):
+        return self
+
+    def to_json(self):
+        return "{}"
+
 def launches(number):
     left = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
     assert not left, (number, left)
 
-launch.replace = lambda spec, **_: type("Json", (), {"to_json": lambda self: "{}"})()
 interrupted = 0
 for number in range({rounds}):
     try:

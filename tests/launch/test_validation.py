@@ -40,7 +40,7 @@ def test_values_of_another_shape_are_unreadable(junk: Any):
     for look in (
         messages.node_report,
         messages.order,
-        lambda one: messages.read(Opening, one),
+        lambda one: messages.read(Opening.model_validate, one, "no opening"),
         lambda one: messages.trial_part(one, 1, WORLD, "t0"),
     ):
         with pytest.raises(Unreadable):
@@ -132,9 +132,9 @@ def test_a_trial_that_speaks_of_other_ranks_is_unreadable(record: dict[str, Any]
 def test_a_trial_of_the_nodes_own_ranks_is_taken():
     told = _result({"evidence": (RankEvidence(rank=3, node=1),)}, _reading(rank=2))
 
-    record, readings = messages.trial_part(told, 1, WORLD, "t0")
+    part = messages.trial_part(told, 1, WORLD, "t0")
 
-    assert (record.evidence[0].rank, readings[0].rank) == (3, 2)
+    assert (part.record.evidence[0].rank, part.readings[0].rank) == (3, 2)
 
 
 def test_a_beginning_without_a_place_for_each_node_is_unreadable():
@@ -150,7 +150,7 @@ def test_a_beginning_without_a_place_for_each_node_is_unreadable():
         "options": {},
         "checks": [],
     }
-    assert messages.read(Begin, begin).ids == {0: 0, 1: 1}
+    assert messages.read(Begin.model_validate, begin, "no beginning").ids == {0: 0, 1: 1}
     for fields in ({"ids": {0: 0}}, {"contacts": begin["contacts"][:1]}, {"ids": {0: 0, 5: 1}}):
         with pytest.raises(Unreadable):
-            messages.read(Begin, begin | fields)
+            messages.read(Begin.model_validate, begin | fields, "no beginning")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_doctor.ranks.process import OomCounter
+from ddp_doctor.ranks.process import oom_kills
 from ddp_doctor.watch import evidence
 from ddp_doctor.watch.evidence import Evidence, Output
 
@@ -118,7 +118,7 @@ def test_without_a_folder_nothing_is_set_and_the_reason_is_told(env, tmp_path, m
 def test_what_the_kernel_killed_is_counted_in_the_jobs_own_memory_cgroup_and_not_on_the_host(monkeypatch, groups, file):
     texts = {"/proc/self/cgroup": groups, file: "low 0\noom_kill 1\n", "/proc/vmstat": "oom_kill 7\n"}
     monkeypatch.setattr("ddp_doctor.sources.proc.read", texts.get)
-    counter = OomCounter(of_host=False)
+    before = oom_kills(of_host=False)
 
     texts[file], texts["/proc/vmstat"] = "low 0\noom_kill 3\n", "oom_kill 99\n"
-    assert counter.since_start() == 2
+    assert oom_kills(of_host=False) - before == 2

@@ -12,6 +12,7 @@ from ddp_doctor.knowledge.job_causes import RENAMED, SIGNS, cause_named
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Sign, Tier
 from ddp_doctor.knowledge.victims import blames_peer
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence
 
 #: Whose word counts first.
@@ -367,26 +368,23 @@ def _alike(exception: SignSeen) -> tuple[str, ...]:
 
 def suspects(output: Output) -> Iterator[Suspect]:
     """One for each cause that signs speak for, and for each different exception of ranks."""
-    by_cause: dict[tuple[str, ...], list[SignSeen]] = defaultdict(list)
-    causes: dict[tuple[str, ...], JobCause] = {}
+    spoken: list[tuple[tuple[str, ...], SignSeen]] = []  # by cause; exceptions also by what they say
     ids = {sign.sign for sign in output.fact.signs}
     for sign in output.fact.signs:
         known, cause = SIGNS[sign.sign]
         beside = not known.beside or not ids.isdisjoint(known.beside)
         ended = known.tier == "kernel" or not output.got_over(sign)
         if cause is not None and known.role == "cause" and beside and ended:
-            causes[(cause.name,)] = cause
-            by_cause[(cause.name,)].append(sign)
-    for exception in output.exceptions:
-        causes[_alike(exception)] = cause_named("rank-exception")
-        by_cause[_alike(exception)].append(exception)
+            spoken.append(((cause.name,), sign))
+    spoken += [(("rank-exception", *_alike(exception)), exception) for exception in output.exceptions]
     died = {rank.rank for rank in output.died}
-    for key, signs in by_cause.items():
+    for (name, *_), signs in grouped(spoken).items():
         known_signs = [SIGNS[sign.sign][0] for sign in signs]
         sure = min((known.confidence for known in known_signs), key=list(Confidence).index)
         if any(sign.sign == "exception" and not died.isdisjoint(ranks_of([sign])) for sign in signs):
             sure = Confidence.PROVED  # the launcher saw that rank end
-        yield Suspect(causes[key], min((known.tier for known in known_signs), key=TIERS.index), sure, tuple(signs))
+        tier = min((known.tier for known in known_signs), key=TIERS.index)
+        yield Suspect(cause_named(name), tier, sure, tuple(signs))
 
 
 def lines(signs: Iterable[SignSeen]) -> tuple[LogLine, ...]:

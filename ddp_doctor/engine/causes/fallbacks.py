@@ -18,6 +18,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording.findings import finding
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import rank_list
@@ -53,49 +54,44 @@ def _draft(
     return finding(culprits, title, evidence, *remedies, confidence=confidence, severity=severity)
 
 
-def _unset(name: str, why: str) -> tuple[Setting, ...]:
-    return (Setting(name=name, value=None, action="unset", why=why),)
+def _leave_unset(name: str, unless: str, why: str) -> Remedy:
+    taken_away = Setting(name=name, action="unset", why=why)
+    return Remedy(summary=f"Leave {name} unset, unless {unless}", settings=(taken_away,))
 
 
 def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
     """Why NCCL took sockets: for a sentence, the line that says so, how bad, and what to do."""
     for name, value in log.settings.items():
         if (name == "NCCL_IB_DISABLE" and value in _OFF) or (name == "NCCL_NET" and value.lower() == "socket"):
-            remedy = Remedy(
-                summary=f"Leave {name} unset, unless the RDMA network is known to be broken",
-                settings=_unset(name, "NCCL looks for RDMA devices again"),
-            )
-            return f"{name}={value} forbids RDMA", f"{name} set to {value}", Severity.WARNING, remedy
+            cure = _leave_unset(name, "the RDMA network is known to be broken", "NCCL looks for RDMA devices again")
+            return f"{name}={value} forbids RDMA", f"{name} set to {value}", Severity.WARNING, cure
     if log.no_provider:
-        remedy = Remedy(
-            summary="Give the container or the job the EFA devices, and check that libfabric finds them",
-            commands=("fi_info -p efa",),
+        cure = remedy(
+            "Give the container or the job the EFA devices, and check that libfabric finds them",
+            "fi_info -p efa",
             container=("--device=/dev/infiniband",),
-            scope="node",
         )
         why, line = "the plug-in of AWS found no EFA device", "Could not find any optimal provider"
-        return why, line, Severity.WARNING, remedy
+        return why, line, Severity.WARNING, cure
     if log.no_verbs_library:
-        remedy = Remedy(
-            summary="Install libibverbs and its drivers in the job's image, if the nodes have RDMA devices",
-            commands=("apt-get install libibverbs1 ibverbs-providers",),
+        cure = remedy(
+            "Install libibverbs and its drivers in the job's image, if the nodes have RDMA devices",
+            "apt-get install libibverbs1 ibverbs-providers",
+            scope="job",
         )
-        return "libibverbs.so is missing", "Failed to open libibverbs.so", Severity.WARNING, remedy
+        return "libibverbs.so is missing", "Failed to open libibverbs.so", Severity.WARNING, cure
     if log.hcas:
         names = ", ".join(hca.name for hca in log.hcas)
-        remedy = Remedy(
-            summary="Look for what chooses the network: NCCL_NET, ncclConfig, or a plug-in",
-            commands=("env | grep NCCL_",),
-        )
-        return f"RDMA devices are there ({names})", f"NET/IB : Using {names}", Severity.WARNING, remedy
-    remedy = Remedy(
-        summary="If the nodes have RDMA devices, give them to the container or pod",
-        commands=("ls /dev/infiniband /sys/class/infiniband",),
+        look = "Look for what chooses the network: NCCL_NET, ncclConfig, or a plug-in"
+        cure = remedy(look, "env | grep NCCL_", scope="job")
+        return f"RDMA devices are there ({names})", f"NET/IB : Using {names}", Severity.WARNING, cure
+    cure = remedy(
+        "If the nodes have RDMA devices, give them to the container or pod",
+        "ls /dev/infiniband /sys/class/infiniband",
         container=("--device=/dev/infiniband",),
-        scope="node",
     )
     line = "NET/IB : No device found" if log.no_ib_device else "Using network Socket"
-    return "NCCL found no RDMA device", line, Severity.INFO, remedy
+    return "NCCL found no RDMA device", line, Severity.INFO, cure
 
 
 @rule("DDJ201", "nccl-uses-tcp-between-nodes", Severity.WARNING, NcclTransportFact)
@@ -116,9 +112,9 @@ def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
         return  # all on one node, as far as is known
     over_sockets = [log for log in all_logs if log.fact.network == "Socket"]
     for logs in grouped((_why_sockets(log.fact)[0], log) for log in over_sockets).values():
-        why, line, severity, remedy = _why_sockets(logs[0].fact)
+        why, line, severity, cure = _why_sockets(logs[0].fact)
         title = f"NCCL moves data between nodes over TCP sockets: {why}"
-        yield _draft(logs, title, f"Using network Socket; {line}", remedy, severity=severity)
+        yield _draft(logs, title, f"Using network Socket; {line}", cure, severity=severity)
 
 
 @rule("DDJ202", "nccl-without-gpudirect-rdma", Severity.WARNING, NcclTransportFact)
@@ -151,10 +147,9 @@ def nccl_without_gpudirect_rdma(recording: Recording) -> Iterator[Draft]:
         return
     named = ", ".join(sorted({name for log in without for name in log.fact.no_gpu_direct}))
     why = "it found neither nvidia_peermem nor dma-buf" if named else f"into {_nodes(logs)} alone"
-    module = Remedy(
-        summary="Load nvidia_peermem on the nodes, or use the open GPU driver and a kernel with dma-buf",
-        commands=("modprobe nvidia_peermem",),
-        scope="node",
+    module = remedy(
+        "Load nvidia_peermem on the nodes, or use the open GPU driver and a kernel with dma-buf",
+        "modprobe nvidia_peermem",
         undo="modprobe -r nvidia_peermem",
     )
     disabled = f"; GPU Direct RDMA Disabled for HCA '{named}'" if named else ""
@@ -183,12 +178,12 @@ def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
         if name.startswith(_OF_CONTAINERS)
     )
     for name, logs in by_name.items():
-        remedy = Remedy(
+        cure = Remedy(
             summary="Exclude it, or name the interface that reaches the other nodes",
             settings=(Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL takes the next interface"),),
         )
         title = f"NCCL on {_nodes(logs)} uses {name}, which reaches no other node"
-        yield _draft(logs, title, f"Bootstrap : Using {name}", remedy)
+        yield _draft(logs, title, f"Bootstrap : Using {name}", cure)
 
 
 @rule("DDJ204", "nccl-without-p2p-between-gpus", Severity.WARNING, NcclTransportFact)
@@ -215,21 +210,16 @@ def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
         else:
             continue
         setting = f"{forbidden}={log.fact.settings[forbidden]}"
-        remedy = Remedy(
-            summary=f"Leave {forbidden} unset, unless P2P is known to hang here",
-            settings=_unset(forbidden, "NCCL uses P2P where it can"),
-        )
-        yield _draft(logs, f"{title}: {setting}", f"{setting}; {line}", remedy, confidence=sure)
+        cure = _leave_unset(forbidden, "P2P is known to hang here", "NCCL uses P2P where it can")
+        yield _draft(logs, f"{title}: {setting}", f"{setting}; {line}", cure, confidence=sure)
         return
     refused = next((pair for log in logs for pair in log.fact.refused), None)
     if refused is None:
         yield _draft(logs, title, line, severity=Severity.INFO)
         return
-    remedy = Remedy(
-        summary="Look at what the driver says of P2P between them", commands=("nvidia-smi topo -p2p rw",), scope="node"
-    )
+    look = remedy("Look at what the driver says of P2P between them", "nvidia-smi topo -p2p rw")
     why = f"the driver refuses it between connected GPUs {refused[0]} and {refused[1]}"
-    yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {line}", remedy)
+    yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {line}", look)
 
 
 FALLBACK_RULES = (

@@ -236,9 +236,7 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
     if not missing:
         return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
-    return Judgement(
-        "never-began", numbers(missing), tuple(rank.rank for rank in ranks if rank not in missing), shared_step(ranks)
-    )
+    return _named("never-began", missing, ranks)
 
 
 def _mismatch(ranks: Sequence[RankEvidence], _trial: TrialRecord) -> Judgement | None:

@@ -96,7 +96,7 @@ class _Search:
         if len(self.part) < 2 or (len(fresh) < 3 and not lonely):
             return []
         if len(lonely) > len(self.part) // 2:
-            return [_pair(*two) for two in zip(self.part[::2], self.part[1::2], strict=False)]
+            return [tuple(sorted(two)) for two in zip(self.part[::2], self.part[1::2], strict=False)]
         bad = [node for node in self.part if self.known.bad.get(node)]
         found = self._matched([*lonely, *bad], self._good(bad))
         free = [node for node in self.part if node not in self.used]
@@ -128,7 +128,7 @@ class _Search:
             )
             free.extendleft(node for node in reversed(window) if node not in (taken, seeker))
             if taken is not None:
-                found += self._unless_used([_pair(seeker, taken)])
+                found += self._unless_used([tuple(sorted((seeker, taken)))])
         return found
 
     def _unless_used(self, groups: Iterable[Group]) -> list[Group]:
@@ -245,7 +245,3 @@ def _parts(group: Group) -> list[Group]:
 
 def _in_two(group: Group) -> tuple[Group, Group]:
     return group[: len(group) // 2], group[len(group) // 2 :]
-
-
-def _pair(one: int, other: int) -> Group:
-    return (min(one, other), max(one, other))

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddp_doctor.engine.hang import judge
@@ -42,15 +43,11 @@ class Agent:
     node_ranks: NodeRanks
     partial: PartialRecording  # the session's, filled in place
     group: "AgentGroup | None" = None
-    first_trial: int = 0  # numbers distinguish the trials of one store
     attempts: int = 0  # trials by which no rank is judged; they are not recorded as trials
     _ranks: tuple[int, ...] = ()
     _skip_pairs: set[tuple[int, int]] = field(default_factory=set)
     _without_parts: tuple[str, ...] = ()
     _hung_in_a_part: set[int] = field(default_factory=set)  # suspects, each of one part until now
-
-    def __post_init__(self) -> None:
-        self.node_ranks.keep_partial = self._keep
 
     @property
     def world(self) -> World:
@@ -64,7 +61,7 @@ class Agent:
         running = self.node_ranks.running_under_torchrun(record, checks, remote)
         with running as (mine, launch):
             result = self._with_other_nodes(mine)
-            self._keep(result)
+            self.partial.keep(result)
             if result.cut_short is not None:
                 self._fail_checks(checks, result.cut_short)
             else:
@@ -94,7 +91,7 @@ class Agent:
             record = self._record(left, self._ranks, "forkserver")
             remote = self._order_trial("trial", record, left)
             result = self._with_other_nodes(self.node_ranks.run_trial(record, left, tuple(self._skip_pairs), remote))
-            self._keep(result)
+            self.partial.keep(result)
             if result.cut_short is not None:
                 self._fail_checks(left, result.cut_short)
                 return
@@ -149,10 +146,7 @@ class Agent:
         from ddp_doctor.agents.remote_ranks import merged
 
         trial = mine.record.trial
-
-        def read(value: Json, node: int, world: World) -> TrialResult:
-            return TrialResult(*messages.trial_part(value, node, world, trial))
-
+        read = partial(messages.trial_part, trial=trial)
         parts = self.group.gather(f"result/{trial}", deadlines.HAND_IN_S, read)
         self.group.require_store()
         absent = tuple(rank for rank in self.group.others if rank not in parts)
@@ -276,19 +270,10 @@ class Agent:
             if (check.id, rank, part) not in read
         )
 
-    def _keep(self, result: TrialResult) -> None:
-        """Later trials repeat a check with fewer ranks: their reading replaces the earlier one, of the same part."""
-        if result.record.limit_s is not None:
-            return  # nobody is judged by it
-        new = {_of_what(reading) for reading in result.readings}
-        self.partial.readings[:] = [reading for reading in self.partial.readings if _of_what(reading) not in new]
-        self.partial.readings.extend(result.readings)
-        self.partial.trials.append(result.record)
-
     def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
         return TrialRecord.model_validate(
             {
-                "trial": f"t{self.first_trial + len(self.partial.trials) + self.attempts}",
+                "trial": f"t{len(self.partial.trials) + self.attempts}",
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,
@@ -296,10 +281,6 @@ class Agent:
                 "without_parts": self._without_parts,
             }
         )
-
-
-def _of_what(reading: Reading) -> object:
-    return reading.check, reading.rank, reading.part
 
 
 def _why_unread(record: TrialRecord, rank: int) -> str:

@@ -51,13 +51,12 @@ class FollowerAgent:
                 self._trial(order, checks)
 
     def _trial(self, order: dict[str, Json], checks: Sequence[Check]) -> None:
-        self.node_ranks.keep_partial = self._keep
         record: TrialRecord = order["record"]
         try:
             if order["do"] == "groups":
                 result = run_own_group(self.node_ranks, self.group, record, order["groups"])
                 if result is not None:
-                    self.group.hand_in(f"result/{record.trial}", result.to_json())
+                    self._hand_in(result)
                 return
             remote = StoreRemoteRanks(self.group, record.trial)
             if order["do"] == "torchrun":
@@ -70,11 +69,5 @@ class FollowerAgent:
             raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
 
     def _hand_in(self, result: TrialResult) -> None:
-        self._keep(result)
-        self.group.hand_in(f"result/{result.record.trial}", result.to_json())
-
-    def _keep(self, result: TrialResult) -> None:
-        if result.record.limit_s is not None:
-            return  # nobody is judged by it
-        self.partial.trials.append(result.record)
-        self.partial.readings.extend(result.readings)
+        self.partial.keep(result)
+        self.group.hand_in(f"result/{result.record.trial}", result.model_dump(mode="json"))

@@ -36,7 +36,7 @@ def run_groups(agent: Agent, groups: Groups, reproducer: Reproducer, limit_s: fl
     index_of = {node: index for index, nodes in enumerate(groups) for node in nodes}
 
     def read(value: Json, node: int, world: World) -> TrialResult:
-        return TrialResult(*messages.trial_part(value, node, world, records[index_of[node]].trial))
+        return messages.trial_part(value, node, world, records[index_of[node]].trial)
 
     ends = time.monotonic() + (first.limit_s or 0.0)
     group.order({"do": "groups", "record": first.model_dump(mode="json"), "groups": groups})
@@ -84,8 +84,8 @@ def _whole(
     """One result of what the nodes handed in. One that is heard and handed nothing in is not lost: nothing follows."""
     there = [part for part in parts if part is not None]
     gone = tuple(node for node, part in zip(nodes, parts, strict=True) if part is None and node in lost)
-    result = merged(there, ()) if there else TrialResult(record, ())
+    result = merged(there, ()) if there else TrialResult(record=record, readings=())
     if not gone and len(there) < len(nodes):
         silent = [world.hostname(node) for node, part in zip(nodes, parts, strict=True) if part is None]
         return result.unjudged(f"{name_list(silent)} handed nothing in")
-    return TrialResult(result.record.model_copy(update={"lost_nodes": gone}), result.readings)
+    return result.model_copy(update={"record": result.record.model_copy(update={"lost_nodes": gone})})

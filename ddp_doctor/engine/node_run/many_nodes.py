@@ -18,7 +18,7 @@ from ddp_doctor.agents.store_client import HEAD, StoreLost
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.collect import collect
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.engine.isolation.conduct import Isolation
+from ddp_doctor.engine.isolation.conduct import isolate
 from ddp_doctor.engine.node_run import other_networks
 from ddp_doctor.engine.node_run.agent import Agent
 from ddp_doctor.engine.node_run.alone import run_alone
@@ -106,7 +106,6 @@ class ManyNodes(NodeRun):
         if not self.session.torch_is_imported(self.rank_checks()):
             return
         self.of_ranks()
-        self.roll_call.until = time.monotonic() + self.request.join_timeout_s
         with self.request.starter.roll_call():
             self.group = group = self.roll_call.hold(self._node_report())
         if group.ended is not None:
@@ -162,7 +161,7 @@ class ManyNodes(NodeRun):
             self.group.farewell(
                 {
                     "do": "end",
-                    "head": recording.world.hostname(0) if recording.world else "",
+                    "head": host(recording, 0),
                     "recording": recording.model_dump(mode="json"),
                     "report": report.model_dump(mode="json"),
                 }
@@ -173,23 +172,17 @@ class ManyNodes(NodeRun):
     def _follow(self, group: AgentGroup) -> None:
         begin = group.begin
         assert begin is not None
-        self.recording = self.recording.model_copy(
-            update={
-                "run_id": begin.run_id,
-                "started_at": begin.started_at,
-                "world": begin.world,
-                "options": begin.options,
-                "not_run": begin.not_run,
-                "readings": at_node(self.recording.readings, group.my_rank),
-            }
-        )
+        heads = {name: value for name, value in begin if name in Recording.model_fields}
+        readings = at_node(self.recording.readings, group.my_rank)
+        self.recording = self.recording.model_copy(update={**heads, "readings": readings})
         self.partial.readings[:] = at_node(self.partial.readings, group.my_rank)
         self.begin(group, begin)
         self.note_roll_call(self.roll_call.met_fact(group), group.my_rank)
         assert self.watch is not None
         self.watch.start()
-        run = self.session.run_of(self.recording, group.until, group.my_rank)
-        node_ranks = NodeRanks(run, self.session.run_folder, self.session.server, self.roll_call.way)
+        session, keep = self.session, self.partial.keep
+        run = session.run_of(self.recording, group.until, group.my_rank)
+        node_ranks = NodeRanks(run, session.run_folder, session.server, self.roll_call.way, keep_partial=keep)
         follower = FollowerAgent(group, node_ranks, self.known, self.probe_between, self.partial)
         self._take_report(follower.run())
 
@@ -348,15 +341,11 @@ def _begin(node: ManyNodes, group: AgentGroup) -> Begin:
         reading for rank, report in node_reports.items() for reading in at_node(report.readings, rank)
     ]
     return Begin(
-        run_id=node.recording.run_id,
-        started_at=node.recording.started_at,
+        **dict(node.recording),
         secret=secrets.token_hex(16),  # by which the listeners of this run recognise each other
-        world=world,
         ids=group.ids,
         contacts=other_networks.contacts(node_reports),
-        options=node.recording.options,
         checks=tuple(check.id for check in node.plan.checks),
-        not_run=node.plan.not_run,
     )
 
 
@@ -398,7 +387,7 @@ def _isolate(node: ManyNodes, agent: Agent) -> None:
         checks = _leave_out(node, checks, refused)
     if checks:
         node.request.progress(ISOLATION)
-        Isolation(agent, leaves_of(node.recording)).run()
+        isolate(agent, leaves_of(node.recording))
 
 
 def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:

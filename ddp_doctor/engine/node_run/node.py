@@ -16,7 +16,6 @@ from ddp_doctor.engine.node_run.partial_recording import PartialRecording, inter
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.engine.prove.experiments import prove
 from ddp_doctor.engine.repeats import repeat
-from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import ENV_VARS, PROCESS_GROUP, Check
@@ -27,6 +26,7 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.ranks import control_store, folders
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
+from ddp_doctor.ranks.helper import HelperLost
 from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 from ddp_doctor.ranks.torchrun.launch import end_all
 from ddp_doctor.starters.request import RunRequest
@@ -69,7 +69,10 @@ class Session:
         self.request.progress("import torch")
         began = time.monotonic()
         try:
-            preload = self.server.wait_ready(deadlines.IMPORT_S)
+            fact = self.server.wait_ready(deadlines.IMPORT_S)
+        except HelperLost as lost:
+            self.partial.fail_unread(checks, str(lost))
+            return False
         except BaseException:
             why = f"torch was being imported{self.server.import_stands()}"
             reason = interrupted_after(time.monotonic() - began, why)
@@ -77,16 +80,10 @@ class Session:
                 Reading(check=check.id, status=Status.SKIPPED, reason=reason) for check in checks[:1]
             )
             raise
-        fact = TorchImport(
-            import_s=preload.import_s, error=preload.error, stuck_at=preload.stuck_at, moving=preload.moving
-        )
-        self.can_fork = preload.ok
-        problem = None if preload.ok else "torch cannot be imported"
-        if preload.moving:
-            problem = f"torch was still being imported after {preload.import_s:.0f} s: this machine is slow or busy"
-        if preload.lost is not None:
-            self.partial.fail_unread(checks, preload.lost)
-            return False
+        self.can_fork = fact.error is None and fact.stuck_at is None
+        problem = None if self.can_fork else "torch cannot be imported"
+        if fact.moving:
+            problem = f"torch was still being imported after {fact.import_s:.0f} s: this machine is slow or busy"
         for check in checks if problem else checks[:1]:
             self.partial.readings.append(
                 Reading(
@@ -96,7 +93,7 @@ class Session:
                     reason=problem,
                 )
             )
-        return preload.ok
+        return self.can_fork
 
     def start_control(self) -> None:
         """Start the store on which the ranks of a run of one node meet."""
@@ -117,7 +114,7 @@ class Session:
         """The agent that decides; that of a run of one node has the store of this session."""
         control = control or self._control
         store = (control.host, control.port) if control is not None else None
-        node_ranks = NodeRanks(run, self.run_folder, self.server, store, control)
+        node_ranks = NodeRanks(run, self.run_folder, self.server, store, control, self.partial.keep)
         return Agent(node_ranks, self.partial, group)
 
 

@@ -17,11 +17,8 @@ def contacts(node_reports: Mapping[int, NodeReport]) -> tuple[Contact, ...]:
         networks = {}
     return tuple(
         Contact(
+            **dict(node_report),
             node=node,
-            hostname=node_report.hostname,
-            port=node_report.port,
-            advertised=node_report.advertised,
-            met_at=node_report.met_at,
             other_addresses=tuple(
                 OtherAddress(network=str(network), interface=held[node].interface.name, address=held[node].address)
                 for network, held in networks.items()
@@ -46,21 +43,19 @@ def between(mine: Contact, peer: Contact) -> tuple[OtherWay, ...]:
 def _other_networks(node_reports: Mapping[int, NodeReport]) -> dict[Network, dict[int, Held]]:
     """Those that all nodes share and that the backend does not take on all of them; the fastest ones."""
     interfaces = {node: _interfaces(node_report) for node, node_report in node_reports.items()}
-    found: dict[Network, dict[int, Held]] = {}
-    taken = []
+    taken: list[str | None] = []
     for node, node_report in node_reports.items():
         mine = [at.name for at in interfaces[node] if node_report.advertised in map(address_of, at.addresses)]
         taken.append(next(iter(mine), None))
+    found: dict[Network, dict[int, Held]] = {}
+    known = [taken]
     for network, held in shared_networks(interfaces).items():
-        names = [held_there.interface.name for held_there in held.values()]
+        names: list[str | None] = [there.interface.name for there in held.values()]
         # whether a backend that is given the interface would take this address of it
         comes_first = all(address_of(of.interface.addresses[0]) == of.address for of in held.values())
-        if names != taken and comes_first:
-            taken_too = any(
-                [held_there.interface.name for held_there in found_network.values()] == names
-                for found_network in found.values()
-            )
-            found |= {} if taken_too else {network: held}
+        if names not in known and comes_first:
+            known.append(names)
+            found[network] = held
     fastest = sorted(
         found, key=lambda network: -min(held.interface.speed_mbps or 0 for held in found[network].values())
     )

@@ -12,6 +12,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NotRun, Recording
 from ddp_doctor.model.trial import Experiment, RankEvidence, TrialRecord
+from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.wording.ranks import rank_list
 
 #: More places of ranks help no reader.
@@ -40,6 +41,15 @@ class PartialRecording:
             }
         )
 
+    def keep(self, result: TrialResult) -> None:
+        """Add a trial. Where it repeats (a part of) a check with fewer ranks, its readings replace the earlier ones."""
+        if result.record.limit_s is not None:
+            return  # nobody is judged by it
+        new = {_of_what(reading) for reading in result.readings}
+        self.readings[:] = [reading for reading in self.readings if _of_what(reading) not in new]
+        self.readings.extend(result.readings)
+        self.trials.append(result.record)
+
     def leave_out(self, checks: Iterable[Check], reason: str) -> None:
         """Note that these checks are not run."""
         self.not_run.extend(NotRun(check=check.id, reason=reason) for check in checks)
@@ -58,6 +68,10 @@ class PartialRecording:
         unread = [check for check in checks if check.id not in read]
         self.readings += [_failed(check, why, trace) for check in unread]
         return bool(unread)
+
+
+def _of_what(reading: Reading) -> object:
+    return reading.check, reading.rank, reading.part
 
 
 def _failed(check: Check, why: str, trace: str) -> Reading:

@@ -3,7 +3,8 @@
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 
 from pydantic import ValidationError
 
@@ -15,7 +16,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.finding import Finding, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
+from ddp_doctor.model.trial import Arm, Attempt, Experiment, Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
 from ddp_doctor.settings import trials
@@ -80,7 +81,7 @@ def _ended_otherwise(rank: RankEvidence) -> str:
     """How a rank ended for a reason that is no setting; empty where it did not."""
     if rank.raised is not None:
         full = any(words in rank.raised.message for words in _NO_ROOM)
-        return f"rank {rank.rank} had no room for its files: {_words(rank)}" if full else ""
+        return f"rank {rank.rank} had no room for its files: {_words(rank.raised)}" if full else ""
     if rank.exit_code is None or rank.done:
         return ""
     if -rank.exit_code in _FROM_OUTSIDE:
@@ -102,37 +103,22 @@ def _facts(result: TrialResult) -> Iterator[TrialMeasurement]:
 
 def first_message(record: TrialRecord) -> str:
     """The first message of a rank that failed by itself, or how one died; a victim's only where there are no others."""
-    raised = sorted((rank for rank in record.evidence if rank.raised is not None), key=_order)
+    raised = sorted((rank.raised for rank in record.evidence if rank.raised), key=attrgetter("blames_peer", "at"))
     died = next((rank for rank in record.evidence if rank.exit_code is not None and rank.raised is None), None)
-    if died is not None and not any(rank.raised and not rank.raised.blames_peer for rank in raised):
+    if died is not None and all(each.blames_peer for each in raised):
         return f"rank {died.rank} {ended(died)}"
     return _words(raised[0]) if raised else "the trial broke off"
 
 
-def _order(rank: RankEvidence) -> tuple[bool, float]:
-    assert rank.raised is not None
-    return rank.raised.blames_peer, rank.raised.at
+def _words(raised: Raised) -> str:
+    return f"{raised.type}: {cause(raised.message)}"[:_LONGEST_REASON]
 
 
-def _words(rank: RankEvidence) -> str:
-    assert rank.raised is not None
-    return f"{rank.raised.type}: {cause(rank.raised.message)}"[:_LONGEST_REASON]
+def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Experiment]]:
+    """What to try: the remedies of each finding that says how it shows, those of the worst finding first.
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A remedy made of settings, and the test that shows its fault; with ``reason`` it cannot be tried."""
-
-    code: str
-    settings: tuple[Setting, ...]
-    reproducer: Reproducer
-    reason: str | None = None
-
-
-def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[str, str]) -> Iterator[list[Candidate]]:
-    """The remedies of each finding that says how it shows, those of the worst finding first.
-
-    What is only worth knowing is tried at level thorough alone: it costs time on healthy machines.
+    One with a ``reason`` cannot be tried. What is only worth knowing is tried at level thorough alone: it costs time on
+    healthy machines.
     """
     world = recording.world
     known = set(env).union(*(node.fact.variables for node in recording.facts(EnvVars)))
@@ -142,10 +128,14 @@ def candidates(recording: Recording, findings: Sequence[Finding], env: Mapping[s
             continue
         made = [remedy for remedy in finding.remedies if remedy.settings and remedy.scope == "job"]
         if made:
-            reasons = [_why_not(remedy.settings, world.backend, known) for remedy in made]
             yield [
-                Candidate(finding.code, remedy.settings, finding.reproduced_by, reason)
-                for remedy, reason in zip(made, reasons, strict=True)
+                Experiment(
+                    code=finding.code,
+                    settings=remedy.settings,
+                    reproducer=finding.reproduced_by,
+                    reason=_why_not(remedy.settings, world.backend, known),
+                )
+                for remedy in made
             ]
 
 
@@ -176,7 +166,11 @@ class Trials:
     backend: str
     tell: Callable[[str], None]
 
-    def compare(self, alternatives: Sequence[Candidate], why_none: str | None = None) -> None:
+    def __post_init__(self) -> None:
+        self._longest_s = trials.NCCL_TRIAL_S if self.backend == "nccl" else trials.TRIAL_S
+        self._hung_s = trials.NCCL_HUNG_S if self.backend == "nccl" else trials.HUNG_S
+
+    def compare(self, alternatives: Sequence[Experiment], why_none: str | None = None) -> None:
         """Try the remedies of one finding, or note why none is. What ends the run is noted and raised.
 
         Where only the meeting is at stake the first that works does; where speed is, all are compared.
@@ -188,86 +182,59 @@ class Trials:
                 reason = "another remedy of this finding was proved first"
             if reason is None and time.monotonic() >= self.until:
                 reason = _NO_TIME
-            tried = _experiment(candidate, (), reason) if reason else self._try(candidate)
-            proved = proved or proof_of(tried).status == "proved"
-            self.kept.append(tried)
+            if reason is None:
+                self._try(candidate)
+            else:
+                self.kept.append(candidate.model_copy(update={"reason": reason}))
+            proved = proved or proof_of(self.kept[-1]).status == "proved"
 
-    def _try(self, candidate: Candidate) -> Experiment:
-        turns = _Turns(candidate, self.attempt, self.until, self.backend == "nccl")
+    def _try(self, candidate: Experiment) -> None:
+        """Keep what was done of it, and why no more: nothing is concluded from a part."""
+        done, reason = list[Attempt](), "the run ended before it was tried to the end"
         try:
             self.tell(f"try {in_force(candidate.settings)}")
-            return turns.run()
+            self._take_turns(candidate, done)
+            reason = ""
         except Spoiled as why:
-            return turns.so_far(str(why))
-        except BaseException:
-            self.kept.append(turns.so_far("the run ended before it was tried to the end"))
-            raise
+            reason = str(why)
+        finally:
+            self.kept.append(candidate.model_copy(update={"attempts": tuple(done), "reason": reason or None}))
 
-
-def _experiment(candidate: Candidate, attempts: Sequence[Attempt], reason: str | None = None) -> Experiment:
-    return Experiment(
-        code=candidate.code,
-        settings=candidate.settings,
-        reproducer=candidate.reproducer,
-        attempts=tuple(attempts),
-        reason=reason,
-    )
-
-
-@dataclass
-class _Turns:
-    """The trials of one remedy."""
-
-    candidate: Candidate
-    attempt: Try
-    until: float
-    is_nccl: bool
-    _done: list[Attempt] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._longest_s = trials.NCCL_TRIAL_S if self.is_nccl else trials.TRIAL_S
-        self._hung_s = trials.NCCL_HUNG_S if self.is_nccl else trials.HUNG_S
-
-    def run(self) -> Experiment:
+    def _take_turns(self, candidate: Experiment, done: list[Attempt]) -> None:
         """The treatment first: its duration decides when a control has hung."""
         ends_at = time.monotonic() + trials.ROUNDS_S
-        rounds = trials.LEAST_ROUNDS if self.candidate.reproducer.kind == "meet" else trials.ROUNDS
+        rounds = trials.LEAST_ROUNDS if candidate.reproducer.kind == "meet" else trials.ROUNDS
         for turn in range(rounds):
             if turn and time.monotonic() >= (self.until if turn < trials.LEAST_ROUNDS else ends_at):
                 break
-            if self._take("treatment").outcome != "passed":
+            if self._take(candidate, "treatment", done).outcome != "passed":
                 break  # once is enough: nobody should set what may fail
-            if turn and all(attempt.outcome != "passed" for attempt in self._done if attempt.arm == "control"):
+            if turn and all(attempt.outcome != "passed" for attempt in done if attempt.arm == "control"):
                 break  # the run had failed the same way before: more turns add nothing
-            self._take("control")
-        return _experiment(self.candidate, self._done)
+            self._take(candidate, "control", done)
 
-    def so_far(self, reason: str) -> Experiment:
-        """What was done of it, and why no more: nothing is concluded from a part."""
-        return _experiment(self.candidate, self._done, reason)
-
-    def _take(self, arm: Arm) -> Attempt:
+    def _take(self, candidate: Experiment, arm: Arm, done: list[Attempt]) -> Attempt:
         try:
-            tried = self._once(arm)
+            tried = self._once(candidate, arm, done)
         except Spoiled:
-            tried = self._once(arm)  # a machine may be busy for a moment
-        self._done.append(tried)
+            tried = self._once(candidate, arm, done)  # a machine may be busy for a moment
+        done.append(tried)
         return tried
 
-    def _once(self, arm: Arm) -> Attempt:
-        settings = self.candidate.settings if arm == "treatment" else ()
-        limit_s = self._limit_s(arm)
-        tried = self.attempt(arm, self.candidate.reproducer, settings, limit_s)
+    def _once(self, candidate: Experiment, arm: Arm, done: Sequence[Attempt]) -> Attempt:
+        settings = candidate.settings if arm == "treatment" else ()
+        limit_s = self._limit_s(candidate, arm, done)
+        tried = self.attempt(arm, candidate.reproducer, settings, limit_s)
         if arm == "treatment" and tried.outcome == "hung" and limit_s < self._longest_s:
             raise Spoiled(_NO_TIME)
         return tried
 
-    def _limit_s(self, arm: Arm) -> float:
+    def _limit_s(self, candidate: Experiment, arm: Arm, done: Sequence[Attempt]) -> float:
         """A treatment gets what a trial may take; a control a multiple of what the treatment took."""
-        passed = [attempt.duration_s for attempt in self._done if attempt.arm == "treatment"]
+        passed = [attempt.duration_s for attempt in done if attempt.arm == "treatment"]
         if arm == "treatment" or not passed:
             return max(min(self._longest_s, self.until - time.monotonic()), self._hung_s)
-        slow_share = 1.0 if self.candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
+        slow_share = 1.0 if candidate.reproducer.kind == "meet" else trials.SLOW_SHARE
         return min(max(trials.HUNG_RATIO * max(passed), slow_share * self._hung_s), self._longest_s)
 
 
@@ -289,8 +256,7 @@ def prove(
         return attempt_of(arm, result)
 
     why_none = "left out by --no-prove" if not recording.options.prove else _NO_RANKS if agent is None else None
-    backend = recording.world.backend if recording.world else ""
-    trying = Trials(attempt, run.until, kept, backend, run.progress)
+    trying = Trials(attempt, run.until, kept, recording.backend, run.progress)
     for alternatives in candidates(recording, findings, run.env):
         if agent is not None and agent.node_ranks.lost_helper() is not None:
             why_none = _NO_RANKS

@@ -45,16 +45,13 @@ def _key(code: str, settings: Sequence[Setting], reproducer: Reproducer) -> obje
 
 def _best_first(remedies: Sequence[Remedy], experiments: Sequence[Experiment | None]) -> tuple[Remedy, ...]:
     """What was proved before what was not; of several the first, unless another is faster beyond doubt."""
-    both = list(zip(remedies, experiments, strict=True))
-    proved = [pair for pair in both if pair[0].proof.status == "proved"]
-    best = proved[0] if proved else None
-    for pair in proved[1:]:
-        if best is not None and best[1] is not None and pair[1] is not None:
-            mine, others = _rates(pair[1].attempts, "treatment"), _rates(best[1].attempts, "treatment")
-            if mine and others and _gains(mine, others):
-                best = pair
-    order = sorted(both, key=lambda pair: (pair is not best, _RANK[pair[0].proof.status]))
-    return tuple(remedy for remedy, _ in order)
+    rates = [_rates(experiment.attempts, "treatment") if experiment else [] for experiment in experiments]
+    best: int | None = None
+    for number, remedy in enumerate(remedies):
+        if remedy.proof.status == "proved" and (best is None or _gains(rates[number], rates[best])):
+            best = number
+    order = sorted(range(len(remedies)), key=lambda number: (number != best, _RANK[remedies[number].proof.status]))
+    return tuple(remedies[number] for number in order)
 
 
 _RANK = {"proved": 0, "not_tried": 1, "disproved": 2}
@@ -119,4 +116,4 @@ def _rates(attempts: Sequence[Attempt], arm: Arm) -> list[float]:
 
 
 def _gains(fast: Sequence[float], slow: Sequence[float]) -> bool:
-    return median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)
+    return bool(fast and slow) and median(fast) >= trials.GAIN * median(slow) and min(fast) > max(slow)

@@ -128,16 +128,11 @@ def _is_stale(fact: FlightDumpFact, newest: FlightDumpFact) -> bool:
 def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     """One for each rank, those with a dump first; of one without nothing is known."""
     groups = groups_of(job)
-    waits: dict[int, list[Wait]] = defaultdict(list)
-    for group, seen in groups:
-        for wait in _waits(job, group, seen):
-            call = f"{group.name}:{wait.call.seq}"
-            queue = job.dumps[wait.rank].open_order
-            waits[wait.rank].append(wait._replace(place=queue.index(call) if call in queue else len(queue)))
-    for wait in _transfers(job, groups):
-        waits[wait.rank].append(wait)
-    missing = [rank for of_rank in waits.values() for wait in of_rank for rank in sorted(wait.missing)]
-    in_use = {wait.call.group for of_rank in waits.values() for wait in of_rank}
+    found = [wait for group, seen in groups for wait in _waits(job, group, seen)]
+    found += _transfers(job, groups)
+    waits = grouped((wait.rank, wait) for wait in found)
+    missing = [rank for wait in found for rank in sorted(wait.missing)]
+    in_use = {wait.call.group for wait in found}
     calls: dict[int, list[Call]] = defaultdict(list)
     for group, seen in groups:
         if group in in_use:
@@ -147,8 +142,8 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
     return [
         Standing(
             rank,
-            "waits" if waits[rank] else "outside" if rank in job.dumps else "unknown",
-            tuple(waits[rank]),
+            "waits" if rank in waits else "outside" if rank in job.dumps else "unknown",
+            tuple(waits.get(rank, ())),
             tuple(calls[rank]),
             node=hosts.get(rank),
         )
@@ -158,14 +153,12 @@ def standings_of(job: DumpSet, hosts: Mapping[int, str]) -> list[Standing]:
 
 def groups_of(job: DumpSet) -> list[tuple[Group, _Seen]]:
     """The groups that dumps tell of; those of one name are several where their members differ."""
-    members = defaultdict(set)
-    for dump in job.dumps.values():
-        for group in dump.groups:
-            members[group.name].add(group.ranks)
+    named = grouped((group.name, group.ranks) for dump in job.dumps.values() for group in dump.groups)
+    members = {name: {*ranks} - {()} for name, ranks in named.items()}
     by_key: dict[object, dict[int, GroupSeen]] = defaultdict(dict)
     for rank, dump in job.dumps.items():
         for group in dump.groups:
-            several = group.name != "0" and len(members[group.name] - {()}) > 1
+            several = group.name != "0" and len(members[group.name]) > 1
             by_key[group.name, group.ranks if several else ()][rank] = group
     return [(_group(job, seen), seen) for seen in by_key.values()]
 
@@ -188,11 +181,12 @@ def _waits(job: DumpSet, group: Group, seen: _Seen) -> Iterator[Wait]:
         entry = next((entry for entry in of_rank.entries if entry.is_open), None)
         if entry is not None:
             if entry.seq not in missing:
-                absent = (
+                missing[entry.seq] = frozenset(
                     other for other in group.members if _has_not_come(job.dumps.get(other), seen.get(other), entry)
                 )
-                missing[entry.seq] = frozenset(absent)
-            yield Wait(rank, _call(group, [entry]), missing[entry.seq])
+            queue, queued = job.dumps[rank].open_order, f"{group.name}:{entry.seq}"
+            place = queue.index(queued) if queued in queue else len(queue)
+            yield Wait(rank, _call(group, [entry]), missing[entry.seq], place)
 
 
 def _has_not_come(dump: FlightDumpFact | None, seen: GroupSeen | None, entry: FlightEntry) -> bool:

@@ -129,14 +129,11 @@ class _Ranks:
 
 def _before_a_circle(edges: Mapping[int, set[int]]) -> set[int]:
     """The ranks in a circle, or that lead into one: those left when whoever waits for none of them is taken out."""
-    waited_by: dict[int, list[int]] = defaultdict(list)
-    for rank, others in edges.items():
-        for other in others:
-            waited_by[other].append(rank)
+    waited_by = grouped((other, rank) for rank, others in edges.items() for other in others)
     count = {rank: sum(other in edges for other in others) for rank, others in edges.items()}
     free = [rank for rank, left in count.items() if left == 0]
     while free:
-        for rank in waited_by[free.pop()]:
+        for rank in waited_by.get(free.pop(), ()):
             count[rank] -= 1
             if count[rank] == 0:
                 free.append(rank)

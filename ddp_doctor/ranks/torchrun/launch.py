@@ -11,15 +11,15 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
 from ddp_doctor.model.recording import OWN_PROCESS
 from ddp_doctor.model.trial import RankEvidence
+from ddp_doctor.parse.options import written
 from ddp_doctor.ranks.environment import python_path, without_launcher
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.helper import FROM_OUTSIDE, Helper
@@ -58,37 +58,29 @@ class LaunchedWorker:
         return 0 if self._gone else None
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """The rendezvous of a torchrun on several nodes: the job's own kind, c10d, on the control store.
+def rendezvous(nnodes: int, store: tuple[str, int] | None, trial: str) -> list[str]:
+    """Options for the rendezvous of a torchrun on several nodes: the job's own kind, c10d, on the control store.
 
     The store stands on the port that the job's rendezvous would use; what torchrun opens beyond it, such
-    as its ephemeral MASTER_PORT, it opens as it would for the job.
+    as its ephemeral MASTER_PORT, it opens as it would for the job. ``is_host=0``: the store is there already, on every
+    node a client.
     """
-
-    nnodes: int
-    store: tuple[str, int] | None
-    name: str
-
-    def options(self) -> list[str]:
-        """torchrun's options. ``is_host=0``: the store is there already, on every node a client."""
-        host, port = self.store or ("127.0.0.1", 0)
-        at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        return [
-            *("--nnodes", str(self.nnodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", at),
-            *("--rdzv-id", f"ddp-doctor-{self.name}", "--rdzv-conf", "is_host=0"),
-        ]
+    at = written(*(store or ("127.0.0.1", 0)))
+    return [
+        *("--nnodes", str(nnodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", at),
+        *("--rdzv-id", f"ddp-doctor-{trial}", "--rdzv-conf", "is_host=0"),
+    ]
 
 
 class Launch:
     """A running torchrun. Leaving the context kills its whole session."""
 
     def __init__(
-        self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str], meeting: Meeting | None = None
+        self, folder: Path, specs: Sequence[WorkerSpec], env: Mapping[str, str], meeting: Sequence[str] = ()
     ) -> None:
         for spec in specs:
             # Their environment is torchrun's to make; a file is no place for the user's secrets.
-            text = replace(spec, env={}).to_json()
+            text = spec.model_copy(update={"env": {}}).to_json()
             (folder / f"local{spec.local_rank}.spec.json").write_text(text)
         self._folder = folder
         self._output = folder / "torchrun.out"
@@ -96,7 +88,7 @@ class Launch:
             *(sys.executable, "-m", _MODULE),
             *(str(os.getpid()), "--nproc-per-node", str(len(specs))),
             *("--log-dir", str(folder)),  # by default a folder in TMPDIR, which a killed torchrun leaves there
-            *(meeting.options() if meeting else ()),
+            *meeting,
             *(("--local-addr", env[LOCAL_ADDR]) if meeting and env.get(LOCAL_ADDR) else ()),
             *("-m", "ddp_doctor.ranks.torchrun.worker", str(folder)),
         ]
@@ -124,9 +116,7 @@ class Launch:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         end_all(self._folder)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)

@@ -6,7 +6,6 @@ Everything that takes time to import waits until this process has asked to die w
 import importlib.util
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from ddp_doctor.ranks.process import die_with_parent
@@ -33,7 +32,7 @@ def main() -> None:
     _bare("ddp_doctor.checks")
     path = Path(sys.argv[1]) / f"local{os.environ['LOCAL_RANK']}.spec.json"
     spec = WorkerSpec.from_json(path.read_text())
-    launched(replace(spec, group_rank=int(os.environ["RANK"])))
+    launched(spec.model_copy(update={"group_rank": int(os.environ["RANK"])}))
 
 
 if __name__ == "__main__":

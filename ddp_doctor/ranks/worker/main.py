@@ -10,7 +10,6 @@ thread holds the interpreter lock in C. A stopped process answers neither until 
 
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import sys
@@ -28,7 +27,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact, read
 from ddp_doctor.model.trial import Raised
 from ddp_doctor.ranks.events import EventWriter
-from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, set_name
+from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, hand_over, redirect_output, set_name
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import connect
 from ddp_doctor.ranks.worker import torch_private
@@ -47,7 +46,7 @@ def forked(spec_json: str) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver ignores it; what this rank starts must not
     os.environ.clear()
     os.environ.update(spec.env)
-    _redirect_output(spec)
+    redirect_output(spec.path("out"))
     run(spec)
     signal.sigwait({signal.SIGTERM})
     _leave(spec.backend)
@@ -56,7 +55,7 @@ def forked(spec_json: str) -> NoReturn:
 def launched(spec: WorkerSpec) -> NoReturn:
     """Entry point of a rank that torchrun started; ends by itself, as a job would."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGUSR2,))  # before any thread exists
-    _redirect_output(spec)
+    redirect_output(spec.path("out"))
     faulthandler.enable()  # a forked rank has it from its server
     completed = run(spec)
     while not completed:
@@ -141,12 +140,6 @@ def _raised(error: BaseException) -> Raised:
     )
 
 
-def _redirect_output(spec: WorkerSpec) -> None:
-    log = os.open(spec.path("out"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-
 def _leave(backend: str) -> NoReturn:
     if backend == "nccl":  # frees its shared memory; the agent's SIGKILL follows if this hangs
         import torch.distributed as dist
@@ -181,7 +174,5 @@ def _answer_each(path: str, backend: str) -> None:
         recorder, entries = torch_private.flight_entries(backend)
         flight = [entry.model_dump() for entry in entries]
         late = torch_private.retires_late(recorder)
-        with open(path + ".tmp", "w", encoding="utf-8") as file:
-            answer = {"stack": stack, "source": source, "recorder": recorder, "flight": flight}
-            json.dump({**answer, "retires_late": late}, file)
-        os.replace(path + ".tmp", path)
+        answer = {"stack": stack, "source": source, "recorder": recorder, "flight": flight, "retires_late": late}
+        hand_over(path, answer)

@@ -105,44 +105,23 @@ class LiveRankContext:
         finally:
             self._within = {}
 
+    @contextmanager
     def step(
         self, name: str, detail: str = "", *, peers: Sequence[int] = (), deadline_s: float | None = None
-    ) -> "_Step":
-        """Mark a step that may block (see the Protocol)."""
+    ) -> Iterator[None]:
+        """Mark a step that may block (see the Protocol): ``enter`` with the caller's line, ``leave`` unless it raised.
+
+        On a GPU a call returns before its work is done. The step ends when the device is idle, so a hang is
+        inside the step that caused it.
+        """
+        caller = sys._getframe(2)  # noqa: SLF001 - the call site, behind contextlib, is the evidence
         self._seq += 1
-        fields = {
-            "check": self._check,
-            "name": name,
-            "seq": self._seq,
-            "detail": detail,
-            "peers": list(peers),
-            "deadline_s": deadline_s,
-            **self._within,
-        }
-        return _Step(self._events, fields, on_gpu=self.device.startswith("cuda"))
+        at = {"check": self._check, "seq": self._seq}
+        what = {"name": name, "detail": detail, "peers": list(peers), "deadline_s": deadline_s, **self._within}
+        self._events.write("enter", **at, **what, where=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        yield
+        if self.device.startswith("cuda"):
+            import torch
 
-
-class _Step:
-    """Writes ``enter`` with the caller's line, and ``leave`` unless the body raised.
-
-    On a GPU a call returns before its work is done. The step ends when the device is idle, so a hang is
-    inside the step that caused it.
-    """
-
-    def __init__(self, events: EventWriter, fields: dict[str, Any], *, on_gpu: bool) -> None:
-        self._events = events
-        self._fields = fields
-        self._on_gpu = on_gpu
-
-    def __enter__(self) -> None:
-        caller = sys._getframe(1)  # noqa: SLF001 - the call site is the evidence
-        where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        self._events.write("enter", **self._fields, where=where)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            if self._on_gpu:
-                import torch
-
-                torch.cuda.synchronize()
-            self._events.write("leave", check=self._fields["check"], seq=self._fields["seq"])
+            torch.cuda.synchronize()
+        self._events.write("leave", **at)

@@ -83,8 +83,7 @@ class Case:
 
     def rank_evidence(self, rank: RankEvidence) -> Evidence:
         """One rank's process state, position and processor time."""
-        world = self.recording.world
-        place = f"{world.hostname(rank.node)}, " if world is not None and world.nnodes > 1 else ""
+        place = f"{host(self.recording, rank.node)}, " if self.recording.several_nodes else ""
         parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
         if rank.cpu_s_per_s is not None and rank.exited_at is None:
             parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second")
@@ -254,15 +253,13 @@ def link_remedies(
     Peer-to-peer transfers are NCCL's between the GPUs of one node; between nodes there is the network, and
     in init_process_group between all ranks: they connect over sockets first, on one node too.
     """
-    world = recording.world
-    several = world is not None and world.nnodes > 1
-    across = several and (not pairs or any(is_across(recording, pair) for pair in pairs))
-    within = not pairs or any(not is_across(recording, pair) for pair in pairs)
-    on_gpus = world is not None and world.backend == "nccl"
-    found = [_WITHOUT_P2P] if on_gpus and within else []
+    are_across = [is_across(recording, pair) for pair in pairs]
+    across = recording.several_nodes and (not pairs or any(are_across))
+    within = not pairs or not all(are_across)
+    found = [_WITHOUT_P2P] if recording.on_nccl and within else []
     if connects(step):
         return (_network_remedy(recording, pairs), *found)
-    return (*found, _network_remedy(recording, pairs)) if across or not on_gpus else tuple(found)
+    return (*found, _network_remedy(recording, pairs)) if across or not recording.on_nccl else tuple(found)
 
 
 def connects(step: Step | None) -> bool:

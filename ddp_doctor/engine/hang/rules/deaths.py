@@ -8,8 +8,7 @@ from ddp_doctor.engine.hang.judgement import STEPS_OF_A_JOB, Judgement
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, OUTCOMES, Case, cases, place, stands, step_words
 from ddp_doctor.engine.hang.rules.failed_starts import pointing_at_settings, sharing_a_gpu
 from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
-from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
-from ddp_doctor.engine.hang.rules.settings import read_by_library, repeating, with_values, without
+from ddp_doctor.engine.hang.rules.settings import proved_settings, read_by_library, repeating, with_values, without
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
@@ -120,9 +119,8 @@ def _cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCause:
 
 def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
     code = rank.exit_code or 0
-    several = recording.world is not None and recording.world.nnodes > 1
     killed = "sudo dmesg -T | grep -i 'killed process'"
-    killed += f"   # on {host(recording, rank.node)}" if several else ""
+    killed += f"   # on {host(recording, rank.node)}" if recording.several_nodes else ""
     if rank.out_of_memory:
         return remedy("Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job")
     if code >= 0:

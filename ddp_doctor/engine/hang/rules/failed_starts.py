@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from ddp_doctor.engine.hang.judge import tells_of_a_peer
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, cases, culprits, step_words
 from ddp_doctor.engine.hang.rules.last_words import named_cause
-from ddp_doctor.engine.hang.rules.settings import outcome_without, spoken_of, with_values, without
-from ddp_doctor.engine.hang.rules.settings import proved as proved_settings
+from ddp_doctor.engine.hang.rules.settings import outcome_without, proved_settings, spoken_of, with_values, without
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import PROCESS_GROUP
@@ -99,7 +98,7 @@ def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
 
 def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
     ranks = tuple(sorted(set().union(*sharing.values())))
-    several = recording.world is not None and recording.world.nnodes > 1
+    several = recording.several_nodes
     places = [
         f"{rank_list(sorted(of))} on CUDA device {bus}{f' of {host(recording, node)}' if several else ''}"
         for (node, bus), of in sharing.items()

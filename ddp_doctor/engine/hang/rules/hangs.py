@@ -68,13 +68,10 @@ def not_running(recording: Recording) -> Iterator[Draft]:
     for case in cases(recording, "stopped", "uninterruptible"):
         stopped, first = case.judgement.kind == "stopped", case.first
         what = "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
-        cure = (
-            remedy(
-                "Find out who stopped it; SIGCONT lets it go on", f"kill -CONT PID  # the doctor's own was {first.pid}"
-            )
-            if stopped
-            else remedy("Repair or reboot the node: no signal ends such a process")
-        )
+        cure = remedy("Repair or reboot the node: no signal ends such a process")
+        if stopped:
+            on = f"kill -CONT PID  # the doctor's own was {first.pid}"
+            cure = remedy("Find out who stopped it; SIGCONT lets it go on", on)
         yield finding(
             case.culprits,
             f"{case.names} {what} in the check {case.check}; {stands(first)}{case.who_waits}",
@@ -127,8 +124,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         # Where both ends of such a pair took part, its link may explain the trial.
         if any({*pair} <= {*trial.ranks} for pair in explained) or failed_trials.explains(recording, trial):
             continue
-        nodes = recording.world.nnodes if recording.world else 1
-        where = f" on {nodes} nodes" if nodes > 1 else ""
+        where = f" on {recording.nnodes} nodes" if recording.several_nodes else ""
         # NVSwitches add up for these ranks, by NCCL's log; setting that up hangs on some.
         takes_nvls = trial.backend == "nccl" and any(
             parse_nccl_log(rank.output_tail).nvls for rank in trial.evidence[:_RANKS_READ]

@@ -123,12 +123,11 @@ def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
     lower, higher = ends
     receivers = [rank for rank in ends if rank in judgement.waiting]
     within = f" within {trial.waited_s:.0f} s" if trial.waited_s else ""
-    stuck = f"both entered {step} and neither left it{within}"
-    if receivers:
-        stuck = f"both entered {step} and {rank_list(receivers)} did not leave it{within}"
+    left = f"{rank_list(receivers)} did not leave it" if receivers else "neither left it"
     return likely(
         (pair_culprit(recording, lower, higher),),
-        f"The link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: {stuck}",
+        f"The link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step} and"
+        f" {left}{within}",
         (case.rank_evidence(case.of_rank(rank)) for rank in (lower, higher)),
         *link_remedies(recording, [ends], judgement.step),
         detail=f"Both processes run, so what connects them is to blame.{others}",
@@ -231,10 +230,8 @@ def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
 
 
 def _everywhere(recording: Recording, stuck: _Stuck) -> Draft:
-    title, detail = (
-        f"{len(stuck)} pairs of ranks entered a transfer and did not leave it",
-        "All processes run. The pairs have no rank and no node in common, so nobody is named.",
-    )
+    title = f"{len(stuck)} pairs of ranks entered a transfer and did not leave it"
+    detail = "All processes run. The pairs have no rank and no node in common, so nobody is named."
     if recording.world and _is_every_pair(recording, set(stuck)):
         title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
         detail = "All processes run, so what connects all of them is to blame."

@@ -102,7 +102,7 @@ def without(recording: Recording, names: Sequence[str]) -> Iterator[Remedy]:
         yield unset({name: values[name]}, "the library then decides itself", proof=NO_TRIAL)
 
 
-def proved(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
+def proved_settings(recording: Recording, code: str, names: Sequence[str]) -> tuple[str, ...]:
     """Those without which alone the ranks came through, and with which they failed again."""
     return tuple(name for name in names if outcome_without(recording, code, name) == "proved")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median_low
 
-from ddp_doctor.engine.hang.judgement import by_step, clocks
+from ddp_doctor.engine.hang.judgement import Met, by_step, clocks
 from ddp_doctor.engine.hang.rules.common import cases, names, step_words
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
@@ -98,7 +98,7 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
         return []
     ahead = {node: clock.ahead_s for node, clock in known.items()}
     worst: dict[int, _Late] = {}
-    kept = _kept_in_the_step_before(trial, ahead)
+    kept = _kept_in_the_step_before(trial, steps, ahead)
     for key, entered in steps.items():
         typical = median_low(step.entered_at - ahead.get(node, 0.0) for _, node, step in entered)
         for rank, node, step in entered:
@@ -109,26 +109,24 @@ def _late_ranks(trial: TrialRecord, allowed_s: float) -> list[_Late]:
 
 
 def _kept_in_the_step_before(
-    trial: TrialRecord, ahead: Mapping[int, float]
+    trial: TrialRecord, met: Met, ahead: Mapping[int, float]
 ) -> dict[tuple[int, tuple[str, int]], float]:
     """How long after the typical rank each rank left the step before each of its steps.
 
     That time is not the rank's own: a slow link keeps who receives, and who sends is through.
     """
-    before: dict[tuple[int, tuple[str, int]], tuple[str, int]] = {}
-    left: dict[tuple[str, int], dict[int, float]] = {}
+    typical: dict[tuple[str, int], float] = {}
+    for key, entered in met.items():
+        left = [step.left_at - ahead.get(node, 0.0) for _, node, step in entered if step.left_at is not None]
+        if left:
+            typical[key] = median_low(left)
+    kept = {}
     for rank in trial.evidence:
-        keys = [(step.check, step.seq) for step in rank.steps]
-        before.update({(rank.rank, key): previous for previous, key in pairwise(keys)})
-        for key, step in zip(keys, rank.steps, strict=True):
-            if step.left_at is not None:
-                left.setdefault(key, {})[rank.rank] = step.left_at - ahead.get(rank.node, 0.0)
-    typical = {key: median_low(times.values()) for key, times in left.items()}
-    return {
-        (number, key): max(left[previous][number] - typical[previous], 0.0)
-        for (number, key), previous in before.items()
-        if number in left.get(previous, {})
-    }
+        for before, step in pairwise(rank.steps):
+            if before.left_at is not None:
+                later = before.left_at - ahead.get(rank.node, 0.0) - typical[before.check, before.seq]
+                kept[rank.rank, (step.check, step.seq)] = max(later, 0.0)
+    return kept
 
 
 @rule("DD620", "check-moves-too-slowly", Severity.WARNING)
