@@ -6,9 +6,9 @@ from typing import Any
 from ddp_doctor.facts.ddp.fit import Estimate, FitFact, FitMeasuredFact
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.ddp.strategies import STRATEGIES, Strategy
-from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import FitOptions, Options, Recording, World
+from tests.readings import collected
 
 GIB = 1 << 30
 #: float32: 7 billion parameters, and what the forward of a sample leaves.
@@ -37,7 +37,7 @@ def recording(
 
 def _reading(check: str, fact: Fact) -> Reading:
     rank = None if check == "gpus" else 0
-    return Reading(check=check, status=Status.COLLECTED, rank=rank, fact=fact.recorded())
+    return collected(check, fact, rank=rank)
 
 
 def estimated(**changed: Any) -> FitFact:

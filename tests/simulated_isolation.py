@@ -18,11 +18,10 @@ from math import log2
 from ddp_doctor import app
 from ddp_doctor.engine.isolation.search import next_round
 from ddp_doctor.facts.collectives import GroupTest, IsolationFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Leaf, Node, Options, Recording, World
 from ddp_doctor.render import terminal
 from ddp_doctor.views.isolation import settle
+from tests.readings import collected
 
 #: Bytes a second of a healthy group, and how far each test may be off.
 _RATE, _NOISE = 1e9, 0.2
@@ -133,7 +132,7 @@ class Cluster:
                 nodes=tuple(Node(node_rank=node, hostname=name) for node, name in enumerate(names)),
             ),
             options=Options(isolate=True, leaves=leaves, repeat=self.repeat),
-            readings=(Reading(check="isolation", status=Status.COLLECTED, fact=fact.recorded()),),
+            readings=(collected("isolation", fact),),
         )
 
 

@@ -15,10 +15,9 @@ from ddp_doctor.app.baselines import report_in
 from ddp_doctor.app.outcome import Outcome, UsageError, blank
 from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
-from ddp_doctor.engine.verdict import EXIT
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import WORST_FIRST, Command, Severity, Verdict
+from ddp_doctor.model.choices import EXIT, WORST_FIRST, Command, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.fleet import (
     CommonFinding,

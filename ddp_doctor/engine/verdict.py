@@ -12,7 +12,7 @@ from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
-from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict
+from ddp_doctor.model.choices import EXIT, CheckStatus, Command, ExitCode, Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
@@ -30,7 +30,6 @@ from ddp_doctor.wording.repeats import none_failed
 _NAMED = 16
 #: Characters of a reason in it.
 _REASON = 200
-EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
 @no_garbage_collection()

@@ -6,11 +6,9 @@ from datetime import datetime, timezone
 
 from ddp_doctor import __version__
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.choices import CheckStatus, ExitCode, FailOn, Severity, Verdict
+from ddp_doctor.model.choices import EXIT, CheckStatus, FailOn, Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report, Tool, finished_at
-
-_EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
 
 
 class LintFinding(Finding):
@@ -71,7 +69,7 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
         finished_at=finished_at(begun, duration_s),
         duration_s=round(duration_s, 3),
         verdict=verdict,
-        exit_code=_EXIT[verdict].value,
+        exit_code=EXIT[verdict].value,
         summary=_summary(verdict, findings, failed, linted),
         checks=(_check(findings, unread, failed, duration_s),),
         findings=findings,

@@ -71,16 +71,13 @@ class Store:
 
     def bind(self, owner: object, name: str, value: Value) -> None:
         """Bind a name of a scope, or an attribute of a value."""
-        self._bind((owner, name), value)
+        if self._before and (owner, name) not in self._before[-1]:
+            self._before[-1][owner, name] = self._values.get((owner, name))
+        self._values[owner, name] = value
 
     def keep(self, owner: object, name: str, value: Value) -> None:
         """Keep an attribute that nothing bound, so that it is the same value when it is read again."""
         self._values[owner, name] = value
-
-    def _bind(self, key: Key, value: Value) -> None:
-        if self._before and key not in self._before[-1]:
-            self._before[-1][key] = self._values.get(key)
-        self._values[key] = value
 
     def begin(self) -> None:
         """Begin a branch."""
@@ -102,4 +99,4 @@ class Store:
         for key in dict.fromkeys(key for bound in branches for key in bound):
             options = [branch.get(key) or self._values.get(key) for branch in branches]
             known = list({id(option): option for option in options if option is not None}.values())
-            self._bind(key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known)))
+            self.bind(*key, known[0] if len(known) == 1 else Value(known[0].node, "choice", parts=tuple(known)))

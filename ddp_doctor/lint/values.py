@@ -12,6 +12,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 Kind = Literal[
@@ -80,17 +81,8 @@ class Value:
         return self._chosen() if self.kind == "choice" else (self,) if self else ()
 
     def _chosen(self) -> Iterator[Value]:
-        waiting: list[Value] = [self]
-        seen: set[int] = set()  # set[int]() takes ten times as long
-        while waiting and len(seen) < _MOST_STEPS:
-            value = waiting.pop(0)
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if value.kind == "choice":
-                waiting[:0] = value.parts
-            else:
-                yield value
+        options = _reached(self, lambda value: value.parts[::-1] if value.kind == "choice" else ())
+        return (option for option in options if option.kind != "choice")
 
     def objects(self) -> Iterable[Value]:
         """The objects it may be, behind methods that return their own receiver (``net.to(device)`` is ``net``) and
@@ -116,19 +108,23 @@ class Value:
 
     def sources(self) -> Iterator[Value]:
         """This value and all that it is made of, however far back: receivers, arguments, alternatives, results."""
-        waiting: list[Value] = [self] if self else []
-        seen: set[int] = set()  # set[int]() takes ten times as long
-        while waiting and len(seen) < _MOST_STEPS:
-            value = waiting.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            yield value
-            waiting += value.parts
+        return _reached(self, attrgetter("parts")) if self else iter(())
 
     def calls(self) -> Iterator[Call]:
         """The calls among all that it is made of."""
         return (source for source in self.sources() if isinstance(source, Call))
+
+
+def _reached(first: Value, onwards: Callable[[Value], Iterable[Value]]) -> Iterator[Value]:
+    """A value and all that leads on from it, each once; of the values behind one the last comes first."""
+    waiting = [first]
+    seen: set[int] = set()  # set[int]() takes ten times as long
+    while waiting and len(seen) < _MOST_STEPS:
+        value = waiting.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            waiting += onwards(value)
 
 
 #: What is not written: an argument that is not given, the receiver of a function, the result of ``return``.

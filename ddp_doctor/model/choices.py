@@ -186,6 +186,10 @@ class ExitCode(int, Enum):
     INTERRUPTED = 130
 
 
+#: The exit code of each verdict.
+EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
+
+
 class UsageError(Exception):
     """The user asked for something that cannot be; the message is one sentence with what to do."""
 

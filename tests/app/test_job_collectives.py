@@ -11,12 +11,12 @@ import pytest
 
 from ddp_doctor.app.job_collectives import load_job_collectives
 from ddp_doctor.facts.trace import TraceCall, TraceFact
-from ddp_doctor.model.choices import Status, UsageError
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import UsageError
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.render.reproducer import render
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle
+from tests.readings import collected
 
 
 def entry(seq: int, op: str = "all_reduce", group: str = "0", sizes: Any = ((4,),), **more: Any) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def test_a_recording_of_trace_tells_the_calls_of_its_ranks(tmp_path):
     call = TraceCall(kind="all_reduce", begin_us=2.0, end_us=3.0, size_bytes=4096, dtype="float", ranks=2, group="0")
     late = call.model_copy(update={"kind": "broadcast", "begin_us": 1.0})
     facts = [TraceFact(file=f"rank{rank}.json", rank=rank, world_size=2, calls=(call, late)) for rank in (0, 1)]
-    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    readings = tuple(collected("trace", fact) for fact in facts)
     path = tmp_path / "recording.json"
     path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
 
@@ -215,7 +215,7 @@ def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp
         for at, kind in enumerate(("broadcast", "all_reduce", "all_gather"))
     ]
     facts = [TraceFact(file=f"{rank}", rank=rank, world_size=2, calls=tuple(calls[rank:])) for rank in (0, 1)]
-    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    readings = tuple(collected("trace", fact) for fact in facts)
     path = tmp_path / "recording.json"
     path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
 

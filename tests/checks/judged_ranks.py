@@ -7,22 +7,18 @@ import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
+from tests.readings import collected, plain_world, replayed
 
 
 def record(check: Check, facts: Sequence[Fact], ranks: Sequence[int] | None = None, backend: str = "gloo") -> Recording:
     """A recording of one node per rank, as the agent would write it, read back from its JSON."""
     readings = tuple(
-        Reading(check=check.id, status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
-        for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
+        collected(check.id, fact, rank, rank=rank) for rank, fact in zip(ranks or range(len(facts)), facts, strict=True)
     )
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(4))
-    world = World(nnodes=4, world_size=4, backend=backend, nodes=nodes)
-    whole = Recording(world=world, readings=readings)
-    return Recording.model_validate_json(whole.model_dump_json())
+    return replayed(Recording(world=plain_world(4, backend=backend), readings=readings))
 
 
 def judge_by(check: Check, whole: Recording) -> list[Finding]:

@@ -9,14 +9,14 @@ from ddp_doctor.checks.collectives.allreduce import CHECK
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, SizeResult, Wrong
 from ddp_doctor.knowledge.collectives import TABLE
 from ddp_doctor.knowledge.ddp import payload
-from ddp_doctor.model.choices import Confidence, Level, Status
+from ddp_doctor.model.choices import Confidence, Level
 from ddp_doctor.model.context import RankContext
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.probing import all_reduces
 from ddp_doctor.probing.all_reduces import Sweep
 from tests.rank_harness import HarnessContext
+from tests.readings import of_ranks, plain_world
 from tests.recorded import judged
 
 
@@ -30,12 +30,7 @@ def seen(*wrong: Wrong, **more: Any) -> AllReduceFact:
 
 
 def recording(*facts: AllReduceFact) -> Recording:
-    readings = tuple(
-        Reading(check=CHECK.id, status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-        for rank, fact in enumerate(facts)
-    )
-    world = World(nproc_per_node=4, world_size=4, nodes=(Node(hostname="node0"),))
-    return Recording(world=world, readings=readings)
+    return Recording(world=plain_world(1, 4), readings=of_ranks(CHECK.id, facts))
 
 
 def judge(*facts: AllReduceFact) -> Finding:

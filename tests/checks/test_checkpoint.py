@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -30,22 +31,11 @@ judge = partial(judge_by, CHECK)
 # Scenarios: what runs on each rank.
 
 
-@contextmanager
-def instead(owner: Any, name: str, planted: Any) -> Iterator[None]:
-    """``planted`` in place of what torch or the probe calls, as long as the block runs."""
-    stock = getattr(owner, name)
-    setattr(owner, name, planted)
-    try:
-        yield
-    finally:
-        setattr(owner, name, stock)
-
-
 def probed(ctx: Any, *planted: tuple[Any, str, Any]) -> Checkpoint:
     """The probe with all of these, and no longer patience than a test has."""
     with ExitStack() as stack:
         for owner, name, value in ((checkpoint, "_PATIENCE_S", 0.05), *planted):
-            stack.enter_context(instead(owner, name, value))
+            stack.enter_context(patch.object(owner, name, value))
         return checkpoint.probe(ctx)
 
 
@@ -115,7 +105,7 @@ def cannot_read_in_a_group(ctx: Any) -> Checkpoint:
             def refuse(*_: object) -> None:
                 raise OSError(5, "Input/output error")
 
-            with instead(FileSystemReader, "read_data", refuse):
+            with patch.object(FileSystemReader, "read_data", refuse):
                 return load(ctx, folder)
         return load(ctx, folder)
 

@@ -19,10 +19,11 @@ from ddp_doctor.knowledge.collectives import GROUPS, TABLE
 from ddp_doctor.model.choices import Level, Severity, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.probing.all_reduces import bytes_needed
 from ddp_doctor.probing.collectives import count_differing
 from tests.rank_harness import HarnessContext, Ranks
+from tests.readings import findings_of, plain_world
 from tests.recorded import load
 
 #: In which collectives a rank may give wrongly, and what torch calls there.
@@ -89,9 +90,9 @@ def judge(facts: list[CollectiveFact], parts: int = 1) -> list[Finding]:
         for number, fact in enumerate(facts)
     )
     count = len(facts) // parts
-    world = World(nproc_per_node=count, world_size=count, nodes=(Node(hostname="node0"),))
+    world = plain_world(1, count)
     recording = Recording(world=world, readings=readings)
-    return [finding for rule in collectives.CHECK.rules for finding in rule.apply(recording)]
+    return findings_of(collectives.CHECK, recording)
 
 
 def all_of_them(ctx: HarnessContext, culprit: int | None = None) -> dict[str, CollectiveFact]:

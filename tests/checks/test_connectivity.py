@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.sockets import Listener, dial
 from tests.fakes import FakeContext
 from tests.once import free_port
+from tests.readings import collected, findings_of
 
 TOKEN = "secret"
 PORTS = "32768\t60999\n"
@@ -371,7 +373,7 @@ def peer_seen(node: int, changes: Mapping[str, Any] | None = None) -> PeerConnec
 
 def recorded(rows: Mapping[int, ConnectivityFact | None], world: World, *more: Reading) -> Recording:
     readings = [
-        Reading(check="connectivity", status=Status.COLLECTED, node=node, fact=row.recorded())
+        collected("connectivity", row, node)
         if row
         else Reading(check="connectivity", status=Status.TIMED_OUT, node=node, reason="no answer")
         for node, row in rows.items()
@@ -403,8 +405,7 @@ def matrix(
     return recorded(facts | dict.fromkeys(failed), world, *more)
 
 
-def found(recording: Recording) -> list[Finding]:
-    return [finding for rule in connectivity.CHECK.rules for finding in rule.apply(recording)]
+found = partial(findings_of, connectivity.CHECK)
 
 
 def only(recording: Recording) -> Finding:
@@ -645,7 +646,7 @@ def interfaces(node: int, interface: str, address: str) -> Reading:
     )
     choice = Choice(interface=interface, address=address, why="told")
     fact = InterfacesFact(interfaces=held, hostname=f"node{node}", gloo=choice, nccl=choice)
-    return Reading(check="interfaces", status=Status.COLLECTED, node=node, fact=fact.recorded())
+    return collected("interfaces", fact, node)
 
 
 def test_what_the_interfaces_already_tell_is_not_told_again():

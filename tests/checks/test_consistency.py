@@ -17,11 +17,12 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.values import effective
 from ddp_doctor.wording.differences import split
 from tests.fakes import FakeContext
+from tests.readings import collected, replayed, uneven_world
 
 
 class NodesContext(FakeContext):
@@ -45,24 +46,18 @@ def _recording(
     nodes: int, *facts: tuple[int, Fact], backend: str = "nccl", nproc: Any = (), absent: Any = (), **options: Any
 ) -> Recording:
     counts = tuple(nproc) or (2,) * nodes
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=counts[at]) for at in range(nodes))
-    world = World(nnodes=nodes, nproc_per_node=counts[0], world_size=sum(counts), backend=backend, nodes=hosts)
     checks = {Software: "software", EnvVars: "env_vars", GpusFact: "gpus", Host: "host", ConsistencyFact: "consistency"}
     met = {node for node, fact in facts if isinstance(fact, ConsistencyFact)}
     plain = [(node, ConsistencyFact(tool_version="0.1.0")) for node in range(nodes) if node not in met]
-    readings = [
-        Reading(check=checks[type(fact)], status=Status.COLLECTED, node=node, fact=fact.recorded())
-        for node, fact in (*plain, *facts)
-    ]
+    readings = [collected(checks[type(fact)], fact, node) for node, fact in (*plain, *facts)]
     readings += [Reading(check="gpus", status=Status.ABSENT, node=node, reason="no GPU") for node in absent]
+    world = uneven_world(counts, backend)
     return Recording(world=world, options=Options(**options), readings=tuple(readings))
 
 
 def _findings(recording: Recording) -> list[Finding]:
-    # Through JSON and back: what the rules see is what a replay would see.
-    again = Recording.model_validate_json(recording.model_dump_json())
     codes = {rule.code for rule in consistency.CHECK.rules}
-    return [finding for finding in diagnose(again).findings if finding.code in codes]
+    return [finding for finding in diagnose(replayed(recording)).findings if finding.code in codes]
 
 
 def _only(recording: Recording) -> Finding:

@@ -8,11 +8,12 @@ from ddp_doctor.checks.cluster.consistency import CHECK
 from ddp_doctor.facts.cluster import ConsistencyFact, RankSettings, Settings
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.probing.rank_identity import settings_of
+from tests.readings import collected, findings_of, replayed, uneven_world
 
 #: What one rank has set; None is a rank that told nothing.
 Told = dict[str, str] | None
@@ -20,7 +21,6 @@ Told = dict[str, str] | None
 
 def _recording(*nodes: tuple[Told, ...], backend: str = "nccl", more: Any = (), **world: Any) -> Recording:
     size = len(nodes[0])
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=size) for at in range(len(nodes)))
     facts: list[tuple[int, str, Fact]] = list(more)
     for at, ranks in enumerate(nodes):
         told = {local: settings_of(one) for local, one in enumerate(ranks) if one is not None}
@@ -28,24 +28,13 @@ def _recording(*nodes: tuple[Told, ...], backend: str = "nccl", more: Any = (), 
         facts.append((at, "env_vars", RankSettings(local_size=size, ranks=told)))
         if len(nodes) > 1:
             facts.append((at, "consistency", ConsistencyFact(tool_version="0.1.0")))
-    here = World(
-        nnodes=len(nodes),
-        nproc_per_node=size,
-        world_size=size * len(nodes),
-        backend=backend,
-        launcher="torchrun",
-        nodes=hosts,
-    )
-    readings = tuple(
-        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded()) for node, check, fact in facts
-    )
-    return Recording(world=here.model_copy(update=world), readings=readings)
+    here = uneven_world([size] * len(nodes), backend).model_copy(update={"launcher": "torchrun", **world})
+    readings = tuple(collected(check, fact, node) for node, check, fact in facts)
+    return Recording(world=here, readings=readings)
 
 
 def _findings(*nodes: tuple[Told, ...], **options: Any) -> list[Finding]:
-    # Through JSON and back: what the rules see is what a replay would see.
-    again = Recording.model_validate_json(_recording(*nodes, **options).model_dump_json())
-    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+    return findings_of(CHECK, replayed(_recording(*nodes, **options)))
 
 
 def _only(*nodes: tuple[Told, ...], **options: Any) -> Finding:
@@ -126,7 +115,7 @@ def test_ranks_that_told_nothing_are_neither_blamed_nor_counted_on():
 def test_a_value_that_was_withheld_is_not_taken_for_unset():
     open_ = Settings(variables={"NCCL_IB_PKEY": "0x7fff"})
     fact = RankSettings(local_size=2, ranks={0: open_, 1: Settings(variables={}, withheld=("NCCL_IB_PKEY",))})
-    reading = Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded())
+    reading = collected("env_vars", fact)
 
     assert [found for rule in CHECK.rules for found in rule.apply(Recording(readings=(reading,)))] == []
 

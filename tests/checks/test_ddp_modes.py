@@ -38,13 +38,6 @@ def modes(ctx: Any, *names: str) -> DdpModes:
     return ddp_modes.measure(ctx, names=names)
 
 
-@contextmanager
-def instead(owner: Any, name: str, planted: Any, on: bool = True):
-    """``planted`` in place of what torch calls, as long as the block runs."""
-    with patch.object(owner, name, planted if on else getattr(owner, name)):
-        yield
-
-
 def without_numpy(ctx, on=(0, 1, 2, 3)):
     with patch.dict(sys.modules, {"numpy": None} if ctx.rank in on else {}):
         return modes(ctx, "powersgd")
@@ -53,14 +46,14 @@ def without_numpy(ctx, on=(0, 1, 2, 3)):
 def beside_a_gpu(ctx):
     import torch
 
-    with instead(torch.cuda, "is_available", lambda: True):
+    with patch.object(torch.cuda, "is_available", lambda: True):
         return modes(ctx, "powersgd")
 
 
 def old_torch(ctx, on=(0, 1, 2, 3)):
     import torch
 
-    with instead(torch, "amp", object(), ctx.rank in on):
+    with patch.object(torch, "amp", object() if ctx.rank in on else torch.amp):
         return modes(ctx, "autocast-bfloat16")
 
 
@@ -70,7 +63,7 @@ def old_gpu_on_rank_1(ctx):
     def refuses(*_: Any) -> Any:
         raise RuntimeError("Current CUDA Device does not support bfloat16.\nPlease switch dtype to float16.")
 
-    with instead(torch, "autocast", refuses, ctx.rank == 1):
+    with patch.object(torch, "autocast", refuses if ctx.rank == 1 else torch.autocast):
         return modes(ctx, "autocast-bfloat16")
 
 
@@ -80,7 +73,7 @@ def backend_without_bfloat16(ctx):
     def refuses(tensor, **_):
         raise RuntimeError(f"Invalid scalar type {tensor.dtype}")
 
-    with instead(dist, "all_reduce", refuses):
+    with patch.object(dist, "all_reduce", refuses):
         return modes(ctx, "half-bfloat16")
 
 
@@ -118,7 +111,7 @@ def replaced(ctx, name, hook, mode):
             return (honest if state.iter <= 2 else hook)(ctx, bucket)
         return hook(ctx, bucket)
 
-    with instead(powerSGD_hook if name == "powerSGD_hook" else default_hooks, name, pretends):
+    with patch.object(powerSGD_hook if name == "powerSGD_hook" else default_hooks, name, pretends):
         return modes(ctx, mode)
 
 
@@ -261,7 +254,7 @@ def checkpoints_twice(ctx):
     def doubled(*given, **options):
         return whole(*given, **options) + whole(*given, **options)
 
-    with instead(checkpoint, "checkpoint", doubled):
+    with patch.object(checkpoint, "checkpoint", doubled):
         return modes(ctx, "checkpoint")
 
 
@@ -280,7 +273,7 @@ def invents_a_gradient(ctx):
         backward(loss)
         seen[-1].weight6.grad = torch.ones_like(seen[-1].weight6)
 
-    with instead(torch.Tensor, "backward", changed):
+    with patch.object(torch.Tensor, "backward", changed):
         return ddp_modes.measure(ctx, wrapped, ("unused",))
 
 
@@ -288,7 +281,7 @@ def divides_by_those_left(ctx):
     from torch.nn.parallel import DistributedDataParallel
 
     stock: Any = DistributedDataParallel.join
-    with instead(DistributedDataParallel, "join", lambda model: stock(model, divide_by_initial_world_size=False)):
+    with patch.object(DistributedDataParallel, "join", lambda model: stock(model, divide_by_initial_world_size=False)):
         return modes(ctx, "join")
 
 
@@ -296,7 +289,7 @@ def scaled(ctx: Any, backoff: float) -> DdpModes:
     """GradScalers that halve their scale by another factor."""
     import torch
 
-    with instead(torch.amp, "GradScaler", partial(torch.amp.GradScaler, backoff_factor=backoff)):
+    with patch.object(torch.amp, "GradScaler", partial(torch.amp.GradScaler, backoff_factor=backoff)):
         return modes(ctx, "autocast-bfloat16")
 
 
@@ -312,7 +305,7 @@ def with_sampler(ctx: Any, make: Callable[[Any, Any], Any]) -> Any:
     """The shares with ``make(ctx, torch's class)`` in place of torch's sampler."""
     from torch.utils.data import distributed
 
-    with instead(distributed, "DistributedSampler", make(ctx, distributed.DistributedSampler)):
+    with patch.object(distributed, "DistributedSampler", make(ctx, distributed.DistributedSampler)):
         return ddp_modes.probe(ctx)
 
 
@@ -364,7 +357,11 @@ def other_numbers_on_rank_1(ctx):
     import torch
 
     stock: Any = torch.randperm
-    with instead(torch, "randperm", lambda *given, **named: stock(*given, **named).flip(0), ctx.rank == 1):
+
+    def turned(*given: Any, **named: Any) -> Any:
+        return stock(*given, **named).flip(0)
+
+    with patch.object(torch, "randperm", turned if ctx.rank == 1 else stock):
         return ddp_modes.probe(ctx)
 
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.env_vars import CHECK, probe
 from ddp_doctor.facts.node.env_vars import EnvVars
-from ddp_doctor.model.choices import Level, Severity, Status, Where
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.settings.table import variables
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
+from tests.readings import findings_of, of_nodes, plain_world
 
 #: A worker of torchrun (torch 2.13), as a real run exported it.
 TORCHRUN_WORKER = {
@@ -58,20 +58,12 @@ RENDEZVOUS = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
 
 def recording(*environments: Mapping[str, str], backend: str = "gloo") -> Recording:
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(environments)))
     facts = [probe(FakeContext(env=env)) for env in environments]
-    return Recording(
-        world=World(nnodes=len(nodes), nproc_per_node=2, world_size=2 * len(nodes), backend=backend, nodes=nodes),
-        readings=tuple(
-            Reading(check="env_vars", status=Status.COLLECTED, node=rank, fact=fact.recorded())
-            for rank, fact in enumerate(facts)
-        ),
-    )
+    return Recording(world=plain_world(len(facts), 2, backend), readings=of_nodes("env_vars", facts))
 
 
 def findings(*environments: Mapping[str, str], backend: str = "gloo") -> list[Finding]:
-    seen = recording(*environments, backend=backend)
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    return findings_of(CHECK, recording(*environments, backend=backend))
 
 
 def only(env: Mapping[str, str], backend: str = "gloo") -> Finding:
@@ -88,10 +80,6 @@ def above_info(env: Mapping[str, str], backend: str = "nccl") -> list[str]:
 
 
 # --- the probe ---------------------------------------------------------------------------------------------
-
-
-def test_check_is_quick_and_runs_once_per_node():
-    assert (CHECK.id, CHECK.where, CHECK.level) == ("env_vars", Where.NODE, Level.QUICK)
 
 
 def test_only_names_that_matter_are_recorded_with_their_values():
@@ -162,15 +150,6 @@ def test_sizes_that_a_batch_script_exports_are_left_alone():
 
 def test_rank_exported_by_a_batch_script_is_a_warning():
     assert codes({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "16", **RENDEZVOUS}) == ["DD101"]
-
-
-def test_pod_of_a_training_operator_is_left_alone():
-    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "RANK": "1", "WORLD_SIZE": "2", **RENDEZVOUS}
-    assert codes({**pod, "PET_NNODES": "2", "PET_NODE_RANK": "1"}) == []
-
-
-def test_a_torchrun_worker_has_no_finding():
-    assert findings(TORCHRUN_WORKER) == []
 
 
 def test_nothing_that_the_installed_torchrun_exports_is_flagged():
@@ -365,12 +344,8 @@ def test_the_node_with_the_fault_is_named_alone():
 @pytest.mark.parametrize(
     "env",
     [
-        {},
         {"NCCL_DEBUG": "INFO"},
-        {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"},
         {"NCCL_VERSION": "2.27.3-1", "NCCL_HOME": "/opt/nccl", "TORCH_CUDA_ARCH_LIST": "9.0"},
-        {"OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "0,1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"},
-        {"NCCL_NET": "AWS Libfabric", "NCCL_TUNER_PLUGIN": "libnccl-ofi-tuner.so", "OFI_NCCL_PROTOCOL": "RDMA"},
         {"NCCL_FASTRAK_IFNAME": "eth1", "NCCL_TUNER_CONFIG_PATH": "/x", "NCCL_CROSS_NIC": "0", "NCCL_PROTO": "Simple"},
         {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "0", "NCCL_ALGO": "Ring"},
         {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "NCCL_WORK_FIFO_DEPTH": "4194304", "TORCH_LOGS": "+dynamo"},

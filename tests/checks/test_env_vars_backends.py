@@ -9,10 +9,11 @@ from ddp_doctor.checks.node.env_vars import CHECK
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
+from tests.readings import collected, findings_of, plain_world
 
 TORCH_215 = Software(
     python="3.11.7",
@@ -59,16 +60,12 @@ def recording(env: dict[str, str], software: Software | None, *ranks: Fact, back
     facts: list[tuple[str, Fact]] = [("env_vars", EnvVars(variables=env))]
     facts += [("software", software)] if software else []
     facts += [("process_group", rank) for rank in ranks]
-    world = World(world_size=1, backend=backend, nodes=(Node(node_rank=0, hostname="node0"),))
-    return Recording(
-        world=world if backend else None,
-        readings=tuple(Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts),
-    )
+    readings = tuple(collected(check, fact) for check, fact in facts)
+    return Recording(world=plain_world(1, backend=backend) if backend else None, readings=readings)
 
 
 def findings(env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl") -> list[Finding]:
-    seen = recording(env, software, *ranks, backend=backend)
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    return findings_of(CHECK, recording(env, software, *ranks, backend=backend))
 
 
 def only(env: dict[str, str], software: Software | None, *ranks: Fact, backend: str = "nccl") -> Finding:

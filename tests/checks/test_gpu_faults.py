@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK
-from ddp_doctor.facts.node.gpus import Gpu, GpusFact
-from ddp_doctor.model.choices import Backend, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.facts.node.gpus import GpusFact
+from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
+from tests.checks.test_gpus import fact_of, gpu
 from tests.nvml_stand_in import fault_table
 from tests.nvml_stand_in.fault_table import CASES, Case
+from tests.readings import findings_of, of_nodes, plain_world
 
 GIB = 2**30
 
@@ -40,24 +41,9 @@ def test_the_table_has_a_line_for_every_case(capsys: pytest.CaptureFixture[str])
 # --- the rules alone ------------------------------------------------------------------------------------
 
 
-def gpu(index: int = 0, **values: Any) -> Gpu:
-    sound = {"uuid": f"GPU-{index}", "name": "NVIDIA H100 80GB HBM3", "memory_total_bytes": 80 * GIB}
-    return Gpu(index=index, **{**sound, **values})
-
-
-def fact_of(*gpus: Gpu, **values: Any) -> GpusFact:
-    indices = tuple(one.index for one in gpus)
-    return GpusFact(**{"gpus": gpus, "visible": indices, "used": indices, **values})
-
-
 def judge(*facts: GpusFact, **options: Any) -> list[Finding]:
-    readings = tuple(
-        Reading(check="gpus", status=Status.COLLECTED, node=at, fact=fact.recorded()) for at, fact in enumerate(facts)
-    )
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(len(facts)))
-    world = World(nnodes=len(facts), world_size=len(facts), nodes=hosts)
-    recording = Recording(world=world, options=Options(**options), readings=readings)
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+    seen = Recording(world=plain_world(len(facts)), options=Options(**options), readings=of_nodes("gpus", facts))
+    return findings_of(CHECK, seen)
 
 
 def verdicts(*facts: GpusFact, **options: Any) -> list[tuple[str, str]]:

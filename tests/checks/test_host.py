@@ -6,6 +6,7 @@ import os
 import resource
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ from ddp_doctor.facts.node.host import BusyProcess, Host
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.context import Disk, Interface
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.probing import host_limits
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
+from tests.readings import findings_of, numbered_nodes, of_nodes
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -58,22 +59,17 @@ SANDBOX = Host(
 
 
 def recording(*facts: Host, command: str = "run", **world: Any) -> Recording:
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
     shape: dict[str, Any] = {"nnodes": len(facts), "nproc_per_node": 8, "backend": "nccl", **world}
     size = shape["nnodes"] * shape["nproc_per_node"]
     return Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(world_size=size, nodes=nodes, **shape),
+        world=World(world_size=size, nodes=numbered_nodes(len(facts)), **shape),
         options=Options(command=command),
-        readings=tuple(
-            Reading(check="host", status=Status.COLLECTED, node=rank, fact=fact.recorded())
-            for rank, fact in enumerate(facts)
-        ),
+        readings=of_nodes("host", facts),
     )
 
 
-def findings(seen: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+findings = partial(findings_of, CHECK)
 
 
 def verdicts(*facts: Host, **world: Any) -> list[tuple[str, Severity]]:

@@ -15,15 +15,16 @@ from ddp_doctor.checks.node.env_vars.devices import setting_names_absent_interfa
 from ddp_doctor.checks.node.interfaces import CHECK, probe
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
-from ddp_doctor.model.fact import Failed, Reading
+from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
 from ddp_doctor.views.network import advertised
 from tests.fakes import FakeContext
+from tests.readings import findings_of, of_nodes, plain_world
 
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))
 
@@ -57,19 +58,13 @@ def node(address: str, own: str | None = None, env: dict[str, str] | None = None
 
 
 def recording(*facts: InterfacesFact, backend: str = "gloo", nnodes: int | None = None) -> Recording:
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
-    return Recording(
-        world=World(nnodes=nnodes or len(facts), world_size=len(facts), backend=backend, nodes=nodes),
-        readings=tuple(
-            Reading(check="interfaces", status=Status.COLLECTED, node=rank, fact=one.recorded())
-            for rank, one in enumerate(facts)
-        ),
-    )
+    world = plain_world(len(facts), backend=backend)
+    world = world.model_copy(update={"nnodes": nnodes or len(facts)})
+    return Recording(world=world, readings=of_nodes("interfaces", facts))
 
 
 def findings(*facts: InterfacesFact, backend: str = "gloo") -> list[Finding]:
-    seen = recording(*facts, backend=backend)
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    return findings_of(CHECK, recording(*facts, backend=backend))
 
 
 def only(*facts: InterfacesFact, backend: str = "gloo") -> Finding:
@@ -433,14 +428,14 @@ def test_a_node_that_nothing_connects_is_told_to_be_connected():
 
 def test_a_node_that_did_not_report_spoils_nothing():
     seen = recording(node("192.168.0.2", own="127.0.1.1"), nnodes=2)
-    assert [finding for rule in CHECK.rules for finding in rule.apply(seen)] == []
+    assert findings_of(CHECK, seen) == []
 
 
 def test_four_thousand_nodes_are_judged_in_seconds():
     nodes = [node(f"10.{r >> 8}.{r & 255}.1", own="127.0.1.1" if r % 2 else None) for r in range(4096)]
     seen = recording(*nodes)
     began = time.process_time()
-    found = [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    found = findings_of(CHECK, seen)
     assert time.process_time() - began < 8.0
     assert [(one.code, len(one.culprits)) for one in found] == [("DD520", 2048)]
 

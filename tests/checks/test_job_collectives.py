@@ -12,16 +12,17 @@ from ddp_doctor.checks.collectives import job_collectives
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.job_collectives import JobCollectivesFact
 from ddp_doctor.knowledge import job_collectives as knowledge
-from ddp_doctor.model.choices import Status, UsageError
-from ddp_doctor.model.fact import Failed, Reading
+from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.probing.job_collectives import largest_bytes
 from tests.app.test_job_collectives import dump, entry
 from tests.job_logs.dumps import DUMPS, as_json
 from tests.rank_harness import HarnessContext, Ranks
+from tests.readings import of_ranks, plain_world
 
 GROUPS = (JobGroup(words="the default group", ranks=(0, 1, 2, 3)), JobGroup(words="group 1", ranks=(0, 1)))
 
@@ -42,12 +43,9 @@ def replayed(ctx: HarnessContext, job: JobCollectives) -> JobCollectivesFact:
 def judged(job: JobCollectives, facts: Sequence[JobCollectivesFact]) -> Report:
     from ddp_doctor import app
 
-    readings = [
-        Reading(check="job_collectives", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-        for rank, fact in enumerate(facts)
-    ]
-    world = World(world_size=4, nproc_per_node=4, nodes=(Node(hostname="node0"),))
-    recording = Recording(options=Options(replay=job), world=world, readings=tuple(readings))
+    readings = of_ranks("job_collectives", facts)
+    world = plain_world(1, 4)
+    recording = Recording(options=Options(replay=job), world=world, readings=readings)
     return app.judge(Recording.model_validate_json(recording.as_json())).report
 
 

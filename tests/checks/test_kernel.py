@@ -11,14 +11,15 @@ from ddp_doctor.checks.node.kernel import CHECK, probe
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
-from ddp_doctor.model.choices import Backend, Status
+from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent, Reading
+from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
+from tests.readings import collected, plain_world, replayed
 
 UPTIME_S = 1_000_000.0
 DAY_S = 86400.0
@@ -125,10 +126,8 @@ def nvml(gpu: dict[str, Any] | None = None, **fields: Any) -> GpusFact:
 def judge(fact: KernelFact, gpus: GpusFact | None = None, **options: Any) -> list[Finding]:
     """What this check and that of the GPUs say together: one cause is one finding."""
     facts = [("kernel", fact), *([("gpus", gpus)] if gpus else [])]
-    readings = tuple(Reading(check=name, status=Status.COLLECTED, fact=one.recorded()) for name, one in facts)
-    world = World(backend="nccl", nodes=(Node(hostname="node0"),))
-    recording = Recording(world=world, options=Options(**options), readings=readings)
-    again = Recording.model_validate_json(recording.model_dump_json())
+    readings = tuple(collected(name, one) for name, one in facts)
+    again = replayed(Recording(world=plain_world(1, backend="nccl"), options=Options(**options), readings=readings))
     return [finding for rule in (*CHECK.rules, *GPUS.rules) for finding in rule.apply(again)]
 
 

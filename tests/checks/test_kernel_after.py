@@ -6,12 +6,12 @@ from ddp_doctor.checks.node.kernel.afterwards import CHECK, probe
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Absent, Reading, Skip
+from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from tests.checks.test_kernel import FILES, LINKS, REFUSED, XID, kernel, nvml
 from tests.fakes import FakeContext
+from tests.readings import collected, findings_of, plain_world, replayed
 
 LOST = "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 
@@ -28,10 +28,8 @@ def before(*lines: tuple[float, str], source: str | None = "dmesg") -> KernelFac
 
 def judge(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[Finding]:
     facts = [("kernel", first), ("kernel_after", then), *([("gpus", gpus)] if gpus else [])]
-    readings = tuple(Reading(check=name, status=Status.COLLECTED, fact=one.recorded()) for name, one in facts)
-    recording = Recording(world=World(backend="nccl", nodes=(Node(hostname="node0"),)), readings=readings)
-    again = Recording.model_validate_json(recording.model_dump_json())
-    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+    readings = tuple(collected(name, one) for name, one in facts)
+    return findings_of(CHECK, replayed(Recording(world=plain_world(1, backend="nccl"), readings=readings)))
 
 
 def verdicts(first: KernelFact, then: KernelAfterFact, gpus: GpusFact | None = None) -> list[tuple[str, str]]:

@@ -9,10 +9,10 @@ from ddp_doctor import app
 from ddp_doctor.checks.collectives.mesh.rules import groups_of
 from ddp_doctor.cli.given import axes
 from ddp_doctor.facts.collectives import AxisGroup, MeshFact, SizeResult
-from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
+from tests.readings import collected, uneven_world
 from tests.recorded import judged, load
 
 MEASURED = {"size_bytes": 1 << 20, "time_us": 1.0, "min_us": 1.0, "max_us": 1.0, "iterations": 5, "wrong": 0}
@@ -20,9 +20,7 @@ MEASURED = {"size_bytes": 1 << 20, "time_us": 1.0, "min_us": 1.0, "max_us": 1.0,
 
 def judged_mesh(mesh: str, nodes: Sequence[int], busbw: Mapping[str, float] | None = None) -> list[Finding]:
     """Findings of a mesh on so many ranks a node, with these bandwidths of all-reduces by axis."""
-    told, world = axes(mesh), World(nnodes=len(nodes), nproc_per_node=nodes[0], world_size=sum(nodes))
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=ranks) for at, ranks in enumerate(nodes))
-    world = world.model_copy(update={"nodes": hosts})
+    told, world = axes(mesh), uneven_world(nodes)
 
     def fact(rank: int) -> MeshFact:
         groups = []
@@ -34,10 +32,7 @@ def judged_mesh(mesh: str, nodes: Sequence[int], busbw: Mapping[str, float] | No
             groups.append(AxisGroup(axis=axis.name, members=members, sizes=sizes))
         return MeshFact(mesh=told, made=True, groups=tuple(groups))
 
-    readings = [
-        Reading(check="mesh", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact(rank).recorded())
-        for rank in range(world.world_size)
-    ]
+    readings = [collected("mesh", fact(rank), world.node_of(rank), rank=rank) for rank in range(world.world_size)]
     options = Options(only=("mesh",), mesh=told)
     return list(app.judge(Recording(world=world, options=options, readings=tuple(readings))).report.findings)
 

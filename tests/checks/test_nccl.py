@@ -14,14 +14,14 @@ import pytest
 from ddp_doctor.checks.node.nccl import CHECK, probe
 from ddp_doctor.facts.node.nccl import ConfFile, NcclFact, Plugin
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.settings.nccl_conf import conf_lines
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import GPU_NODE, compile_library
 from tests.fakes import FakeContext
+from tests.readings import collected, findings_of, plain_world
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler (cc) to build stand-in libraries")
 
@@ -203,19 +203,18 @@ def test_a_home_folder_of_another_name_than_the_passwd_entrys_is_told_apart():
 
 
 def findings(*facts: NcclFact, software: Software = GPU_NODE, command: str = "run") -> list[Finding]:
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
     readings = [
-        Reading(check=check, status=Status.COLLECTED, node=rank, fact=fact.recorded())
+        collected(check, fact, rank)
         for rank, nccl in enumerate(facts)
         for check, fact in (("nccl", nccl), ("software", software))
     ]
     recording = Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes),
+        world=plain_world(len(facts), 8, "nccl"),
         options=Options(command=command),
         readings=tuple(readings),
     )
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+    return findings_of(CHECK, recording)
 
 
 def verdicts(*facts: NcclFact, **more: object) -> list[tuple[str, Severity]]:

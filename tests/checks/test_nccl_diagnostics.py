@@ -4,10 +4,9 @@ import pytest
 
 from ddp_doctor.checks.collectives import nccl_diagnostics
 from ddp_doctor.facts.collectives import NcclDiagnosticsFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.nccl_diagnostics import parse_nccl_diagnostics
+from tests.readings import collected
 
 FOUND = (
     "GPU inventory: count mismatch across 8 ranks in comm 0x1, rank(s) {4,5} differ from rank 0 (8)",
@@ -34,7 +33,7 @@ NOT_LOOKED = (
 
 def told(line: str) -> list[str]:
     fact = NcclDiagnosticsFact(results=parse_nccl_diagnostics(f"node0:9 NCCL DIAG {line}"))
-    reading = Reading(check="nccl_diagnostics", status=Status.COLLECTED, rank=0, fact=fact.recorded())
+    reading = collected("nccl_diagnostics", fact, rank=0)
     recording = Recording(readings=(reading,))
     return [found.title for rule in nccl_diagnostics.CHECK.rules for found in rule.apply(recording)]
 

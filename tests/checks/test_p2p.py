@@ -14,14 +14,15 @@ from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.knowledge.network import path_quality
-from ddp_doctor.model.choices import Confidence, Level, Severity, Status
-from ddp_doctor.model.fact import Reading, Skip
+from ddp_doctor.model.choices import Confidence, Level, Severity
+from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.probing import exchanges
 from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
 from tests.rank_harness import HarnessContext, Ranks
+from tests.readings import collected, findings_of, uneven_world
 from tests.recorded import load
 
 SIZE = 1 << 16
@@ -216,20 +217,15 @@ def _found(
     facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...] = ()
 ) -> list[Finding]:
     recording = _recording(facts, of_ranks, backend, trials)
-    return [finding for rule in p2p.CHECK.rules for finding in rule.apply(recording)]
+    return findings_of(p2p.CHECK, recording)
 
 
 def _recording(
     facts: Sequence[P2pFact], of_ranks: Sequence[int], backend: str, trials: tuple[TrialRecord, ...]
 ) -> Recording:
     counts = [of_ranks.count(node) for node in sorted(set(of_ranks))]
-    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=count) for at, count in enumerate(counts))
-    size = len(of_ranks)
-    world = World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
-    readings = tuple(
-        Reading(check="p2p", status=Status.COLLECTED, node=world.node_of(rank), rank=rank, fact=fact.recorded())
-        for rank, fact in enumerate(facts)
-    )
+    world = uneven_world(counts, backend)
+    readings = tuple(collected("p2p", fact, world.node_of(rank), rank=rank) for rank, fact in enumerate(facts))
     return Recording(world=world, readings=readings, trials=trials)
 
 

@@ -12,13 +12,13 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Absent, Fact, Reading
+from ddp_doctor.model.fact import Absent, Fact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.parse.test_pci_config import ACS, config
+from tests.readings import collected, findings_of, replayed
 
 ROOT, UP = "0000:15:01.0", "0000:16:00.0"
 PORTS = ("0000:17:00.0", "0000:17:01.0", "0000:17:02.0")
@@ -150,12 +150,9 @@ def test_the_link_of_a_device_that_sleeps_is_not_known():
 
 
 def judge(*facts: Fact, nodes: int = 1) -> list[Finding]:
-    readings = tuple(
-        Reading(check=one.KIND.partition("/")[0], status=Status.COLLECTED, fact=one.recorded()) for one in facts
-    )
+    readings = tuple(collected(one.KIND.partition("/")[0], one) for one in facts)
     world = World(nnodes=nodes, backend="nccl", nodes=(Node(hostname="node0"),))
-    again = Recording.model_validate_json(Recording(world=world, readings=readings).model_dump_json())
-    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+    return findings_of(CHECK, replayed(Recording(world=world, readings=readings)))
 
 
 def verdicts(*facts: Fact, nodes: int = 1) -> list[tuple[str, str]]:

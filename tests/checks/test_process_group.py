@@ -1,25 +1,23 @@
 """What the rules of process_group say of several nodes; its probe is run by tests/launch."""
 
+from functools import partial
 from typing import Any
 
 from ddp_doctor.checks.collectives.process_group import CHECK
 from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
+from tests.readings import findings_of, plain_world
 
 BROKEN = "Traceback (most recent call last):\nImportError: libcudart.so.13: cannot open shared object file"
 
 
 def _recording(nodes: int, nproc: int, *readings: Reading) -> Recording:
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
-    world = World(nnodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, backend="nccl", nodes=hosts)
-    return Recording(world=world, readings=readings)
+    return Recording(world=plain_world(nodes, nproc, "nccl"), readings=readings)
 
 
-def _findings(recording: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+_findings = partial(findings_of, CHECK)
 
 
 def _read(fact: Fact, node: int, rank: int | None = None, check: str = "process_group") -> Reading:

@@ -22,6 +22,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees as trees
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
+from tests.readings import findings_of
 from tests.recorded import load
 
 NEW = "2.27.5"
@@ -58,7 +59,7 @@ def recording(
 
 def findings(seen: Recording) -> list[Finding]:
     assert all(reading.status in (Status.COLLECTED, Status.ABSENT) for reading in seen.readings), seen.readings
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    return findings_of(CHECK, seen)
 
 
 def verdicts(seen: Recording) -> list[tuple[str, str]]:
@@ -623,7 +624,7 @@ def test_a_recorded_fact_survives_being_written():
 
 def test_ports_of_a_node_that_look_alike_share_a_line_of_evidence() -> None:
     recording = load("rdma/no-subnet-manager")
-    (found,) = [one for rule in CHECK.rules for one in rule.apply(recording)]
+    (found,) = findings_of(CHECK, recording)
     names = ", ".join(f"mlx5_{at}" for at in range(8))
     state = "state INIT, LID 5, subnet manager's LID 0"
     assert [one.text for one in found.evidence] == [f"{names} on node{at}: {state}" for at in (0, 1)]

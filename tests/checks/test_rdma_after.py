@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests import rdma_trees as trees
 from tests.checks.test_rdma import recording as before
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
+from tests.readings import findings_of
 
 RUN_S = 60.0
 
@@ -34,8 +36,7 @@ def tree_context(tree: Tree, node: int) -> FakeContext:
     return FakeContext(files=tree.files, links=tree.links, node=node)
 
 
-def findings(seen: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+findings = partial(findings_of, CHECK)
 
 
 def only(seen: Recording) -> Finding:

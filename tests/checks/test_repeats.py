@@ -17,13 +17,14 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.repeats import repeat
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
-from ddp_doctor.model.choices import CheckStatus, Status, Verdict
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
+from ddp_doctor.model.choices import CheckStatus, Verdict
+from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from tests import recorded
+from tests.lab.processes import comes_true
 from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
+from tests.readings import collected, plain_world
 
 #: Rank 1 raises in the fourth of five worlds. It is planted in the process from which ranks are forked.
 _NOW_AND_THEN = """
@@ -101,11 +102,7 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
 def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
     env = planted(tmp_path)
     with start(tmp_path, "--repeat", "9999", **env) as process:
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and not (tmp_path / "worlds").exists():
-            time.sleep(0.1)
-        while time.monotonic() < until and (tmp_path / "worlds").stat().st_size < 6:
-            time.sleep(0.1)
+        assert comes_true(lambda: (tmp_path / "worlds").exists() and (tmp_path / "worlds").stat().st_size >= 6)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
@@ -174,9 +171,8 @@ def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(
 
 def judged(tests: list[GroupTest], stopped: str = "", nnodes: int = 1, **options: Any) -> Report:
     fact = RepeatsFact(tests=tuple(tests), stopped=stopped)
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(nnodes))
-    world = World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=nodes)
-    reading = Reading(check="repeats", status=Status.COLLECTED, fact=fact.recorded())
+    world = plain_world(nnodes, 2)
+    reading = collected("repeats", fact)
     given = Options(only=("repeats",), **{"repeat": 40, **options})
     return app.judge(Recording(run_id="test", world=world, options=given, readings=(reading,))).report
 

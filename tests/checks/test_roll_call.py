@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
+from tests.readings import collected, findings_of
 from tests.recorded import load
 
 SITUATIONS = {
@@ -73,9 +75,7 @@ SITUATIONS = {
 NODES = ("node0", "node1", "node2", "node3")
 HEALTHY = ("all-met", "node-answers-when-asked")
 
-
-def findings(recording: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+findings = partial(findings_of, CHECK)
 
 
 def only(recording: Recording) -> Finding:
@@ -89,7 +89,7 @@ def recorded(name: str) -> Recording:
 
 
 def reading(fact: RollCallFact | SilenceFact, node: int = 0) -> Reading:
-    return Reading(check="roll_call", status=Status.COLLECTED, node=node, fact=fact.recorded())
+    return collected("roll_call", fact, node)
 
 
 def blamed(found: Finding) -> list[tuple[str, str | None, str | None]]:
@@ -100,29 +100,22 @@ def blamed(found: Finding) -> list[tuple[str, str | None, str | None]]:
 
 
 @pytest.mark.parametrize(("name", "title"), SITUATIONS.items(), ids=list(SITUATIONS))
-def test_a_recorded_situation_is_one_finding_with_this_title(name: str, title: str):
+def test_a_recorded_situation_is_one_finding_with_this_title_evidence_and_remedies_with_their_price(name, title):
     found = only(recorded(name))
 
     assert found.title == title
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_roll_call_is_no_finding(name: str):
-    assert findings(recorded(name)) == []
-
-
-@pytest.mark.parametrize("name", SITUATIONS)
-def test_every_finding_has_evidence_and_a_remedy_with_its_price(name: str):
-    found = only(recorded(name))
-
-    assert found.evidence
-    assert all(one.text for one in found.evidence)
+    assert [one.text for one in found.evidence if one.text]
     assert found.remedies
     for remedy in found.remedies:
         assert remedy.summary
         assert remedy.cost
         assert remedy.undo
         assert remedy.proof.reason
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_roll_call_is_no_finding(name: str):
+    assert findings(recorded(name)) == []
 
 
 def test_nothing_is_left_for_the_probe_itself():
@@ -208,12 +201,6 @@ def test_with_node_ranks_the_command_for_the_head_has_rank_0():
     found = only(met_by(follower("refused", claimed_rank=1)))
 
     assert "--node-rank 0 " in found.remedies[0].commands[0]
-
-
-def test_a_dropped_port_names_the_pair_for_either_end_may_drop_it():
-    found = only(met_by(follower("timed_out", attempts=attempt("timed_out", "no answer within 4 s"))))
-
-    assert (found.code, blamed(found)) == ("DD512", [("pair", "node1", "node0")])
 
 
 def test_an_address_that_nobody_owns_names_the_pair_and_a_missing_network_the_node():

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ddp_doctor.checks.ddp import user_model
 from ddp_doctor.checks.ddp.step_time.work import yours
 from ddp_doctor.checks.ddp.user_model import CHECK
 from ddp_doctor.engine.asked import not_run
@@ -17,16 +16,11 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options
 from ddp_doctor.probing import sharding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
+from tests.checks.test_user_model import look
 from tests.rank_harness import Ranks
 
 pytestmark = pytest.mark.ranks
 judge = partial(judge_by, CHECK)
-
-
-def look(ctx: Any, name: str) -> UserModel:
-    """The probe on one rank, with a model of tests/models."""
-    ctx.model = f"tests.models.{name}"
-    return user_model.probe(ctx)
 
 
 def seen(ranks: Ranks, name: str) -> list[Any]:

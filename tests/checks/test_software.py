@@ -21,12 +21,13 @@ from ddp_doctor.model.choices import Backend, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Failed, Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.measured import MEASURED
 from tests.once import once
+from tests.readings import findings_of, of_nodes, plain_world
 
 CC = shutil.which("cc")
 needs_cc = pytest.mark.skipif(CC is None, reason="needs a C compiler (cc) to build stand-in libraries")
@@ -56,21 +57,16 @@ def live(tmp_path: Path | None = None, **env: str) -> LiveContext:
 
 
 def recording(*facts: Software, command: str = "run", **options: Any) -> Recording:
-    nodes = tuple(Node(node_rank=rank, hostname=f"node{rank}") for rank in range(len(facts)))
     return Recording(
         started_at="2026-01-15T10:00:00+00:00",
-        world=World(nnodes=len(facts), nproc_per_node=8, world_size=8 * len(facts), backend="nccl", nodes=nodes),
+        world=plain_world(len(facts), 8, "nccl"),
         options=Options(command=command, **options),
-        readings=tuple(
-            Reading(check="software", status=Status.COLLECTED, node=rank, fact=fact.recorded())
-            for rank, fact in enumerate(facts)
-        ),
+        readings=of_nodes("software", facts),
     )
 
 
 def findings(*facts: Software, **options: Any) -> list[Finding]:
-    seen = recording(*facts, **options)
-    return [finding for rule in CHECK.rules for finding in rule.apply(seen)]
+    return findings_of(CHECK, recording(*facts, **options))
 
 
 def verdicts(*facts: Software, **options: Any) -> list[tuple[str, Severity]]:
@@ -504,7 +500,7 @@ def test_old_torch_is_a_warning_and_old_python_an_error():
 
 def test_python_without_security_support_is_information():
     late = recording(but(python="3.10.12")).model_copy(update={"started_at": "2026-11-02T00:00:00+00:00"})
-    found = [finding for rule in CHECK.rules for finding in rule.apply(late)]
+    found = findings_of(CHECK, late)
     assert [(finding.code, finding.severity) for finding in found] == [("DD202", Severity.INFO)]
     assert verdicts(but(python="3.10.12")) == []
 

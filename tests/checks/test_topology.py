@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, CouldNotLook, Failed, Reading
-from ddp_doctor.model.finding import Finding, Reproducer
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees
 from tests.fakes import FakeContext
+from tests.readings import collected, findings_of
 from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
@@ -31,8 +33,7 @@ def sample(name: str) -> str:
     return (SAMPLES / name).read_text()
 
 
-def judge(recording: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+judge = partial(findings_of, CHECK)
 
 
 def classic(trials: tuple[TrialRecord, ...] = (), **fact: Any) -> Recording:
@@ -141,7 +142,7 @@ def with_its_bond(nccl: str) -> Recording:
     software = Software(python="3.11.7", machine="x86_64", nccl_loaded=nccl)
     facts = {"rdma": rdma_probe(rdma_trees.bond().context()), "software": software}
     matrix = load("topology/classic-two-socket-matrix-alone")
-    more = tuple(Reading(check=check, status=Status.COLLECTED, fact=fact.recorded()) for check, fact in facts.items())
+    more = tuple(collected(check, fact) for check, fact in facts.items())
     return matrix.model_copy(update={"readings": (*matrix.readings, *more)})
 
 

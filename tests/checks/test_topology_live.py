@@ -8,9 +8,9 @@ import pytest
 
 from ddp_doctor.checks.node.topology import CHECK, probe
 from ddp_doctor.facts.node.topology import TopologyFact, TopologyHangFact
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent, Fact, Failed, Reading, TookTooLong
+from ddp_doctor.model.fact import Absent, Fact, Failed, TookTooLong
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.machine import LiveContext
@@ -18,6 +18,7 @@ from tests.checks.sysfs_tree import SysfsTree, nvswitch_board
 from tests.fakes import FakeContext
 from tests.lab.processes import PATIENCE_S
 from tests.nvml_stand_in import answer
+from tests.readings import findings_of, of_nodes, replayed
 
 OUR_CPUS = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n"
 MATRIX = (
@@ -62,17 +63,12 @@ def wired(fact: Fact) -> TopologyFact:
 
 
 def recorded(*facts: Fact, **more: object) -> Recording:
-    readings = tuple(
-        Reading(check="topology", status=Status.COLLECTED, node=at, fact=fact.recorded())
-        for at, fact in enumerate(facts)
-    )
+    readings = of_nodes("topology", facts)
     return Recording.model_validate({"readings": readings, **more})
 
 
 def judge(recording: Recording) -> list[Finding]:
-    # Through JSON and back: what the rules see is what a replay would see.
-    again = Recording.model_validate_json(recording.model_dump_json())
-    return [finding for rule in CHECK.rules for finding in rule.apply(again)]
+    return findings_of(CHECK, replayed(recording))
 
 
 # --- the matrix ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """topology: several outputs in one text, and what the rules make of tables of P2P and of AMD GPUs."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.render.findings import lines
 from ddp_doctor.render.topology.report import matrix_text
 from ddp_doctor.render.topology.tree import machine_of
+from tests.readings import findings_of
 from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
@@ -29,8 +31,7 @@ def kinds(text: str) -> list[tuple[int, object]]:
     return [(reading.node, (reading.fact or {}).get("kind")) for reading in read_pasted(text)]
 
 
-def judge(recording: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+judge = partial(findings_of, CHECK)
 
 
 def judged(text: str, command: str = "topology") -> list[Finding]:

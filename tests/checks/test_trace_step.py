@@ -6,12 +6,12 @@ import pytest
 
 from ddp_doctor.checks.ddp.trace import CHECK
 from ddp_doctor.facts.trace import SyncPoint, TraceCall, TraceFact, TraceStep
-from ddp_doctor.model.choices import Confidence, Severity, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.windows import windows
+from tests.readings import collected, findings_of
 from tests.recorded import SITUATIONS, codes, judged, load
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def rank(number: int, *calls: TraceCall, world: int = 2, steps: int = 3, **field
 
 
 def recorded(*facts: TraceFact, window: str = "latest") -> Recording:
-    readings = tuple(Reading(check="trace", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    readings = tuple(collected("trace", fact) for fact in facts)
     return Recording(run_id="1", options=Options(command="trace", window=window), readings=readings)
 
 
@@ -64,7 +64,7 @@ def told(*facts: TraceFact) -> dict[str, float]:
 
 def findings(*facts: TraceFact, window: str = "latest") -> list[Finding]:
     recording = recorded(*facts, window=window)
-    return [found for rule in CHECK.rules for found in rule.apply(recording)]
+    return findings_of(CHECK, recording)
 
 
 def alike(*calls: TraceCall, **fields: Any) -> list[TraceFact]:

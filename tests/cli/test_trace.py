@@ -11,9 +11,7 @@ import subprocess
 import sys
 import tarfile
 import termios
-import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +19,7 @@ import pytest
 
 from ddp_doctor.app.traces import read_traces
 from tests.cli.test_cli import DOCTOR
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, comes_true
 from tests.schemas import refused
 from tests.traces.written import RUNLOOP, event, written
 
@@ -266,7 +264,7 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
         assert pipe is not None
         pipe.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
         pipe.flush()
-        assert until(lambda: unread_in(pipe) == 0)
+        assert comes_true(lambda: unread_in(pipe) == 0)
         doctor.send_signal(signal.SIGINT)
         told, _ = doctor.communicate(timeout=PATIENCE_S)
 
@@ -278,13 +276,6 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
 
 def unread_in(pipe: IO[bytes]) -> int:
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def until(done: Callable[[], bool]) -> bool:
-    end = time.monotonic() + PATIENCE_S
-    while not done() and time.monotonic() < end:
-        time.sleep(0.02)
-    return done()
 
 
 def test_ctrl_c_ends_a_large_file_after_the_steps_that_were_read(tmp_path):

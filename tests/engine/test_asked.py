@@ -17,8 +17,9 @@ from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.ddp.buckets import Curve
 from ddp_doctor.model.choices import Backend, Status, UsageError, Verdict
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Axis, Node, NotRun, Options, Recording, TraceAdvice, World
+from ddp_doctor.model.recording import Axis, NotRun, Options, Recording, TraceAdvice, World
 from ddp_doctor.model.report import Report
+from tests.readings import collected, numbered_nodes, replayed
 
 HOST = Host(cpus=8)
 GPUS = GpusFact(gpus=tuple(Gpu(index=index) for index in range(8)), visible=tuple(range(8)), used=tuple(range(8)))
@@ -39,19 +40,18 @@ def read(check: str, fact: Fact | str, rank: int | None = None, node: int = 0) -
     """A reading with this fact, or one that was skipped for this reason."""
     if isinstance(fact, str):
         return Reading(check=check, status=Status.SKIPPED, reason=fact, rank=rank, node=node)
-    return Reading(check=check, status=Status.COLLECTED, fact=fact.recorded(), rank=rank, node=node)
+    return collected(check, fact, node, rank=rank)
 
 
 def judged(*readings: Reading, left_out: Sequence[NotRun] = (), nnodes: int = 1, **options: Any) -> Report:
     """A run in which all that was read is well, through JSON and back as a replay reads it."""
-    hosts = tuple(Node(node_rank=node, hostname=f"node{node}") for node in range(1))
     recording = Recording(
-        world=World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=hosts),
+        world=World(nnodes=nnodes, nproc_per_node=2, world_size=2 * nnodes, nodes=numbered_nodes(1)),
         options=Options(**options),
         readings=(read("host", HOST), *readings),
         not_run=tuple(left_out),
     )
-    return app.judge(Recording.model_validate_json(recording.model_dump_json())).report
+    return app.judge(replayed(recording)).report
 
 
 MESH = (Axis(name="dp", size=2), Axis(name="shard", size=4))

@@ -12,16 +12,17 @@ from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.facts.collectives import GroupTest, IsolationFact, TrialMeasurement
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.recording import Node, Options, World
+from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import TrialResult
+from tests.readings import collected, plain_world
 
 NODES = 8
 
 
 def of_rank(rank: int, rate: float = 1e9, wrong: int = 0) -> Reading:
     fact = TrialMeasurement(bytes_per_s=rate, wrong=wrong)
-    return Reading(check="trying", status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
+    return collected("trying", fact, rank, rank=rank)
 
 
 def trial(*readings: Reading, **fields: Any) -> TrialResult:
@@ -67,8 +68,7 @@ class Cluster:
     """What stands for the agents: groups with one of the ``bad`` hang, those with a ``dying`` one lose it."""
 
     def __init__(self, bad: tuple[int, ...] = (), dying: tuple[int, ...] = (), budget_s: float = 60.0) -> None:
-        names = tuple(Node(node_rank=node, hostname=f"node{node}") for node in range(NODES))
-        world = World(nnodes=NODES, world_size=NODES, backend="gloo", nodes=names)
+        world = plain_world(NODES)
         self.told: list[str] = []
         self.limits: list[float] = []
         run = SimpleNamespace(

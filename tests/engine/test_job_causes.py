@@ -16,9 +16,9 @@ from ddp_doctor.facts.job_log import FileSeen, JobLogFact, LogLine, RankSeen, Si
 from ddp_doctor.knowledge import job_causes
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Sign
-from ddp_doctor.model.choices import Confidence, Domain, Restart, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Confidence, Domain, Restart
 from ddp_doctor.model.recording import Options, Recording
+from tests.readings import collected
 
 BAR = LogLine(file="job.out", line=3, text="Tokenizing:  61%|######    | 61/100 [12:00<07:40]")
 PROVED, LIKELY, POSSIBLE = Confidence.PROVED, Confidence.LIKELY, Confidence.POSSIBLE
@@ -109,7 +109,7 @@ def job(*signs: SignSeen, ranks: int | tuple[RankSeen, ...] = 0) -> Recording:
     ends = (rank.last.line for rank in ranks if rank.last is not None)
     files = (FileSeen(name="job.out", kind="output", lines=max(line, *ends, 0)),)
     fact = JobLogFact(files=files, signs=tuple(numbered), ranks=ranks, world_size=len(ranks) or None)
-    return Recording(readings=(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()),))
+    return Recording(readings=(collected("logs", fact),))
 
 
 def named(recording: Recording) -> list[str]:

@@ -8,8 +8,9 @@ from ddp_doctor.engine.hang.rules import deaths
 from ddp_doctor.knowledge.job_causes import cause_named
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.trial import Raised, RankEvidence
-from tests.engine.test_trial_rules import _only, _rank, _stuck, _with
+from tests.engine.test_trial_rules import _rank, _with
 from tests.job_logs.documents import SAMPLES
+from tests.readings import only, trial_of
 from tests.recorded import load
 
 #: What a rank itself prints; of each the first sample of one file.
@@ -25,8 +26,8 @@ SAMPLE = {sample.cause: next(iter(sample.files.values())) for sample in reversed
 
 def found(rank: RankEvidence, innocent: RankEvidence | None = None) -> Finding:
     """The one finding on a trial in which rank 1 failed and rank 0 waits."""
-    recording = _with(load("torchrun/healthy"), _stuck(innocent or _rank(0), rank))
-    return _only([*deaths.died.apply(recording), *deaths.raised.apply(recording)])
+    recording = _with(load("torchrun/healthy"), trial_of(innocent or _rank(0), rank))
+    return only([*deaths.died.apply(recording), *deaths.raised.apply(recording)])
 
 
 @pytest.mark.parametrize("cause", NAMED)

@@ -12,6 +12,7 @@ from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.report import AttachReport
+from tests.readings import collected
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 C10D, LOADER = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/utils/data/dataloader.py"
@@ -91,9 +92,7 @@ def worker(cpu_s: float, switches: int = 0, frames: tuple[str, ...] = IN_WORKER)
 def recording(*ranks: LiveRankFact, **about: Any) -> Recording:
     job = LiveJobFact(**{"job": "j", "host": "node1", "world_size": len(ranks), "watched_s": 4.0, **about})
     facts = [(None, job), *((fact.rank, fact) for fact in ranks)]
-    readings = tuple(
-        Reading(check="attach", status=Status.COLLECTED, rank=number, fact=fact.recorded()) for number, fact in facts
-    )
+    readings = tuple(collected("attach", fact, rank=number) for number, fact in facts)
     return blank(Options(command="attach"), Plan(())).model_copy(update={"readings": readings})
 
 

@@ -12,16 +12,15 @@ from ddp_doctor.engine.node_run.node import OneNode
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.trial import TrialResult
+from tests.readings import collected
 
 
 def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why():
     fact = Host(cpus=2, loopback_problem="lo is down")
-    reading = Reading(check="host", status=Status.COLLECTED, fact=fact.recorded())
+    reading = collected("host", fact)
     session: Any = SimpleNamespace(request=SimpleNamespace(options=Options()), partial=PartialRecording())
     plan = make_plan(Options(), CHECKS)
     recording = Recording(world=World(nnodes=1, world_size=2), readings=(reading,))

@@ -8,11 +8,12 @@ from ddp_doctor.knowledge.network.path_quality import OTHER_NETWORKS
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Reading
+from tests.readings import collected
 
 
 def node_report(node: int, *nics: Interface, takes: str = "") -> NodeReport:
     fact = InterfacesFact(interfaces=nics, gloo=Choice(), nccl=Choice())
-    reading = Reading(check="interfaces", status=Status.COLLECTED, fact=fact.recorded())
+    reading = collected("interfaces", fact)
     return NodeReport(hostname=f"node{node}", nnodes=2, readings=(reading,), advertised=takes, port=4000 + node)
 
 

@@ -10,12 +10,11 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding, Remedy
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
 from ddp_doctor.settings.trials import why_not
+from tests.readings import collected
 from tests.recorded import SITUATIONS, load
 
 Outcome = Literal["passed", "hung", "failed"]
@@ -224,11 +223,8 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
         checks=("p2p",),
         evidence=tuple(RankEvidence(rank=rank, began=True, done=True, output_tail=log) for rank in range(3)),
     )
-    readings = [Reading(check="topology", status=Status.COLLECTED, fact=matrix.recorded())]
-    readings += [
-        Reading(check="p2p", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-        for rank, fact in enumerate(exchanges)
-    ]
+    readings = [collected("topology", matrix)]
+    readings += [collected("p2p", fact, rank=rank) for rank, fact in enumerate(exchanges)]
     world = World(nproc_per_node=3, world_size=3, backend="nccl", nodes=(Node(hostname="node0", nproc=3),))
     return Recording(world=world, readings=tuple(readings), trials=(trial,))
 

@@ -12,16 +12,16 @@ from ddp_doctor.facts.cluster import SilenceFact
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+from tests.readings import collected, trial_of, uneven_world
 from tests.simulated import group_fact
 
 RESET = Raised(type="RuntimeError", message="Connection reset by peer [10.77.0.3]", blames_peer=True, at=1.0)
 
 
 def world(nodes: int, nproc: int = 1, backend: str = "gloo") -> World:
-    names = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=nproc) for at in range(nodes))
-    return World(nnodes=nodes, nproc_per_node=nproc, world_size=nodes * nproc, backend=backend, nodes=names)
+    return uneven_world([nproc] * nodes, backend)
 
 
 def step(seq: int = 3, **fields: Any) -> Step:
@@ -38,14 +38,7 @@ def rank(of: World, number: int, *steps: Step, **fields: Any) -> RankEvidence:
 def run(
     of: World, evidence: Sequence[RankEvidence], *readings: Reading, check: str = "allreduce", **fields: Any
 ) -> Recording:
-    trial = TrialRecord(
-        trial="t0",
-        ranks=tuple(range(of.world_size)),
-        checks=("process_group", "allreduce", "p2p"),
-        judged_check=check,
-        evidence=tuple(evidence),
-        **{"outcome": "stuck", **fields},
-    )
+    trial = trial_of(*evidence, ranks=tuple(range(of.world_size)), judged_check=check, **fields)
     return Recording(world=of, trials=(trial,), readings=readings)
 
 
@@ -55,7 +48,7 @@ def judged(recording: Recording) -> list[Finding]:
 
 def silence(observer: int, node: int) -> Reading:
     fact = SilenceFact(node=node, answer="timed_out", silent_s=6.2)
-    return Reading(check="roll_call", status=Status.COLLECTED, node=observer, fact=fact.recorded())
+    return collected("roll_call", fact, observer)
 
 
 def exchange(peer: int, **fields: Any) -> Step:

@@ -11,9 +11,9 @@ from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
+from tests.readings import collected, only, plain_world, trial_of
 from tests.recorded import load, raw
 
 
@@ -27,27 +27,10 @@ def _rank(number: int, *, check: str = "allreduce", seq: int = 3, **fields: Any)
     return RankEvidence(rank=number, began=True, state="S", steps=(step,)).model_copy(update=fields)
 
 
-def _stuck(*evidence: RankEvidence, check: str = "allreduce", **fields: Any) -> TrialRecord:
-    return TrialRecord(
-        trial="t7",
-        ranks=tuple(one.rank for one in evidence),
-        checks=("process_group", "allreduce", "p2p"),
-        outcome="stuck",
-        judged_check=check,
-        evidence=evidence,
-        **fields,
-    )
-
-
-def _only(findings: list[Finding]) -> Finding:
-    assert len(findings) == 1, findings
-    return findings[0]
-
-
 def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
-    trial = _stuck(_rank(0, detail="float32 [8]"), _rank(1, detail="float32 [16]"))
+    trial = trial_of(_rank(0, detail="float32 [8]"), _rank(1, detail="float32 [16]"))
 
-    found = _only(links.mismatch.apply(_with(load("torchrun/healthy"), trial)))
+    found = only(links.mismatch.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
         "The ranks call different collectives in the check allreduce: rank 0 called all_reduce float32 [8];"
@@ -59,9 +42,9 @@ def test_an_exception_of_your_model_in_ddp_is_named_with_its_own_line():
     said = Raised(type="StepFailed", message="KeyError at net.py:9: 'x'", where="/ddp_doctor/steps.py:1")
     raising = _rank(1, check="user_model", raised=said)
     forward = raising.steps[0].model_copy(update={"name": "forward"})
-    trial = _stuck(_rank(0), raising.model_copy(update={"steps": (forward,)}), check="user_model")
+    trial = trial_of(_rank(0), raising.model_copy(update={"steps": (forward,)}), judged_check="user_model")
 
-    found = _only(deaths.raised.apply(_with(load("torchrun/healthy"), trial)))
+    found = only(deaths.raised.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == "Rank 1 raised KeyError at net.py:9 in the forward of your model in DDP; rank 0 waits"
 
@@ -70,9 +53,9 @@ def test_a_rank_that_dies_in_your_model_is_said_to_have_died_there():
     waits = Step(check="user_model", name="compare_outcomes", seq=10, detail="pass 0", where="probe.py:113")
     before = waits.model_copy(update={"seq": 9, "detail": "inputs", "left_at": 1.0})
     dead = _rank(1, steps=(before,), exit_code=-9, exited_at=2.0)
-    trial = _stuck(_rank(0, steps=(before, waits)), dead, check="user_model")
+    trial = trial_of(_rank(0, steps=(before, waits)), dead, judged_check="user_model")
 
-    found = _only(deaths.died.apply(_with(load("torchrun/healthy"), trial)))
+    found = only(deaths.died.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == "Rank 1 was killed by SIGKILL in your forward, loss or backward; rank 0 waits"
     assert [evidence.text.partition("; ")[2] or evidence.text for evidence in found.evidence] == [
@@ -82,13 +65,13 @@ def test_a_rank_that_dies_in_your_model_is_said_to_have_died_there():
 
 
 def test_uninterruptible_sleep_seen_once_is_likely_and_not_proved():
-    trial = _stuck(_rank(0, state="D"), _rank(1))
+    trial = trial_of(_rank(0, state="D"), _rank(1))
 
-    assert _only(hangs.not_running.apply(_with(load("torchrun/healthy"), trial))).confidence is (Confidence.LIKELY)
+    assert only(hangs.not_running.apply(_with(load("torchrun/healthy"), trial))).confidence is (Confidence.LIKELY)
 
 
 def test_a_later_trial_without_the_judged_check_proves_nothing():
-    trial = _stuck(_rank(0), _rank(1, seq=2), _rank(2))
+    trial = trial_of(_rank(0), _rank(1, seq=2), _rank(2))
     other = TrialRecord(trial="t8", ranks=(0, 2), checks=("process_group", "buffers"))
     same = other.model_copy(update={"checks": ("process_group", "allreduce")})
     recording = load("torchrun/healthy")
@@ -99,11 +82,11 @@ def test_a_later_trial_without_the_judged_check_proves_nothing():
 
 def test_a_stall_that_topology_explains_does_not_hide_another_pair():
     recording = load("topology/classic-two-socket-with-recorded-facts")  # names ranks 0 and 1
-    explained = _stuck(_rank(0, check="p2p", peers=(1,)), _rank(1, check="p2p", peers=(0,)), check="p2p")
-    another = _stuck(_rank(2, check="p2p", peers=(3,)), _rank(3, check="p2p", peers=(2,)), check="p2p")
+    explained = trial_of(_rank(0, check="p2p", peers=(1,)), _rank(1, check="p2p", peers=(0,)), judged_check="p2p")
+    another = trial_of(_rank(2, check="p2p", peers=(3,)), _rank(3, check="p2p", peers=(2,)), judged_check="p2p")
 
     assert links.pair.apply(_with(recording, explained)) == []
-    culprit = _only(links.pair.apply(_with(recording, explained, another))).culprits[0]
+    culprit = only(links.pair.apply(_with(recording, explained, another))).culprits[0]
     assert (culprit.rank, culprit.peer_rank) == (2, 3)
 
 
@@ -111,10 +94,13 @@ def test_a_refused_setting_does_not_hide_a_stopped_rank_while_the_group_is_made(
     recording = load("env_vars/torch-bool-on")
     ranks = (_rank(0, check="process_group"), _rank(1, check="process_group"))
     stopped = ranks[1].model_copy(update={"state": "T"})
-    whole, one = _stuck(*ranks, check="process_group"), _stuck(ranks[0], stopped, check="process_group")
+    whole, one = (
+        trial_of(*ranks, judged_check="process_group"),
+        trial_of(ranks[0], stopped, judged_check="process_group"),
+    )
 
     assert hangs.nobody_left.apply(_with(recording, whole)) == []
-    assert _only(hangs.not_running.apply(_with(recording, one))).culprits[0].rank == 1
+    assert only(hangs.not_running.apply(_with(recording, one))).culprits[0].rank == 1
 
 
 def test_a_refused_setting_explains_an_abort_but_no_kill():
@@ -123,8 +109,8 @@ def test_a_refused_setting_explains_an_abort_but_no_kill():
     aborted = _rank(1, check="process_group", exit_code=-6, exited_at=1.0)
     killed = aborted.model_copy(update={"exit_code": -9})
 
-    assert deaths.died.apply(_with(recording, _stuck(waits, aborted, check="process_group"))) == []
-    found = _only(deaths.died.apply(_with(recording, _stuck(waits, killed, check="process_group"))))
+    assert deaths.died.apply(_with(recording, trial_of(waits, aborted, judged_check="process_group"))) == []
+    found = only(deaths.died.apply(_with(recording, trial_of(waits, killed, judged_check="process_group"))))
     assert found.culprits[0].rank == 1
 
 
@@ -146,8 +132,8 @@ def _limited(recording: Recording, files: int) -> Recording:
 )
 def test_a_rank_out_of_files_is_explained_by_a_low_limit_and_by_nothing_else(files, message, expected):
     raising = _rank(1, raised=Raised(type="OSError", message=message, where="a.py:1"))
-    trial = _stuck(_rank(0), raising).model_copy(update={"outcome": "broken"})
-    world = World(nproc_per_node=2, world_size=2, nodes=(Node(hostname="node0"),))
+    trial = trial_of(_rank(0), raising).model_copy(update={"outcome": "broken"})
+    world = plain_world(1, 2)
     found = app.judge(_limited(Recording(world=world, trials=(trial,)), files)).report.findings
     assert {finding.code for finding in found} == expected
 
@@ -162,7 +148,7 @@ def test_a_torchrun_out_of_files_is_explained_by_a_low_limit():
 
 
 def test_two_ranks_on_one_gpu_are_both_named_once():
-    found = _only(list(app.judge(load("hang/nccl-refuses-two-ranks-on-one-gpu")).report.findings))
+    found = only(list(app.judge(load("hang/nccl-refuses-two-ranks-on-one-gpu")).report.findings))
 
     assert found.title == "NCCL cannot start because ranks share a GPU: ranks 1, 2 on CUDA device 3000"
     assert [one.rank for one in found.culprits] == [1, 2]
@@ -174,8 +160,8 @@ def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
     environment[0]["fact"]["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
     readings = (*Recording.model_validate({**plain.model_dump(), "readings": environment}).readings,)
 
-    unset = _only(failed_starts.everywhere.apply(plain))
-    with_it = _only(failed_starts.everywhere.apply(plain.model_copy(update={"readings": readings})))
+    unset = only(failed_starts.everywhere.apply(plain))
+    with_it = only(failed_starts.everywhere.apply(plain.model_copy(update={"readings": readings})))
 
     assert unset.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
     assert unset.culprits == ()
@@ -185,11 +171,11 @@ def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
 def test_a_rank_may_come_late_where_many_share_a_core():
     recording = load("hang/rank-comes-late")
     crowded = Host(cpus=1, cpu_quota_cpus=0.125)  # four ranks, as many a core as 64 on two
-    reading = Reading(check="host", status=Status.COLLECTED, fact=crowded.recorded())
+    reading = collected("host", crowded)
 
     in_a_crowd = recording.model_copy(update={"readings": (*recording.readings, reading)})
 
-    assert _only(slowness.late.apply(recording)).evidence[0].expected == 2.0
+    assert only(slowness.late.apply(recording)).evidence[0].expected == 2.0
     assert slowness.late.apply(in_a_crowd) == []
 
 
@@ -197,13 +183,10 @@ def test_a_rank_may_come_late_where_other_work_keeps_all_nodes_busy():
     recording = load("hang/rank-comes-late")
 
     def on_nodes(*loads: float) -> Recording:
-        readings = [
-            Reading(check="host", node=node, status=Status.COLLECTED, fact=Host(cpus=2, load_1min=load).recorded())
-            for node, load in enumerate(loads)
-        ]
+        readings = [collected("host", Host(cpus=2, load_1min=load), node) for node, load in enumerate(loads)]
         return recording.model_copy(update={"readings": (*recording.readings, *readings)})
 
-    assert _only(slowness.late.apply(on_nodes(13.0, 0.5))).evidence[0].expected == 2.0
+    assert only(slowness.late.apply(on_nodes(13.0, 0.5))).evidence[0].expected == 2.0
     assert slowness.late.apply(on_nodes(13.0, 9.0)) == []
 
 
@@ -212,11 +195,10 @@ def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
     waiting = Step(check="gradient_sync", name="backward", seq=3, where="a.py:9")
     ahead = (wrapping.model_copy(update={"left_at": 1.0}), waiting)
     behind = _rank(3, flight=(FlightEntry(seq=28, op="broadcast"),), steps=(wrapping,))
-    trial = _stuck(*(_rank(n, steps=ahead) for n in range(3)), behind, check="gradient_sync", waited_s=10.0).model_copy(
-        update={"checks": ("process_group", "gradient_sync")}
-    )
+    ranks = (*(_rank(n, steps=ahead) for n in range(3)), behind)
+    trial = trial_of(*ranks, checks=("process_group", "gradient_sync"), judged_check="gradient_sync", waited_s=10.0)
 
-    found = _only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
+    found = only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
 
     assert found.title == (
         "Rank 3 did not leave ddp_construct 1 of the check gradient_sync within 10 s; the other ranks did"
@@ -231,10 +213,10 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
     world = recording.world.model_copy(update={"world_size": 4})
     rounds = [((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
     trials = [
-        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1]))) for two in rounds
+        trial_of(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1]))) for two in rounds
     ]
 
-    found = _only(links.pair.apply(_with(recording.model_copy(update={"world": world}), *trials)))
+    found = only(links.pair.apply(_with(recording.model_copy(update={"world": world}), *trials)))
 
     assert found.title.startswith("No two of the 4 ranks exchange data: 6 pairs of ranks entered")
     assert not found.culprits
@@ -243,7 +225,9 @@ def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nob
 def _rounds(*rounds: tuple[tuple[int, int], ...]) -> list[TrialRecord]:
     """One trial after another in which these pairs of three ranks stand in their exchange."""
     return [
-        _stuck(*(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), check="p2p")
+        trial_of(
+            *(_rank(a, peers=(b,), check="p2p") for pair in two for a, b in (pair, pair[::-1])), judged_check="p2p"
+        )
         for two in rounds
     ]
 
@@ -272,16 +256,16 @@ def test_a_rank_of_two_stuck_pairs_is_not_named_while_no_pair_without_it_has_pas
 
 
 def test_a_rank_of_two_stuck_pairs_is_named_where_the_pair_without_it_passed():
-    found = _only(links.pair.apply(_with(_three_ranks((1, 2)), *_rounds(((0, 1),), ((0, 2),)))))
+    found = only(links.pair.apply(_with(_three_ranks((1, 2)), *_rounds(((0, 1),), ((0, 2),)))))
 
     assert found.title.startswith("Rank 0 exchanges nothing with rank 1 and rank 2: ")
 
 
 def test_only_pairs_that_were_tested_are_said_to_have_been():
     stuck = _rounds(((0, 1),))
-    all_but_one = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 1)), *stuck)))
-    all_of_them = _only(links.pair.apply(_with(_three_ranks((1, 2), (2, 0)), *stuck)))
-    there_is_no_other = _only(links.pair.apply(_with(load("torchrun/healthy"), *stuck)))
+    all_but_one = only(links.pair.apply(_with(_three_ranks((1, 2), (2, 1)), *stuck)))
+    all_of_them = only(links.pair.apply(_with(_three_ranks((1, 2), (2, 0)), *stuck)))
+    there_is_no_other = only(links.pair.apply(_with(load("torchrun/healthy"), *stuck)))
 
     assert all_but_one.detail.endswith("Not all other pairs were tested.")
     assert all_of_them.detail.endswith("All other pairs work.")

@@ -7,18 +7,11 @@ from ddp_doctor.checks.cluster.consistency.versions import nodes_run_different_v
 from ddp_doctor.engine.hang.rules import deaths, failed_starts, hangs, links, slowness
 from ddp_doctor.facts.cluster import ConsistencyFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
-from ddp_doctor.model.finding import Culprit, Finding
-from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.finding import Culprit
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Raised, RankEvidence, Step
 from ddp_doctor.ranks.rank_state import late_steps
-
-
-def _world(counts: list[int], backend: str = "gloo") -> World:
-    nodes = tuple(Node(node_rank=at, hostname=f"node{at}", nproc=n) for at, n in enumerate(counts))
-    size = sum(counts)
-    return World(nnodes=len(counts), nproc_per_node=counts[0], world_size=size, backend=backend, nodes=nodes)
+from tests.readings import collected, only, trial_of, uneven_world
 
 
 def _step(seq: int = 3, *, entered: float = 1.0, left: float | None = None, **fields: Any) -> Step:
@@ -28,24 +21,14 @@ def _step(seq: int = 3, *, entered: float = 1.0, left: float | None = None, **fi
 
 def _run(counts: list[int], steps: Mapping[int, Sequence[Step]], backend: str = "gloo", **fields: Any) -> Recording:
     """A trial of all ranks of these nodes; ``of`` changes the evidence of single ranks."""
-    world, of = _world(counts, backend), fields.pop("of", {})
+    world, of = uneven_world(counts, backend), fields.pop("of", {})
     evidence = tuple(
         RankEvidence(
             rank=rank, node=world.node_of(rank), pid=100 + rank, began=True, state="S", steps=tuple(steps.get(rank, ()))
         ).model_copy(update=of.get(rank, {}))
         for rank in range(world.world_size)
     )  # fmt: skip
-    given: dict[str, Any] = {"outcome": "stuck", "judged_check": "allreduce", "backend": backend}
-    checks = ("process_group", "allreduce", "p2p")
-    trial = TrialRecord(
-        trial="0", ranks=tuple(range(world.world_size)), checks=checks, evidence=evidence, **{**given, **fields}
-    )  # fmt: skip
-    return Recording(world=world, trials=(trial,))
-
-
-def _only(findings: list[Finding]) -> Finding:
-    assert len(findings) == 1, findings
-    return findings[0]
+    return Recording(world=world, trials=(trial_of(*evidence, **{"backend": backend, **fields}),))
 
 
 def _pair(one: int, other: int) -> dict[int, list[Step]]:
@@ -60,7 +43,7 @@ def test_the_ranks_of_a_whole_node_that_never_enter_are_one_finding_with_its_hos
     steps = {rank: [_step()] for rank in range(16)}
     late = {rank: [_step(2, left=1.1)] for rank in range(4, 8)}
 
-    found = _only(hangs.never_entered.apply(_run([4, 4, 4, 4], steps | late)))
+    found = only(hangs.never_entered.apply(_run([4, 4, 4, 4], steps | late)))
 
     assert found.title.startswith("All 4 ranks of node1 never entered all_reduce 3 of the check allreduce")
     assert found.title.endswith("ranks 0-3, 8-15 wait")
@@ -72,7 +55,7 @@ def test_thousands_of_suspects_are_counted_and_a_few_shown():
     counts = [8] * 512
     steps = {rank: [_step(2 if rank % 2 else 3, left=1.1 if rank % 2 else None)] for rank in range(8 * 512)}
 
-    found = _only(hangs.never_entered.apply(_run(counts, steps)))
+    found = only(hangs.never_entered.apply(_run(counts, steps)))
 
     assert len(found.title) < 400
     assert len(found.evidence) < 12
@@ -83,7 +66,7 @@ def test_pairs_between_two_nodes_name_the_path_between_them():
     stuck = _pair(0, 2) | _pair(1, 3)
     done = {rank: {"done": True} for rank in (4, 5)}
 
-    found = _only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
+    found = only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
 
     assert found.title.startswith("The links between node0 and node1 hang: 2 pairs of ranks")
     assert [(one.kind, one.node, one.peer_node) for one in found.culprits] == [("pair", "node0", "node1")]
@@ -97,7 +80,7 @@ def test_pairs_that_share_a_node_and_no_rank_name_the_node():
     stuck = _pair(2, 0) | _pair(3, 4)
     done = {rank: {"done": True} for rank in (1, 5)}
 
-    found = _only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
+    found = only(links.pair.apply(_run([2, 2, 2], stuck, judged_check="p2p", of=done)))
 
     assert found.title.startswith("The links between node1 and the other nodes hang")
     assert [(one.kind, one.node, one.node_rank) for one in found.culprits] == [("node", "node1", 1)]
@@ -108,7 +91,7 @@ def test_pairs_all_over_the_world_name_nobody_in_one_finding():
     for low in range(32):
         stuck |= _pair(low, 63 - low)
 
-    found = _only(links.pair.apply(_run([1] * 64, stuck, judged_check="p2p")))
+    found = only(links.pair.apply(_run([1] * 64, stuck, judged_check="p2p")))
 
     assert (found.title, found.culprits) == ("32 pairs of ranks entered a transfer and did not leave it", ())
     assert found.evidence[-1].text == "and 24 pairs more"
@@ -122,9 +105,9 @@ def test_between_nodes_the_remedy_for_a_gpu_pair_is_not_to_disable_peer_to_peer(
     )
     unknown = hangs.nobody_left.apply(_run([2, 2], {rank: [_step()] for rank in range(4)}, "nccl"))
 
-    named = [[setting.name for one in _only(found).remedies for setting in one.settings] for found in (across, within)]
+    named = [[setting.name for one in only(found).remedies for setting in one.settings] for found in (across, within)]
     assert named == [[], ["NCCL_P2P_DISABLE"]]
-    assert len(_only(unknown).remedies) == 2
+    assert len(only(unknown).remedies) == 2
 
 
 def test_one_bus_number_on_two_nodes_is_two_gpus():
@@ -134,7 +117,7 @@ def test_one_bus_number_on_two_nodes_is_two_gpus():
         for rank in (1, 3)
     }
 
-    found = _only(failed_starts.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
+    found = only(failed_starts.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
 
     assert found.title == (
         "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
@@ -145,7 +128,7 @@ def test_one_bus_number_on_two_nodes_is_two_gpus():
 def test_different_collectives_are_grouped_by_call_and_not_told_rank_by_rank():
     steps = {rank: [_step(detail="float32 [8]" if rank < 32 else "float32 [16]")] for rank in range(64)}
 
-    found = _only(links.mismatch.apply(_run([8] * 8, steps)))
+    found = only(links.mismatch.apply(_run([8] * 8, steps)))
 
     assert found.title == (
         "The ranks call different collectives in the check allreduce: ranks 0-31 called all_reduce float32 [8];"
@@ -170,7 +153,7 @@ def test_a_node_that_began_the_trial_later_by_its_own_clock_is_not_late():
 def test_a_late_rank_is_named_whatever_its_nodes_clock_says():
     steps = {0: _walk(0.0), 1: _walk(0.0), 2: _walk(60.0), 3: _walk(60.0, late=4.0), 4: _walk(0), 5: _walk(0)}
 
-    found = _only(slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)))
+    found = only(slowness.late.apply(_run([2, 2, 2], steps, outcome="finished", judged_check=None)))
 
     assert found.title.startswith("Rank 3 (node1) entered all_reduce 2 of the check allreduce 4.0 s after")
 
@@ -203,7 +186,7 @@ def test_a_rank_that_is_late_once_more_after_a_slow_link_is_late_by_its_own_time
     seen = {0: steps(0.3, 0.4), 1: steps(0.3, 0.4), 2: steps(3.3, 6.4)}
     run = _with_late_steps_only(_run([3], seen, outcome="finished", judged_check=None))
 
-    assert " 3.0 s after the others" in _only(slowness.late.apply(run)).title
+    assert " 3.0 s after the others" in only(slowness.late.apply(run)).title
 
 
 def _with_late_steps_only(run: Recording) -> Recording:
@@ -215,7 +198,7 @@ def _with_late_steps_only(run: Recording) -> Recording:
 def test_late_ranks_of_one_node_are_one_finding():
     steps = {rank: _walk(0.0, late=4.0 if rank in (4, 5, 6, 7) else 0.0) for rank in range(12)}
 
-    found = _only(slowness.late.apply(_run([4, 4, 4], steps, outcome="finished", judged_check=None)))
+    found = only(slowness.late.apply(_run([4, 4, 4], steps, outcome="finished", judged_check=None)))
 
     assert found.title.startswith("All 4 ranks of node1 entered all_reduce 2")
     assert _hosts(found.culprits) == {"node1"}
@@ -224,7 +207,7 @@ def test_late_ranks_of_one_node_are_one_finding():
 def test_late_ranks_on_many_nodes_are_one_finding():
     steps = {rank: _walk(0.0, late=4.0 if rank % 8 == 0 else 0.0) for rank in range(512)}
 
-    found = _only(slowness.late.apply(_run([8] * 64, steps, outcome="finished", judged_check=None)))
+    found = only(slowness.late.apply(_run([8] * 64, steps, outcome="finished", judged_check=None)))
 
     assert len(found.culprits) == 64
     assert len(found.title) < 300
@@ -237,7 +220,7 @@ def _dead(code: int, **fields: Any) -> dict[str, Any]:
 def test_ranks_that_ended_in_different_ways_are_each_said_to_have_ended_so():
     of = {1: _dead(-9), 2: _dead(3), 4: _dead(3)}
 
-    found = _only(deaths.died.apply(_run([2, 2, 2], {0: [_step()]}, outcome="broken", of=of)))
+    found = only(deaths.died.apply(_run([2, 2, 2], {0: [_step()]}, outcome="broken", of=of)))
 
     assert found.title.startswith(
         "Rank 1 (node0) was killed by SIGKILL, rank 2 (node1) and rank 4 (node2) exited early with code 3 in the"
@@ -245,13 +228,13 @@ def test_ranks_that_ended_in_different_ways_are_each_said_to_have_ended_so():
 
 
 def test_where_a_killed_rank_is_looked_for_its_host_is_named():
-    found = _only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
+    found = only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
 
     assert found.remedies[0].commands == ("sudo dmesg -T | grep -i 'killed process'   # on node1",)
 
 
 def test_a_rank_judged_at_once_has_not_waited_for_0_s():
-    found = _only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
+    found = only(deaths.died.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: _dead(-9)})))
 
     assert [(one.value, one.unit) for one in found.evidence] == [(None, None), (None, None)]
 
@@ -259,7 +242,7 @@ def test_a_rank_judged_at_once_has_not_waited_for_0_s():
 def test_the_path_between_the_hosts_of_a_stuck_pair_can_be_pasted():
     done = {rank: {"done": True} for rank in (0, 3)}
 
-    found = _only(links.pair.apply(_run([2, 2], _pair(1, 2), judged_check="p2p", of=done)))
+    found = only(links.pair.apply(_run([2, 2], _pair(1, 2), judged_check="p2p", of=done)))
 
     assert found.remedies[0].commands[-1] == "tracepath node1   # on node0"
 
@@ -277,9 +260,7 @@ def _refusing(message: str, *nccl: str) -> Recording:
             ("software", NCCL_BUILD.model_copy(update={"nccl_loaded": version})),
         )
     ]
-    readings = tuple(
-        Reading(check=check, status=Status.COLLECTED, node=node, fact=fact.recorded()) for check, node, fact in facts
-    )
+    readings = tuple(collected(check, fact, node) for check, node, fact in facts)
     run = _run([1] * len(nccl), {}, "nccl", outcome="broken", judged_check="process_group", of=of)
     return run.model_copy(update={"readings": readings})
 
@@ -295,11 +276,11 @@ def test_another_nccl_version_is_one_finding_the_one_that_names_the_node():
     recording = _refusing(OTHER_VERSION, "2.27.5", "2.27.5", "2.27.3")
 
     assert failed_starts.everywhere.apply(recording) == []
-    assert _only(nodes_run_different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
+    assert only(nodes_run_different_versions.apply(recording)).title.startswith("node2 runs NCCL 2.27.3")
 
 
 def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():
-    found = _only(failed_starts.everywhere.apply(_refusing(OTHER_VERSION, "2.27.5", "2.27.5")))
+    found = only(failed_starts.everywhere.apply(_refusing(OTHER_VERSION, "2.27.5", "2.27.5")))
 
     assert found.title.startswith("The nccl process group cannot start: Mismatched NCCL version detected")
     assert (found.remedies[0].summary, found.remedies[0].commands) == (
@@ -311,12 +292,12 @@ def test_another_nccl_version_that_no_node_told_is_said_in_the_words_of_nccl():
 def test_the_words_of_an_exception_are_a_sentence_of_their_own():
     raised = Raised(type="ValueError", message="the data set is\n  empty", where="data.py:3")
 
-    found = _only(deaths.raised.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: {"raised": raised}})))
+    found = only(deaths.raised.apply(_run([1, 1], {0: [_step()]}, outcome="broken", of={1: {"raised": raised}})))
 
     assert found.detail == "It says: the data set is empty."
 
 
 def test_a_rank_that_never_reported_in_was_started_by_nobody_whom_the_reader_cannot_know():
-    found = _only(hangs.never_began.apply(_run([1, 1], {0: [_step()]}, of={1: {"began": False}})))
+    found = only(hangs.never_began.apply(_run([1, 1], {0: [_step()]}, of={1: {"began": False}})))
 
     assert found.title == "Rank 1 (node1) was started and never reported in; rank 0 waits"

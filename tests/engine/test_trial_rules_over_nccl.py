@@ -11,11 +11,11 @@ from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.recording import Recording
+from ddp_doctor.model.trial import Raised, RankEvidence, Step
+from tests.readings import collected, only, plain_world, trial_of
 from tests.recorded import judged, load
 
 ENTERED = Step(check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98")
@@ -33,24 +33,9 @@ def _run(*ranks: Mapping[str, Any], nodes: int = 1, backend: str = "nccl", facts
         for number, fields in enumerate(ranks)
     )
     broken = any(rank.raised for rank in evidence)
-    trial = TrialRecord(
-        trial="t1",
-        backend=backend,
-        ranks=tuple(range(len(ranks))),
-        checks=("process_group", "allreduce", "p2p"),
-        outcome="broken" if broken else "stuck",
-        judged_check="process_group",
-        waited_s=60.0,
-        evidence=evidence,
-    )
-    world = World(
-        nnodes=nodes,
-        nproc_per_node=per_node,
-        world_size=len(ranks),
-        backend=backend,
-        nodes=tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes)),
-    )
-    return Recording(world=world, trials=(trial,), readings=facts)
+    outcome = "broken" if broken else "stuck"
+    trial = trial_of(*evidence, backend=backend, outcome=outcome, judged_check="process_group", waited_s=60.0)
+    return Recording(world=plain_world(nodes, per_node, backend), trials=(trial,), readings=facts)
 
 
 def _standing(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,17 +50,8 @@ def _raised(message: str, *, kind: str = "RuntimeError", blames_peer: bool = Fal
 RESET = _raised("Connection reset by peer [10.0.0.2]:4")
 
 
-def _reading(check: str, fact: Fact, *, node: int = 0, rank: int | None = None) -> Reading:
-    return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=fact.recorded())
-
-
 def _codes(recording: Recording) -> set[str]:
     return {finding.code for rule in TRIAL_RULES for finding in rule.apply(recording)}
-
-
-def _only(findings: list[Finding]) -> Finding:
-    assert len(findings) == 1, findings
-    return findings[0]
 
 
 # --- all in init, none left -------------------------------------------------------------------------
@@ -83,7 +59,7 @@ def _only(findings: list[Finding]) -> Finding:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_an_init_that_nobody_leaves_is_laid_to_a_link_with_the_network_before_p2p(nodes):
-    found = _only(hangs.nobody_left.apply(_run({}, {}, {}, {}, nodes=nodes)))
+    found = only(hangs.nobody_left.apply(_run({}, {}, {}, {}, nodes=nodes)))
 
     assert "entered init_process_group of the check process_group and none left it within 60 s" in found.title
     assert found.detail.endswith("and NCCL connects them: over sockets, then from GPU to GPU.")
@@ -102,13 +78,13 @@ def test_an_init_that_nobody_leaves_is_laid_to_a_link_with_the_network_before_p2
     ],
 )
 def test_of_ranks_that_lost_a_peer_none_is_said_to_have_waited(ranks, ended):
-    found = _only(hangs.nobody_left.apply(_run(*ranks)))
+    found = only(hangs.nobody_left.apply(_run(*ranks)))
 
     assert found.title == f"All 2 ranks entered init_process_group of the check process_group and {ended}"
 
 
 def test_an_init_over_gloo_that_nobody_leaves_is_laid_to_the_network_alone():
-    found = _only(hangs.nobody_left.apply(_run({}, {}, backend="gloo")))
+    found = only(hangs.nobody_left.apply(_run({}, {}, backend="gloo")))
 
     assert found.detail.endswith("and gloo connects them over sockets.")
     (network,) = found.remedies
@@ -117,7 +93,7 @@ def test_an_init_over_gloo_that_nobody_leaves_is_laid_to_the_network_alone():
 
 def test_of_two_ranks_the_one_still_in_init_makes_the_link_a_suspect_with_the_network_among_its_remedies():
     left = ENTERED.model_copy(update={"left_at": 2.5})
-    found = _only(links.pair.apply(_run({"steps": (left, FIRST), "stack": ("p.py:38 in probe",)}, {})))
+    found = only(links.pair.apply(_run({"steps": (left, FIRST), "stack": ("p.py:38 in probe",)}, {})))
 
     assert (
         "both entered init_process_group of the check process_group and rank 1 did not leave it within 60 s"
@@ -186,11 +162,11 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
         load(f"hang/{name}").model_copy(update={"experiments": ()})
         for name in ("nccl-buffsize-kills-every-rank", "nccl-net-ib-without-adapters")
     )
-    environment = _reading("env_vars", EnvVars(variables={"NCCL_NET": "IB", "NCCL_DEBUG": "WARN"}))
+    environment = collected("env_vars", EnvVars(variables={"NCCL_NET": "IB", "NCCL_DEBUG": "WARN"}))
 
-    assert _only(deaths.died.apply(crash)).culprits == ()
-    assert _only(failed_starts.everywhere.apply(text)).culprits == ()
-    alone = _only(failed_starts.everywhere.apply(text.model_copy(update={"readings": (environment,)})))
+    assert only(deaths.died.apply(crash)).culprits == ()
+    assert only(failed_starts.everywhere.apply(text)).culprits == ()
+    alone = only(failed_starts.everywhere.apply(text.model_copy(update={"readings": (environment,)})))
     assert [culprit.name for culprit in alone.culprits] == ["NCCL_NET"]
 
 
@@ -213,7 +189,7 @@ def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that
     ],
 )
 def test_the_settings_that_a_text_speaks_of_are_in_force_and_meant(message, variables, spoken_of):
-    recording = Recording(readings=(_reading("env_vars", EnvVars(variables=variables)),))
+    recording = Recording(readings=(collected("env_vars", EnvVars(variables=variables)),))
 
     assert list(settings.spoken_of(recording, f"NCCL error\nLast error:\n{message}", 0)) == spoken_of
 
@@ -222,10 +198,10 @@ def test_the_settings_that_a_text_speaks_of_are_in_force_and_meant(message, vari
 
 
 def test_the_setting_is_named_though_only_the_rank_that_makes_nccls_id_raised():
-    environment = _reading("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
+    environment = collected("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
     recording = _run(_raised(VAGUE, blames_peer=True, output_tail=NO_INTERFACE), {}, {}, facts=(environment,))
 
-    found = _only(failed_starts.everywhere.apply(recording))
+    found = only(failed_starts.everywhere.apply(recording))
 
     assert found.title == (
         "The nccl process group cannot start with NCCL_SOCKET_IFNAME=ib9: Bootstrap : no socket interface found"
@@ -238,7 +214,7 @@ def test_the_setting_is_named_though_only_the_rank_that_makes_nccls_id_raised():
 def test_the_rank_is_named_where_no_setting_leaves_it_without_an_interface():
     recording = _run({}, _raised(VAGUE, blames_peer=True, output_tail=NO_INTERFACE), {})
 
-    found = _only(deaths.raised.apply(recording))
+    found = only(deaths.raised.apply(recording))
 
     assert found.title.startswith("Rank 1 (CUDA device 1) raised RuntimeError")
     assert found.detail.startswith(f"It says: {VAGUE} Last error: Bootstrap : no socket interface found.")
@@ -248,14 +224,14 @@ def test_the_rank_is_named_where_no_setting_leaves_it_without_an_interface():
 @pytest.mark.parametrize(("shown", "codes"), [((0,), set()), ((0, 1), {"DD613"})])
 def test_a_rank_beyond_the_gpus_of_its_node_is_not_to_blame(shown: tuple[int, ...], codes: set[str]):
     """job-sees-too-few-gpus says it; seen with torch 2.9.1 on planted GPUs."""
-    gpus = _reading("gpus", GpusFact(visible=shown))
+    gpus = collected("gpus", GpusFact(visible=shown))
     lacking = _raised("CUDA error: invalid device ordinal", kind="AcceleratorError")
 
     assert _codes(_run({}, lacking, facts=(gpus,))) == codes
 
 
 def test_a_rank_with_a_fault_of_its_own_is_named_beside_the_setting():
-    environment = _reading("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
+    environment = collected("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
     lacking = _raised(VAGUE, blames_peer=True, output_tail=NO_INTERFACE)
     recording = _run(lacking, _raised("CUDA error: invalid argument"), {}, {}, facts=(environment,))
 
@@ -263,7 +239,7 @@ def test_a_rank_with_a_fault_of_its_own_is_named_beside_the_setting():
 
 
 def test_a_later_communicator_without_an_interface_is_the_ranks_own_exception():
-    environment = _reading("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
+    environment = collected("env_vars", EnvVars(variables={"NCCL_SOCKET_IFNAME": "ib9"}))
     later: dict[str, Any] = {"steps": (FIRST.model_copy(update={"check": "p2p", "left_at": None}),)}
     lacking = _raised(VAGUE, blames_peer=True, output_tail=NO_INTERFACE, **later)
 
@@ -281,7 +257,7 @@ def test_a_later_communicator_without_an_interface_is_the_ranks_own_exception():
 def test_all_ranks_without_an_interface_are_one_finding_in_the_words_of_nccl(message):
     ranks = [_raised(message.format(why="no socket interface found")) for _ in range(2)]
 
-    found = _only(failed_starts.everywhere.apply(_run(*ranks)))
+    found = only(failed_starts.everywhere.apply(_run(*ranks)))
 
     assert found.title == "The nccl process group cannot start: Bootstrap : no socket interface found"
     assert found.detail == (
@@ -301,7 +277,7 @@ def test_a_gpu_that_two_ranks_share_is_named_by_the_exception_or_by_nccls_log(sh
     )
     recording = _run(rank, rank, {})
 
-    found = _only(failed_starts.everywhere.apply(recording))
+    found = only(failed_starts.everywhere.apply(recording))
 
     assert found.title == "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000"
     assert _codes(recording) == {"DD617"}
@@ -320,7 +296,7 @@ USED: dict[str, Any] = {"steps": (ENTERED.model_copy(update={"left_at": 2.5}), F
 def test_a_rank_that_uses_another_gpu_than_its_groups_is_named_with_both():
     recording = _run(USED, _raised(_elsewhere(1, 0), **USED), USED)
 
-    found = _only(devices.another_gpu.apply(recording))
+    found = only(devices.another_gpu.apply(recording))
 
     assert found.title == "Rank 1 (CUDA device 1) used cuda:0, but its NCCL group is bound to cuda:1"
     assert "since torch 2.15 it is device_id, else LOCAL_RANK modulo" in found.detail
@@ -334,7 +310,7 @@ def test_ranks_that_all_or_mostly_use_another_gpu_are_one_finding(raising):
     ranks = [_raised(_elsewhere(rank, 7), **USED) if rank in raising else USED for rank in range(4)]
     recording = _run(*ranks)
 
-    found = _only(devices.another_gpu.apply(recording))
+    found = only(devices.another_gpu.apply(recording))
 
     assert "used other GPUs than their NCCL groups are bound to: " in found.title
     assert "rank 2 used cuda:7, not cuda:2" in found.title
@@ -357,13 +333,13 @@ def test_a_rank_that_was_killed_is_named_beside_the_one_on_another_gpu():
 def _model(rank: int, message: str, found_device: str | None = None) -> Reading:
     trouble = Trouble(phase="forward", type="RuntimeError", message=message, where="/home/me/net.py:31")
     fact = UserModel(model="net:make", device=f"cuda:{rank}", world_size=2, trouble=trouble, found_device=found_device)
-    return _reading("user_model", fact, rank=rank)
+    return collected("user_model", fact, rank=rank)
 
 
 def test_a_model_that_reduces_on_another_gpu_is_named_by_its_line_and_by_no_other_rule():
     recording = Recording(readings=(_model(1, _elsewhere(1, 0)),))
 
-    found = _only(devices.another_gpu.apply(recording))
+    found = only(devices.another_gpu.apply(recording))
 
     assert [culprit.name for culprit in found.culprits][1:] == ["/home/me/net.py:31"]
     assert found.evidence[0].text == "rank 1 used cuda:0 in forward of net:make; its group is bound to cuda:1"
@@ -399,7 +375,7 @@ def _torch(*backends: str, looks_up: bool | None = True, node: int = 0) -> Readi
         torch_looks_backends_up=looks_up,
         torch_backends=backends,
     )
-    return _reading("software", software, node=node)
+    return collected("software", software, node=node)
 
 
 @pytest.mark.parametrize("ranks", [(UNKNOWN, UNKNOWN), (UNKNOWN, UNKNOWN, UNKNOWN, {})])
@@ -425,6 +401,6 @@ def test_one_node_whose_torch_finds_no_backend_is_left_to_the_finding_on_torchs_
     ],
 )
 def test_an_unknown_backend_that_the_software_does_not_explain_is_told_in_its_own_words(facts):
-    found = _only(failed_starts.everywhere.apply(_run(UNKNOWN, UNKNOWN, facts=facts)))
+    found = only(failed_starts.everywhere.apply(_run(UNKNOWN, UNKNOWN, facts=facts)))
 
     assert found.title == "The nccl process group cannot start: Unknown c10d backend type NCCL"

@@ -16,9 +16,10 @@ from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, CheckStatus, Command, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Node, NotRun, Options, Recording, World
+from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.about import lines
+from tests.readings import collected, plain_world
 from tests.recorded import codes, raw
 
 
@@ -46,8 +47,7 @@ def _reading(status: Status, node: int, rank: int | None = None) -> Reading:
 
 
 def _report(nodes: int, *readings: Reading, nproc: int = 2, checks: tuple[Check, ...] = CHECKS) -> Report:
-    hosts = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(nodes))
-    world = World(nnodes=nodes, nproc_per_node=nproc, world_size=nproc * nodes, backend="nccl", nodes=hosts)
+    world = plain_world(nodes, nproc, "nccl")
     return make_report(Recording(world=world, readings=readings), Diagnosis(()), checks)
 
 
@@ -181,10 +181,7 @@ def test_pairs_of_ranks_of_which_none_was_measured_passed_nothing():
 
 
 def _of_pairs(*facts: P2pFact) -> Report:
-    readings = (
-        Reading(check="p2p", status=Status.COLLECTED, node=rank, rank=rank, fact=fact.recorded())
-        for rank, fact in enumerate(facts)
-    )
+    readings = (collected("p2p", fact, rank, rank=rank) for rank, fact in enumerate(facts))
     return _report(2, *readings, nproc=1, checks=(p2p.CHECK,))
 
 

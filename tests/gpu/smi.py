@@ -1,10 +1,11 @@
 """What nvidia-smi says, to hold the doctor's own facts against."""
 
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+
+from tests.lab.processes import comes_true
 
 MIB = 2**20
 
@@ -31,22 +32,7 @@ def used_mib(gpu: int = 0) -> int:
 
 def settles_at_most(limit_mib: float, within_s: float = 10.0) -> bool:
     """Whether GPU 0 comes down to so much memory in use; drivers free it a moment after a process ended."""
-    deadline = time.monotonic() + within_s
-    while used_mib() > limit_mib:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def wait_until(condition: Callable[[], bool], within_s: float) -> bool:
-    """Poll for what takes its time."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+    return comes_true(lambda: used_mib() <= limit_mib, within_s)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.gpu import runs, smi
+from tests.lab.processes import comes_true
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -29,7 +30,7 @@ def running(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
             runs.command(tmp_path, *OPTIONS), stdout=said, stderr=said, env=runs.environment(tmp_path)
         )
     try:
-        on_the_gpu = smi.wait_until(lambda: smi.used_mib() > before + ON_THE_GPU_MIB, 90)
+        on_the_gpu = comes_true(lambda: smi.used_mib() > before + ON_THE_GPU_MIB)
         assert on_the_gpu, (tmp_path / "said.txt").read_text()
         yield process, before
     finally:

@@ -9,7 +9,7 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.nccl_log import parse_nccl_log
 from tests.gpu import runs, smi
-from tests.launch.agents import Agent, end
+from tests.launch.agents import Agent, reports_of
 from tests.once import free_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -92,10 +92,7 @@ def test_two_ranks_on_one_gpu_pass_all_rank_checks_over_the_network(tmp_path: Pa
         )
         for node in range(2)
     ]
-    try:
-        reports = [agent.report(250) for agent in agents]
-    finally:
-        end(agents)
+    reports, _ = reports_of(agents, 250)
 
     assert [agent.process.returncode for agent in agents] == [0, 0], agents[0].said.read_text()
     for report in reports:

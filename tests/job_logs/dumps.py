@@ -11,10 +11,10 @@ from ddp_doctor.engine.causes.judged import Judged
 from ddp_doctor.engine.causes.wait_graph import judged
 from ddp_doctor.engine.plan import Plan
 from ddp_doctor.facts.job_log import FlightDumpFact
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump
+from tests.readings import collected
 
 Dump = dict[str, Any]
 #: By situation and rank.
@@ -54,7 +54,7 @@ def facts(dumps: dict[int, Dump], folder: str = "dumps") -> list[FlightDumpFact]
 
 
 def verdicts(of: Iterable[Fact]) -> tuple[Judged, ...]:
-    readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in of)
+    readings = tuple(collected("logs", fact) for fact in of)
     recording = blank(Options(command="logs"), Plan(()))
     return judged(recording.model_copy(update={"readings": readings}))
 

@@ -14,6 +14,7 @@ WIRE = Path(__file__).with_name("wire.py")
 
 #: dial(host, "node0", port=29400, size=0) -> what tests.lab.wire.dial returns
 Dial = Callable[..., dict[str, object]]
+Measure = Callable[[str, float], None]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def dial() -> Dial:
         return json.loads(host.run(argv).stdout)
 
     return run
+
+
+@pytest.fixture
+def measure(record_property: Callable[[str, object], None]) -> Measure:
+    """Keep a figure with the test's result, and show it with --capture=no."""
+
+    def keep(what: str, seconds: float) -> None:
+        record_property(what, round(seconds, 2))
+        print(f"\n    {what}: {seconds:.2f} s")
+
+    return keep
 
 
 def answers(host: Host, port: int = 29400) -> None:

@@ -5,13 +5,12 @@ import itertools
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 from tests.lab import overlays
 from tests.lab.hosts import Host, Lab
 from tests.lab.planted import Planted
-from tests.lab.processes import PATIENCE_S, state
+from tests.lab.processes import PATIENCE_S, comes_true, state
 
 WIRE = Path(__file__).with_name("wire.py")
 _numbers = itertools.count()
@@ -196,9 +195,7 @@ def _environment(host: Host, changes: dict[str, str]) -> Planted:
 def _stop(pids: list[int]) -> None:
     """Stop them and wait until they are: a signal takes its time on a busy machine."""
     _send(signal.SIGSTOP, pids)
-    deadline = time.monotonic() + PATIENCE_S
-    while any(state(pid) not in ("T", "Z", "") for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    comes_true(lambda: all(state(pid) in ("T", "Z", "") for pid in pids))
 
 
 def _send(number: int, pids: list[int]) -> None:

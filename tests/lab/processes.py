@@ -5,11 +5,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 #: How long the lab waits for what comes in a moment: only a test that fails waits so long, on however busy a machine.
 PATIENCE_S = 90.0
+
+
+def comes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
+    """Whether it holds within this time; it is looked at again and again."""
+    end = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 class HostProcess:

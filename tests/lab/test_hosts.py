@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab.conftest import answers
 from tests.lab.hosts import PREFIX, ROOT, Lab, sweep, why_no_lab
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, comes_true
 
 pytestmark = pytest.mark.lab
 
@@ -127,10 +127,7 @@ def test_nothing_runs_on_when_the_process_that_made_the_lab_ends(ended_by):
         folder, *running = maker.stdout.readline().split()
         maker.send_signal(ended_by)
         maker.wait(PATIENCE_S)
-    deadline = time.monotonic() + PATIENCE_S
-    while (alive := [pid for pid in running if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert alive == []
+    assert comes_true(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
     sweep()
     assert not Path(folder).exists()
 

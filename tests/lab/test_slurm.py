@@ -4,7 +4,7 @@ import importlib.util
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ PROLOG = "prolog.d/50-ddp-doctor.sh"
 HEALTHCHECK = "ddp-doctor-healthcheck.sh"
 TELL_SLURM = ("SCONTROL=\n", "SCONTROL=/usr/bin/scontrol\n")
 LOG = "/var/log/{}.log"
-Measure = Callable[[str, float], None]
 
 
 @pytest.fixture(scope="module")
@@ -78,17 +77,6 @@ def as_new(cluster: Slurm) -> Iterator[Slurm]:
 def comes_to(slurm: Slurm, node: str, state: str) -> None:
     """A node whose job has just ended, or that SLURM has not pinged since, is not yet in its state."""
     wait_for(lambda: slurm.state(node) == state, PATIENCE_S, slurm.logs)
-
-
-@pytest.fixture
-def measure(record_property: Callable[[str, object], None]) -> Measure:
-    """Keep a figure with the test's result, and show it with --capture=no."""
-
-    def keep(what: str, seconds: float) -> None:
-        record_property(what, round(seconds, 2))
-        print(f"\n    {what}: {seconds:.2f} s")
-
-    return keep
 
 
 def install(slurm: Slurm, template: str, *edits: tuple[str, str], python: str = sys.executable) -> str:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +27,6 @@ pytestmark = pytest.mark.lab
 DOCTOR = (sys.executable, "-m", "ddp_doctor", "run", "--quiet", "--level", "quick")
 TYPED = " ".join(DOCTOR)
 SHORT = (*DOCTOR, *WITHOUT_DDP)
-Measure = Callable[[str, float], None]
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +36,6 @@ def slurm() -> Iterator[Slurm]:
         pytest.skip(reason)
     with Slurm(nodes=3) as slurm:
         yield slurm
-
-
-@pytest.fixture
-def measure(record_property: Callable[[str, object], None]) -> Measure:
-    def keep(what: str, seconds: float) -> None:
-        record_property(what, round(seconds, 2))
-        print(f"\n    {what}: {seconds:.2f} s")
-
-    return keep
 
 
 def hosts(report: Path) -> list[str]:

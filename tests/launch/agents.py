@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,23 @@ class Agent:
     def _alive(self) -> list[str]:
         # its own folder stands in the environment of all that it started
         return [f"{pid} {comm(pid)}" for pid in pids_with(f"XDG_STATE_HOME={self.home}")]
+
+
+#: start(nnodes, node_rank, *options)
+Start = Callable[..., Agent]
+
+
+def codes(report: dict[str, Any]) -> list[str]:
+    """Of its errors and warnings."""
+    return [finding["code"] for finding in report["findings"] if finding["severity"] in ("error", "warning")]
+
+
+def reports_of(agents: Sequence[Agent], timeout_s: float = PATIENCE_S) -> tuple[list[dict[str, Any]], list[str]]:
+    """Their reports, and what still runs of them; that is ended."""
+    try:
+        return [agent.report(timeout_s) for agent in agents], [left for agent in agents for left in agent.family()]
+    finally:
+        end(agents)
 
 
 def end(agents: Sequence[Agent]) -> None:

@@ -4,6 +4,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +19,8 @@ from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
+from tests.launch.agents import Agent, Start, end
+from tests.once import free_port
 
 
 @dataclass
@@ -99,6 +103,27 @@ def play(session: Session) -> Play:
         return Scenario(app.judge(recording), left)
 
     return play_one
+
+
+@pytest.fixture
+def port() -> int:
+    """Of the endpoint at which the agents of a test meet."""
+    return free_port()
+
+
+@pytest.fixture
+def start(tmp_path: Path, port: int) -> Iterator[Start]:
+    """``start(nnodes, node_rank, *options)``: an agent of one run; what a test leaves is ended."""
+    agents: list[Agent] = []
+
+    def one(nnodes: int, claims: int, *options: str, **more: Any) -> Agent:
+        agents.append(Agent(tmp_path, port, nnodes, claims, "--level", "quick", *options, **more))
+        return agents[-1]
+
+    yield one
+    left = [process for agent in agents for process in agent.family()]
+    end(agents)
+    assert left == [], "processes were left"
 
 
 def _descendants() -> list[psutil.Process]:

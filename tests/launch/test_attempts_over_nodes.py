@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.launch import attempting
-from tests.launch.agents import Agent, end
+from tests.launch.agents import Agent, reports_of
 from tests.once import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
@@ -19,11 +19,7 @@ def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_eve
         Agent(tmp_path, port, 3, 0, *options, module=attempting.__name__, more_env=told),
         *(Agent(tmp_path, port, 3, node, *options) for node in (1, 2)),
     ]
-    try:
-        reports = [agent.report() for agent in agents]
-        left = [process for agent in agents for process in agent.family()]
-    finally:
-        end(agents)
+    reports, left = reports_of(agents)
     pair, all_ranks, one_node, too_late, again, alone = json.loads(seen.read_text())
 
     assert [one["outcome"] for one in (pair, all_ranks, one_node, too_late, again)] == [

@@ -16,6 +16,7 @@ from ddp_doctor.starters import fanout, started_process
 from ddp_doctor.starters.fanout import Ended, FanOut, Readers
 from ddp_doctor.starters.start_all_nodes import ends_by_host
 from ddp_doctor.starters.started_process import Start
+from tests.lab.processes import comes_true
 
 AGENT = """
 import os, signal, sys, time
@@ -77,9 +78,7 @@ def signal_when_ready(folder: Path, ranks: int, *numbers: signal.Signals) -> Non
     """Send these signals to this process, half a second apart, once so many agents are at work."""
 
     def send() -> None:
-        end = time.monotonic() + PATIENCE_S
-        while len(list(folder.glob("ready*"))) < ranks and time.monotonic() < end:
-            time.sleep(0.05)
+        comes_true(lambda: len(list(folder.glob("ready*"))) >= ranks)
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(0.5)

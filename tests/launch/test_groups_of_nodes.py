@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.launch import isolating
-from tests.launch.agents import Agent, end
+from tests.launch.agents import Agent, reports_of
 from tests.once import free_port
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
@@ -35,10 +35,7 @@ def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_p
     port = free_port()
     options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "5")
     agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
-    try:
-        reports = [agent.report() for agent in agents]
-    finally:
-        end(agents)
+    reports, _ = reports_of(agents)
 
     assert "isolation: round 1, 4 groups of 1 node" in agents[0].progress.read_text()
     for report in reports:
@@ -54,9 +51,5 @@ def _run(folder: Path, rounds: Any, *options: str) -> tuple[list[dict[str, Any]]
         Agent(folder, port, 4, 0, *options, module=isolating.__name__, more_env=told),
         *(Agent(folder, port, 4, node, *options) for node in (1, 2, 3)),
     ]
-    try:
-        reports = [agent.report() for agent in agents]
-        left = [process for agent in agents for process in agent.family()]
-    finally:
-        end(agents)
+    reports, left = reports_of(agents)
     return json.loads(seen.read_text()), reports, left

@@ -1,6 +1,6 @@
 """The judge, on evidence written by hand: what no single machine can be made to show at will."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ddp_doctor.engine.hang.judge import judge
 from ddp_doctor.knowledge.victims import blames_peer
-from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
+from tests.readings import trial_of
 
 
 def step(seq: int = 1, *, left: bool = False, check: str = "allreduce", peers=(), detail="float32 [8]", name=None):
@@ -28,15 +29,10 @@ def rank(number: int, *steps: Step, **fields) -> RankEvidence:
     return RankEvidence(rank=number, began=True, state="S", steps=steps, **fields)
 
 
-def trial(*evidence: RankEvidence, outcome: Literal["stuck", "broken", "slow"] = "stuck", **fields: Any) -> TrialRecord:
-    return TrialRecord(
-        **{"trial": "t0", **fields},
-        ranks=tuple(one.rank for one in evidence),
-        checks=("process_group", "allreduce", "p2p"),
-        outcome=outcome,
-        judged_check="allreduce",
-        evidence=evidence,
-    )
+def blamed(*evidence: RankEvidence, **fields: Any) -> tuple[str, tuple[int, ...]]:
+    """What kind of hang it is, and the ranks that are suspected of it."""
+    found = judge(trial_of(*evidence, **fields))
+    return found.kind, found.suspects
 
 
 def flight(op: str = "all_reduce", *sizes: int, seq: int = 5, retired: bool = False, group: str = "") -> FlightEntry:
@@ -62,7 +58,7 @@ CLOSED = Raised(type="RuntimeError", message="Connection closed by peer [::1]:1"
 
 
 def test_the_rank_outside_the_open_collective_is_the_suspect():
-    found = judge(trial(rank(0, WAITING), rank(1, step(2, left=True)), rank(2, WAITING)))
+    found = judge(trial_of(rank(0, WAITING), rank(1, step(2, left=True)), rank(2, WAITING)))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0, 2))
 
 
@@ -70,7 +66,7 @@ def test_calls_of_two_groups_that_bear_one_number_are_no_mismatch():
     """TORCH_DISTRIBUTED_DEBUG=DETAIL compares calls in a group of its own, which counts by itself."""
     compared = flight("all_gather", 7, seq=5, group="pg_id 1")
     found = judge(
-        trial(
+        trial_of(
             rank(0, WAITING, flight=(flight("all_reduce", 8, group="pg_id 0"),)), rank(1, WAITING, flight=(compared,))
         )
     )
@@ -81,42 +77,41 @@ def test_calls_of_two_groups_that_bear_one_number_are_no_mismatch():
 def test_ranks_that_all_compute_by_themselves_wait_for_no_link(name: str):
     """Seen with NCCL 2.27.5 on planted GPUs, whose products take the CPU longer than the check has."""
     busy = step(2, check="gpu_speed", name=name)
-    assert judge(trial(*(rank(n, busy) for n in range(2)))).kind == "unsure"
+    assert judge(trial_of(*(rank(n, busy) for n in range(2)))).kind == "unsure"
 
 
 def test_several_absent_ranks_are_all_named():
-    found = judge(trial(*(rank(n, WAITING) if n % 2 else rank(n, step(2, left=True)) for n in range(6))))
-    assert (found.kind, found.suspects) == ("never-entered", (0, 2, 4))
+    assert blamed(*(rank(n, WAITING) if n % 2 else rank(n, step(2, left=True)) for n in range(6))) == (
+        "never-entered",
+        (0, 2, 4),
+    )
 
 
 def test_a_rank_still_in_an_earlier_check_is_missing_from_the_later_one():
     earlier = step(9, left=True, check="allreduce")
     waits = (earlier, step(1, check="p2p", detail=""))
-    found = judge(trial(rank(0, *waits), rank(1, earlier), rank(2, *waits)))
-    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert blamed(rank(0, *waits), rank(1, earlier), rank(2, *waits)) == ("never-entered", (1,))
 
 
 def test_a_stopped_rank_inside_the_collective_is_named_though_all_entered():
     frozen = rank(2, WAITING).model_copy(update={"state": "T"})
-    found = judge(trial(rank(0, WAITING), rank(1, WAITING), frozen))
-    assert (found.kind, found.suspects) == ("stopped", (2,))
+    assert blamed(rank(0, WAITING), rank(1, WAITING), frozen) == ("stopped", (2,))
 
 
 def test_an_uninterruptible_rank_is_named():
     hung = rank(0, WAITING).model_copy(update={"state": "D"})
-    assert judge(trial(hung, rank(1, WAITING))).kind == "uninterruptible"
+    assert judge(trial_of(hung, rank(1, WAITING))).kind == "uninterruptible"
 
 
 def test_when_all_ranks_are_stopped_nobody_is_named():
     all_stopped = [rank(n, WAITING).model_copy(update={"state": "T"}) for n in range(3)]
-    assert judge(trial(*all_stopped)).suspects == ()
+    assert judge(trial_of(*all_stopped)).suspects == ()
 
 
 def test_the_first_death_is_the_cause_and_the_peers_errors_are_its_echo():
     dead = rank(1, WAITING, exit_code=-9, exited_at=2.0)
     later = rank(2, WAITING, exit_code=-6, exited_at=2.1)
-    found = judge(trial(rank(0, WAITING, raised=CLOSED), dead, later, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(rank(0, WAITING, raised=CLOSED), dead, later, outcome="broken") == ("died", (1,))
 
 
 def on_node(number: int, count_s: float, died_s: float, code: int, *, left: bool = True) -> RankEvidence:
@@ -130,37 +125,31 @@ def on_node(number: int, count_s: float, died_s: float, code: int, *, left: bool
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
 def test_the_first_death_of_two_nodes_is_told_though_one_of_them_counts_an_hour_more(ahead_s):
     first, echo = on_node(1, ahead_s, 4.0, code=-11), on_node(2, 0.0, 5.0, code=1)
-    found = judge(trial(rank(0, WAITING), first, echo, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(rank(0, WAITING), first, echo, outcome="broken") == ("died", (1,))
 
 
 def test_deaths_on_two_nodes_without_a_common_step_are_not_put_in_order():
     first, second = on_node(1, 0.0, 5.0, code=-9, left=False), on_node(2, 0.0, 4.0, code=-11, left=False)
-    found = judge(trial(rank(0, WAITING), first, second, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (1, 2))
+    assert blamed(rank(0, WAITING), first, second, outcome="broken") == ("died", (1, 2))
 
 
 def test_an_abort_that_may_answer_one_on_another_node_names_nobody():
     first, second = (on_node(number, 0.0, 3.0 + number, code=-6, left=False) for number in (1, 2))
-    found = judge(trial(rank(0, WAITING), first, second, outcome="broken"))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(rank(0, WAITING), first, second, outcome="broken") == ("unsure", ())
 
 
 def test_a_rank_that_torchrun_ended_is_an_echo_of_the_one_that_exited():
-    found = judge(trial(rank(0, exit_code=-15, exited_at=2.1), rank(1, exit_code=3, exited_at=2.2), rank(2)))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(rank(0, exit_code=-15, exited_at=2.1), rank(1, exit_code=3, exited_at=2.2), rank(2)) == ("died", (1,))
 
 
 def test_ranks_that_all_die_at_one_moment_blame_nobody():
     dead = [rank(n, exit_code=-9, exited_at=2.0) for n in range(3)]
-    found = judge(trial(*dead, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died-everywhere", ())
+    assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
 
 
 def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
     dead = [rank(n, WAITING, exit_code=-8, exited_at=2.0 + n) for n in range(3)]
-    found = judge(trial(*dead, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died-everywhere", ())
+    assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
 
 
 @pytest.mark.parametrize(
@@ -169,20 +158,17 @@ def test_ranks_that_crash_in_one_place_seconds_apart_have_one_cause():
 def test_ranks_that_end_one_after_another_in_one_place_and_not_because_of_a_peer_have_one_cause(code, where):
     """On a machine whose cores are all busy, one runs on half a second after the other."""
     dead = [rank(n, where, exit_code=code, exited_at=2.0 + n / 2) for n in range(2)]
-    found = judge(trial(*dead, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died-everywhere", ())
+    assert blamed(*dead, outcome="broken") == ("died-everywhere", ())
 
 
 def test_a_rank_that_exits_out_of_a_collective_after_another_one_did_may_answer_it():
     dead = [rank(0, step(2, left=True), exit_code=3, exited_at=2.0), rank(1, WAITING, exit_code=3, exited_at=2.5)]
-    found = judge(trial(*dead, outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (0,))
+    assert blamed(*dead, outcome="broken") == ("died", (0,))
 
 
 def test_ranks_that_crash_in_different_places_seconds_apart_are_not_put_together():
     first = rank(0, step(1), exit_code=-11, exited_at=2.0)
-    found = judge(trial(first, rank(1, WAITING, exit_code=-11, exited_at=4.0), outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (0,))
+    assert blamed(first, rank(1, WAITING, exit_code=-11, exited_at=4.0), outcome="broken") == ("died", (0,))
 
 
 def untold(number: int, **fields: Any) -> RankEvidence:
@@ -192,59 +178,53 @@ def untold(number: int, **fields: Any) -> RankEvidence:
 
 def test_of_torchruns_ranks_the_one_whose_signal_it_tells_went_first():
     ranks = (untold(0), untold(1, exit_code=-9), untold(2, exit_code=-15))
-    found = judge(trial(*ranks, outcome="broken", launcher="torchrun"))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(*ranks, outcome="broken", launcher="torchrun") == ("died", (1,))
 
 
 @pytest.mark.parametrize("began", [True, False])
 def test_ranks_of_which_torchrun_tells_nothing_blame_nobody(began):
     ranks = [untold(n, began=began, exit_code=0 if began else 1) for n in range(2)]
-    found = judge(trial(*ranks, outcome="broken", launcher="torchrun"))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(*ranks, outcome="broken", launcher="torchrun") == ("unsure", ())
 
 
 def test_victims_alone_blame_nobody():
-    found = judge(trial(*(rank(n, WAITING, raised=CLOSED) for n in range(3)), outcome="broken"))
+    found = judge(trial_of(*(rank(n, WAITING, raised=CLOSED) for n in range(3)), outcome="broken"))
     assert found.suspects == ()
 
 
 def test_an_exception_of_its_own_is_the_cause_beside_those_that_blame_a_peer():
     own = Raised(type="ValueError", message="empty data set", where="data.py:3")
     evidence = (rank(0, WAITING, raised=CLOSED), rank(1, raised=own), rank(2, WAITING))
-    found = judge(trial(*evidence, outcome="broken"))
-    assert (found.kind, found.suspects) == ("raised", (1,))
+    assert blamed(*evidence, outcome="broken") == ("raised", (1,))
 
 
 def test_the_same_exception_everywhere_is_nobodys():
     own = Raised(type="RuntimeError", message="Unable to find address for: ib0", where="a.py:1")
-    found = judge(trial(*(rank(n, WAITING, raised=own) for n in range(2)), outcome="broken"))
-    assert (found.kind, found.suspects) == ("raised-everywhere", ())
+    assert blamed(*(rank(n, WAITING, raised=own) for n in range(2)), outcome="broken") == ("raised-everywhere", ())
 
 
 def test_a_rank_that_wrote_nothing_never_began():
     silent = RankEvidence(rank=1, state="R")
-    assert judge(trial(rank(0, step(1)), silent)).kind == "never-began"
+    assert judge(trial_of(rank(0, step(1)), silent)).kind == "never-began"
 
 
 def test_a_rank_that_still_computes_on_its_way_to_the_others_is_not_blamed():
     importing = RankEvidence(rank=1, state="R", cpu_s_per_s=0.4)
-    found = judge(trial(rank(0, step(1)), importing))
+    found = judge(trial_of(rank(0, step(1)), importing))
     assert (found.kind, found.suspects) == ("unsure", ())
 
     silent = RankEvidence(rank=2, state="S", cpu_s_per_s=0.0)
-    assert judge(trial(rank(0, step(1)), importing, silent)).suspects == (2,)
+    assert judge(trial_of(rank(0, step(1)), importing, silent)).suspects == (2,)
 
 
 def test_the_minority_of_three_different_calls_is_the_suspect():
     calls = [flight("all_reduce", 8), flight("broadcast", 8), flight("all_reduce", 8)]
-    found = judge(trial(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))))
-    assert (found.kind, found.suspects) == ("mismatch", (1,))
+    assert blamed(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))) == ("mismatch", (1,))
 
 
 def test_between_two_the_one_off_its_announced_call_is_the_suspect():
     calls = [flight("all_reduce", 8), flight("all_reduce", 16)]
-    found = judge(trial(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))))
-    assert (found.kind, found.suspects) == ("mismatch", (1,))
+    assert blamed(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))) == ("mismatch", (1,))
 
 
 def test_two_equal_halves_that_both_announced_what_they_called_are_unsure():
@@ -252,35 +232,32 @@ def test_two_equal_halves_that_both_announced_what_they_called_are_unsure():
         rank(0, step(3, detail="float32 [8]"), flight=(flight("all_reduce", 8),)),
         rank(1, step(3, detail="float32 [16]"), flight=(flight("all_reduce", 16),)),
     )
-    found = judge(trial(*ranks))
-    assert (found.kind, found.suspects) == ("mismatch", ())
+    assert blamed(*ranks) == ("mismatch", ())
 
 
 def test_an_aborted_receiver_is_not_blamed_for_its_peers_wrong_size():
     aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
     other = rank(1, WAITING, flight=(flight("all_reduce", 16),))
-    found = judge(trial(aborted, other, outcome="broken"))
-    assert (found.kind, found.suspects) == ("mismatch", (1,))
+    assert blamed(aborted, other, outcome="broken") == ("mismatch", (1,))
 
 
 def test_an_aborted_receiver_without_further_evidence_blames_nobody():
     aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
-    assert judge(trial(aborted, rank(1, WAITING), outcome="broken")).suspects == ()
+    assert judge(trial_of(aborted, rank(1, WAITING), outcome="broken")).suspects == ()
 
 
 def test_both_ends_of_a_stuck_transfer_are_a_pair_and_no_rank():
-    found = judge(trial(rank(0, step(1, peers=[1])), rank(1, step(1, peers=[0])), rank(2, WAITING)))
+    found = judge(trial_of(rank(0, step(1, peers=[1])), rank(1, step(1, peers=[0])), rank(2, WAITING)))
     assert (found.kind, found.suspects, found.pairs) == ("pair", (), ((0, 1),))
 
 
 def test_a_partner_that_waits_for_nobody_is_missing_from_the_transfer():
-    found = judge(trial(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[2]))))
+    found = judge(trial_of(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[2]))))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0,))
 
 
 def test_a_partner_that_left_the_transfer_is_not_missing_from_it():
-    found = judge(trial(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[0]))))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(rank(0, step(1, peers=[1])), rank(1, step(1, left=True, peers=[0]))) == ("unsure", ())
 
 
 def test_a_chain_of_waiting_pairs_names_the_pair_at_its_end():
@@ -290,17 +267,15 @@ def test_a_chain_of_waiting_pairs_names_the_pair_at_its_end():
         rank(2, step(1, peers=[1])),
         rank(3, step(2, peers=[2])),
     )
-    assert judge(trial(*ranks)).pairs == ((1, 2),)
+    assert judge(trial_of(*ranks)).pairs == ((1, 2),)
 
 
 def test_a_collective_that_all_entered_blames_nobody():
-    found = judge(trial(*(rank(n, WAITING) for n in range(4))))
-    assert (found.kind, found.suspects) == ("all-entered", ())
+    assert blamed(*(rank(n, WAITING) for n in range(4))) == ("all-entered", ())
 
 
 def test_a_slow_trial_blames_nobody():
-    found = judge(trial(rank(0, WAITING), rank(1, step(2, left=True)), outcome="slow"))
-    assert (found.kind, found.suspects) == ("slow", ())
+    assert blamed(rank(0, WAITING), rank(1, step(2, left=True)), outcome="slow") == ("slow", ())
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -309,7 +284,7 @@ def test_a_slow_trial_blames_nobody():
 def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wait():
     forward, backward = step(4, name="forward"), step(5, name="backward")
     ahead = (step(4, name="forward", left=True), backward)
-    found = judge(trial(rank(0, *ahead), rank(1, forward, **BUSY), rank(2, *ahead)))
+    found = judge(trial_of(rank(0, *ahead), rank(1, forward, **BUSY), rank(2, *ahead)))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0, 2))
     assert found.step == backward
 
@@ -318,7 +293,7 @@ def test_a_rank_still_in_a_step_that_all_others_left_never_reached_where_they_wa
 def test_a_rank_in_the_step_that_the_others_left_and_outside_its_collective_is_the_suspect(ranks):
     ahead = (step(17, name="forward", left=True), step(18))
     behind = rank(1, step(17, name="forward"), **BUSY)
-    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
+    found = judge(trial_of(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("never-entered", (1,))
     assert found.step is not None
     assert found.step.seq == 18
@@ -327,7 +302,7 @@ def test_a_rank_in_the_step_that_the_others_left_and_outside_its_collective_is_t
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_step_that_it_entered(ranks):
     ahead = (step(17, left=True), step(18))
-    found = judge(trial(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
+    found = judge(trial_of(*(rank(n, *((step(17),) if n == 1 else ahead)) for n in range(ranks))))
     assert (found.kind, found.suspects) == ("unsure", ())
     assert (found.step, found.waiting) == (step(17), (1,))
 
@@ -336,30 +311,31 @@ def test_a_rank_that_could_not_say_where_it_stands_in_time_is_not_blamed_for_a_s
 def test_a_rank_that_waits_for_work_it_queued_itself_is_in_the_collective_though_no_recorder_says_so(ranks):
     ahead = (step(17, left=True), step(18))
     behind = rank(1, step(17), stack=("checks/ddp/step_time/measure.py:185 in _all_at_once",))
-    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
-    assert (found.kind, found.suspects) == ("pair" if ranks == 2 else "left-behind", ())
+    assert blamed(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))) == (
+        "pair" if ranks == 2 else "left-behind",
+        (),
+    )
 
 
 def test_the_rank_that_stands_outside_the_collective_is_named_and_not_one_that_waits_inside_for_it():
     ahead = (step(4, name="forward", left=True), step(5, name="backward"))
     inside = rank(3, step(4, name="forward"), flight=(flight("broadcast", 8),))
     stalls = rank(4, step(4, name="forward"), **BUSY)
-    found = judge(trial(*(rank(n, *ahead) for n in range(3)), inside, stalls))
-    assert (found.kind, found.suspects) == ("never-entered", (4,))
+    assert blamed(*(rank(n, *ahead) for n in range(3)), inside, stalls) == ("never-entered", (4,))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_the_control_store_does_not_answer_is_not_blamed_and_no_pair_is(ranks):
     ahead = (step(4, name="exchange", left=True), step(5, name="forward"))
     behind = rank(1, step(4, name="exchange"), **ASKS_THE_STORE)
-    found = judge(trial(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
+    found = judge(trial_of(*(behind if n == 1 else rank(n, *ahead) for n in range(ranks))))
     assert (found.kind, found.suspects, found.pairs, found.waiting) == ("left-behind", (), (), (1,))
 
 
 def test_a_rank_that_still_makes_a_group_whose_other_ranks_went_on_is_not_blamed():
     joins = {"flight": (flight(retired=True),), "stack": (f"{TORCH}/distributed/distributed_c10d.py:5 in new_group",)}
     ahead = (step(4, name="new_group", left=True), step(5, name="load"))
-    found = judge(trial(rank(0, *ahead), rank(1, step(4, name="new_group"), **joins), rank(2, *ahead)))
+    found = judge(trial_of(rank(0, *ahead), rank(1, step(4, name="new_group"), **joins), rank(2, *ahead)))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (1,))
 
 
@@ -371,7 +347,7 @@ SEEN = {"stack": ("steps.py:40 in wrap", f"{TORCH}/distributed/utils.py:326 in _
 def test_of_two_ranks_the_one_that_only_receives_is_not_blamed_for_what_its_link_lost(inside):
     wrapping = step(1, name="ddp_construct")
     ahead = (step(1, name="ddp_construct", left=True), step(3, name="backward"))
-    found = judge(trial(rank(0, *ahead), rank(1, wrapping, **inside)))
+    found = judge(trial_of(rank(0, *ahead), rank(1, wrapping, **inside)))
     assert (found.kind, found.suspects, found.pairs) == ("pair", (), ((0, 1),))
     assert (found.step, found.waiting) == (wrapping, (1,))
 
@@ -380,7 +356,7 @@ def test_of_two_ranks_the_one_that_only_receives_is_not_blamed_for_what_its_link
 def test_of_more_ranks_the_one_that_only_receives_names_nobody_before_the_pairs_are_tested(inside):
     wrapping = step(1, name="ddp_construct")
     ahead = (step(1, name="ddp_construct", left=True), step(3, name="backward"))
-    found = judge(trial(*(rank(n, *ahead) for n in (0, 1, 2)), rank(3, wrapping, **inside)))
+    found = judge(trial_of(*(rank(n, *ahead) for n in (0, 1, 2)), rank(3, wrapping, **inside)))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (3,))
     assert found.step == wrapping
 
@@ -388,39 +364,35 @@ def test_of_more_ranks_the_one_that_only_receives_names_nobody_before_the_pairs_
 def test_a_rank_whose_collectives_all_ended_and_that_stands_elsewhere_is_the_suspect():
     stalls = {"flight": (flight(retired=True),), "stack": ("train.py:91 in read_next",)}
     ahead = (step(4, name="forward", left=True), step(5, name="backward"))
-    found = judge(trial(rank(0, *ahead), rank(1, step(4, name="forward"), **stalls)))
-    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert blamed(rank(0, *ahead), rank(1, step(4, name="forward"), **stalls)) == ("never-entered", (1,))
 
 
 def test_a_rank_that_left_the_collective_is_not_missing_from_it():
-    found = judge(trial(rank(0, step(17, left=True)), rank(1, step(17))))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(rank(0, step(17, left=True)), rank(1, step(17))) == ("unsure", ())
 
 
 def test_a_rank_far_ahead_is_not_missing_though_its_old_steps_are_forgotten():
     ahead = [step(seq, left=True) for seq in range(20, 60)]
-    found = judge(trial(rank(0, *ahead), rank(1, step(17)), rank(2, *ahead)))
+    found = judge(trial_of(rank(0, *ahead), rank(1, step(17)), rank(2, *ahead)))
     assert found.suspects == ()
 
 
 def test_half_of_the_ranks_one_step_behind_the_other_half_blame_nobody():
     ahead = (step(17, left=True), step(18))
-    found = judge(trial(rank(0, *ahead), rank(1, step(17)), rank(2, step(17)), rank(3, *ahead)))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(rank(0, *ahead), rank(1, step(17)), rank(2, step(17)), rank(3, *ahead)) == ("unsure", ())
 
 
 def test_the_first_all_reduce_comes_after_the_making_of_the_group():
     init = step(1, check="process_group", name="init_process_group", detail="nccl")
     made = init.model_copy(update={"left_at": 1.1})
     first = step(1, check="process_group", detail="float32 [1]")
-    found = judge(trial(rank(0, made, first), rank(1, init, **BUSY), rank(2, made, first)))
+    found = judge(trial_of(rank(0, made, first), rank(1, init, **BUSY), rank(2, made, first)))
     assert (found.kind, found.suspects, found.step) == ("never-entered", (1,), first)
 
 
 def test_a_rank_in_uninterruptible_sleep_is_not_blamed_for_one_that_never_came():
     asleep = rank(0, WAITING).model_copy(update={"state": "D"})
-    found = judge(trial(asleep, rank(1, step(2, left=True)), rank(2, WAITING)))
-    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert blamed(asleep, rank(1, step(2, left=True)), rank(2, WAITING)) == ("never-entered", (1,))
 
 
 # --- aborts ---------------------------------------------------------------------------------------
@@ -429,13 +401,12 @@ def test_a_rank_in_uninterruptible_sleep_is_not_blamed_for_one_that_never_came()
 def test_an_abort_that_only_speaks_of_a_vanished_peer_blames_nobody():
     aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail=PEER_GONE)
     other = rank(1, WAITING, flight=(flight("all_reduce", 16),))
-    assert judge(trial(aborted, other, outcome="broken")).suspects == ()
+    assert judge(trial_of(aborted, other, outcome="broken")).suspects == ()
 
 
 def test_an_abort_of_the_ranks_own_is_its_death():
     aborted = rank(0, WAITING, exit_code=-6, exited_at=1.0, output_tail="free(): invalid pointer")
-    found = judge(trial(aborted, rank(1, WAITING), outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (0,))
+    assert blamed(aborted, rank(1, WAITING), outcome="broken") == ("died", (0,))
 
 
 @pytest.mark.parametrize("name", ["forward", "backward", "ddp_construct"])
@@ -443,15 +414,14 @@ def test_calls_inside_a_step_of_another_name_are_not_off_the_plan(name):
     inside = step(3, name=name, detail="2 parameters")
     aborted = rank(0, inside, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
     others = [rank(n, inside, flight=(flight("all_reduce", 16),)) for n in (1, 2)]
-    found = judge(trial(aborted, *others, outcome="broken"))
-    assert (found.kind, found.suspects) == ("mismatch", ())
+    assert blamed(aborted, *others, outcome="broken") == ("mismatch", ())
 
 
 def test_an_all_gather_announced_without_a_shape_is_on_the_plan():
     inside = step(3, name="all_gather", detail="7 int64 checksums")
     aborted = rank(0, inside, exit_code=-6, exited_at=1.0, output_tail=WRONG_SIZE)
     other = rank(1, inside, flight=(flight("_all_gather_base", 7),))
-    assert judge(trial(aborted, other, outcome="broken")).suspects == ()
+    assert judge(trial_of(aborted, other, outcome="broken")).suspects == ()
 
 
 # --- exceptions of many ---------------------------------------------------------------------------
@@ -461,20 +431,17 @@ UNKNOWN = Raised(type="DistBackendError", message="NCCL error: unhandled cuda er
 
 def test_most_ranks_that_raised_alike_are_not_blamed_while_one_never_came():
     failed = [rank(n, WAITING, raised=UNKNOWN) for n in (0, 2, 3)]
-    found = judge(trial(*failed, rank(1, step(2, left=True)), outcome="broken"))
-    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert blamed(*failed, rank(1, step(2, left=True)), outcome="broken") == ("never-entered", (1,))
 
 
 def test_most_ranks_that_raised_alike_are_not_blamed_while_one_is_stopped():
     stopped = rank(1, WAITING).model_copy(update={"state": "T"})
-    found = judge(trial(*(rank(n, WAITING, raised=UNKNOWN) for n in (0, 2)), stopped, outcome="broken"))
-    assert (found.kind, found.suspects) == ("stopped", (1,))
+    assert blamed(*(rank(n, WAITING, raised=UNKNOWN) for n in (0, 2)), stopped, outcome="broken") == ("stopped", (1,))
 
 
 def test_most_ranks_that_raised_alike_blame_nobody_while_the_rest_waits():
     failed = [rank(n, WAITING, raised=UNKNOWN) for n in (0, 2)]
-    found = judge(trial(*failed, rank(1, WAITING), outcome="broken"))
-    assert (found.kind, found.suspects) == ("unsure", ())
+    assert blamed(*failed, rank(1, WAITING), outcome="broken") == ("unsure", ())
 
 
 # --- a victim's words -----------------------------------------------------------------------------
@@ -546,8 +513,7 @@ UNFIT = [
 def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(message, reader):
     said = Raised(type="DistBackendError", message=message, where="p.py:44")
     ranks = (rank(n, WAITING, raised=said if n == reader else None) for n in range(2))
-    found = judge(trial(*ranks, outcome="broken"))
-    assert (found.kind, found.suspects) == ("at-odds", ())
+    assert blamed(*ranks, outcome="broken") == ("at-odds", ())
 
 
 @pytest.mark.parametrize(
@@ -561,16 +527,17 @@ def test_who_says_that_a_peer_sent_what_does_not_fit_is_not_blamed_nor_the_peer(
 def test_what_a_library_says_beside_ranks_that_disagree_follows_from_that(message: str):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
     stumbled = unfit.model_copy(update={"message": message})
-    found = judge(trial(rank(0, WAITING, raised=stumbled), rank(1, WAITING, raised=unfit), outcome="broken"))
-    assert (found.kind, found.suspects) == ("at-odds", ())
+    assert blamed(rank(0, WAITING, raised=stumbled), rank(1, WAITING, raised=unfit), outcome="broken") == (
+        "at-odds",
+        (),
+    )
 
 
 @pytest.mark.parametrize("message", ["empty data set", NCCL_SAYS.format("", "", "x: No space left on device")])
 def test_an_exception_of_a_ranks_own_is_the_cause_beside_one_that_got_what_does_not_fit(message):
     unfit = Raised(type="DistBackendError", message=UNFIT[0], where="p.py:44")
     own = Raised(type="ValueError", message=message, where="data.py:3")
-    found = judge(trial(rank(0, WAITING, raised=unfit), rank(1, WAITING, raised=own), outcome="broken"))
-    assert (found.kind, found.suspects) == ("raised", (1,))
+    assert blamed(rank(0, WAITING, raised=unfit), rank(1, WAITING, raised=own), outcome="broken") == ("raised", (1,))
 
 
 @pytest.mark.parametrize(
@@ -588,14 +555,12 @@ def test_ranks_that_all_raised_in_init_have_left_it_and_no_link_is_to_blame(mess
         rank(n, init(), raised=Raised(type="DistBackendError", message=one, where="w.py:1", blames_peer=True))
         for n, one in enumerate(said)
     ]
-    found = judge(trial(*ranks, outcome="broken"))
-    assert (found.kind, found.suspects) == ("raised-everywhere", ())
+    assert blamed(*ranks, outcome="broken") == ("raised-everywhere", ())
 
 
 def test_ranks_that_all_timed_out_in_init_have_no_exception_of_their_own():
     late = Raised(type="DistBackendError", message="NCCL communicator timed out after 60000ms", where="w.py:1")
-    found = judge(trial(*(rank(n, init(), raised=late) for n in range(2)), outcome="broken"))
-    assert (found.kind, found.suspects) == ("all-entered", ())
+    assert blamed(*(rank(n, init(), raised=late) for n in range(2)), outcome="broken") == ("all-entered", ())
 
 
 @pytest.mark.parametrize(
@@ -656,30 +621,27 @@ def aborted(number: int, output: str, at: float = 600.0) -> RankEvidence:
 @pytest.mark.parametrize("output", GAVE_UP)
 def test_a_rank_that_its_watchdog_aborted_is_a_victim_and_the_rank_in_its_own_code_is_named(output):
     absent = rank(1, step(2, left=True), **BUSY)
-    found = judge(trial(aborted(0, output), absent, aborted(2, output, 600.1), outcome="broken"))
-    assert (found.kind, found.suspects) == ("never-entered", (1,))
+    assert blamed(aborted(0, output), absent, aborted(2, output, 600.1), outcome="broken") == ("never-entered", (1,))
 
 
 @pytest.mark.parametrize("output", GAVE_UP)
 def test_a_death_explains_ranks_that_their_watchdogs_aborted_before_it(output):
     killed = rank(1, step(2, left=True), exit_code=-9, exited_at=605.0)
-    found = judge(trial(aborted(0, output), killed, aborted(2, output), outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(aborted(0, output), killed, aborted(2, output), outcome="broken") == ("died", (1,))
 
 
 @pytest.mark.parametrize("output", GAVE_UP)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_where_watchdogs_aborted_ranks_and_nothing_else_is_known_nobody_is_named(output, ranks):
     others = [rank(number, WAITING) for number in range(1, ranks)]
-    assert judge(trial(aborted(0, output), *others, outcome="broken")).suspects == ()
+    assert judge(trial_of(aborted(0, output), *others, outcome="broken")).suspects == ()
     every = [aborted(number, output, 600.0 + number) for number in range(ranks)]
-    assert judge(trial(*every, outcome="broken")).suspects == ()
+    assert judge(trial_of(*every, outcome="broken")).suspects == ()
 
 
 @pytest.mark.parametrize("output", FAILED_ITSELF)
 def test_a_rank_that_aborted_over_an_error_of_its_own_is_named(output):
-    found = judge(trial(rank(0, WAITING), aborted(1, output), rank(2, WAITING), outcome="broken"))
-    assert (found.kind, found.suspects) == ("died", (1,))
+    assert blamed(rank(0, WAITING), aborted(1, output), rank(2, WAITING), outcome="broken") == ("died", (1,))
 
 
 # --- a backend that connects in init_process_group -----------------------------------------------------
@@ -694,39 +656,36 @@ def init(*, left: bool = False) -> Any:
 
 def test_a_rank_that_never_entered_init_is_named_by_those_that_stand_in_it():
     connecting = [rank(number, init(), **IN_TORCH) for number in (0, 1, 3)]
-    found = judge(trial(*connecting, rank(2, stack=("worker.py:110 in _take_gpu",))))
+    found = judge(trial_of(*connecting, rank(2, stack=("worker.py:110 in _take_gpu",))))
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (2,), (0, 1, 3))
 
 
 def test_a_rank_stopped_in_init_is_named():
     frozen = rank(1, init()).model_copy(update={"state": "T"})
-    found = judge(trial(rank(0, init(), **IN_TORCH), frozen, rank(2, init(), **IN_TORCH)))
-    assert (found.kind, found.suspects) == ("stopped", (1,))
+    assert blamed(rank(0, init(), **IN_TORCH), frozen, rank(2, init(), **IN_TORCH)) == ("stopped", (1,))
 
 
 def test_a_rank_that_hangs_in_the_kernel_in_init_is_named():
     stuck = rank(1, init()).model_copy(update={"state": "D"})
     through = rank(0, init(left=True), step(1, check="process_group"))
-    found = judge(trial(through, stuck, *(rank(number, init(), **IN_TORCH) for number in (2, 3))))
-    assert (found.kind, found.suspects) == ("uninterruptible", (1,))
+    assert blamed(through, stuck, *(rank(number, init(), **IN_TORCH) for number in (2, 3))) == ("uninterruptible", (1,))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_when_nobody_leaves_init_it_is_a_link_and_nobody_is_named(ranks):
-    found = judge(trial(*(rank(number, init(), **IN_TORCH) for number in range(ranks))))
-    assert (found.kind, found.suspects) == ("all-entered", ())
+    assert blamed(*(rank(number, init(), **IN_TORCH) for number in range(ranks))) == ("all-entered", ())
 
 
 @pytest.mark.parametrize("further", [(step(1, check="process_group"),), ()])
 def test_one_rank_that_left_init_early_is_not_what_the_others_lack_there(further):
     early = rank(0, init(left=True), *further, **BUSY)
-    found = judge(trial(early, *(rank(number, init(), **IN_TORCH) for number in (1, 2, 3))))
+    found = judge(trial_of(early, *(rank(number, init(), **IN_TORCH) for number in (1, 2, 3))))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (1, 2, 3))
 
 
 def test_one_rank_that_alone_is_left_in_init_is_not_blamed_for_it():
     waits = (init(left=True), step(1, check="process_group"))
-    found = judge(trial(*(rank(number, *waits) for number in (0, 1, 2)), rank(3, init(), **IN_TORCH)))
+    found = judge(trial_of(*(rank(number, *waits) for number in (0, 1, 2)), rank(3, init(), **IN_TORCH)))
     assert (found.kind, found.suspects, found.waiting) == ("left-behind", (), (3,))
 
 
@@ -740,13 +699,15 @@ NO_WORDS = Raised(
 
 def test_an_exception_without_a_cause_names_the_rank_whose_nccl_log_has_one():
     said = "node0:1:1 [0] bootstrap.cc:99 NCCL WARN Bootstrap : no socket interface found\n"
-    found = judge(trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken"))
-    assert (found.kind, found.suspects) == ("raised", (0,))
+    assert blamed(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken") == (
+        "raised",
+        (0,),
+    )
 
 
 def test_an_exception_without_a_cause_names_nobody_where_nccls_log_tells_of_a_peer():
     said = "node0:1:1 [0] misc/socket.cc:99 NCCL WARN socketPollConnect: connect to 10.0.0.2 returned timed out\n"
-    found = judge(trial(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken"))
+    found = judge(trial_of(rank(0, init(), raised=NO_WORDS, output_tail=said), rank(1, init()), outcome="broken"))
     assert found.suspects == ()
 
 
@@ -756,7 +717,7 @@ def test_an_exception_without_a_cause_names_nobody_where_nccls_log_tells_of_a_pe
 )
 def test_work_that_failed_is_the_ranks_own_fault_only_where_its_log_tells_of_its_gpu(log, suspects):
     failed = Raised(type="DistBackendError", message="NCCL operation failed", blames_peer=True)
-    found = judge(trial(rank(0, WAITING, raised=failed, output_tail=log), rank(1, WAITING), outcome="broken"))
+    found = judge(trial_of(rank(0, WAITING, raised=failed, output_tail=log), rank(1, WAITING), outcome="broken"))
     assert found.suspects == suspects
 
 
@@ -787,7 +748,7 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
         }
         evidence.append(rank(number, *passed, steps[place], **said[says[number]]))
 
-    found = judge(trial(*evidence))
+    found = judge(trial_of(*evidence))
 
     assert found.suspects == ()
     assert found.kind in {"pair", "left-behind", "all-entered", "unsure"}
@@ -796,7 +757,7 @@ def test_no_rank_is_a_suspect_where_a_link_between_two_of_them_loses_data(names,
 
 def test_ranks_that_all_compute_in_a_step_of_the_job_wait_for_no_link():
     busy = step(3, name="sharded_step")
-    assert judge(trial(*(rank(number, busy, **BUSY) for number in range(2)))).kind == "unsure"
+    assert judge(trial_of(*(rank(number, busy, **BUSY) for number in range(2)))).kind == "unsure"
 
 
 # --- groups of an axis of a mesh ----------------------------------------------------------------------
@@ -810,7 +771,7 @@ def of_axis(seq: int, first: int, *, left: bool = False) -> Step:
 
 def test_of_a_group_that_waits_only_its_own_absent_rank_is_the_suspect():
     further = rank(2, of_axis(3, 2, left=True), step(4)), rank(3, of_axis(3, 2, left=True), step(4))
-    found = judge(trial(rank(0, of_axis(3, 0)), rank(1, step(2, left=True)), *further))
+    found = judge(trial_of(rank(0, of_axis(3, 0)), rank(1, step(2, left=True)), *further))
 
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (1,), (0,))
     assert found.step is not None
@@ -819,20 +780,20 @@ def test_of_a_group_that_waits_only_its_own_absent_rank_is_the_suspect():
 
 def test_each_group_that_waits_has_an_absent_rank_of_its_own():
     found = judge(
-        trial(*(rank(at, of_axis(3, at // 2 * 2)) if at % 2 else rank(at, step(2, left=True)) for at in range(4)))
+        trial_of(*(rank(at, of_axis(3, at // 2 * 2)) if at % 2 else rank(at, step(2, left=True)) for at in range(4)))
     )
     assert (found.kind, found.suspects, found.waiting) == ("never-entered", (0, 2), (1, 3))
 
 
 def test_a_group_whose_ranks_are_all_in_a_step_that_the_others_left_waits_for_its_link():
     others = rank(0, of_axis(3, 0, left=True), step(4)), rank(1, of_axis(3, 0, left=True), step(4))
-    found = judge(trial(*others, rank(2, of_axis(3, 2)), rank(3, of_axis(3, 2))))
+    found = judge(trial_of(*others, rank(2, of_axis(3, 2)), rank(3, of_axis(3, 2))))
 
     assert (found.kind, found.suspects, found.waiting) == ("all-entered", (), (2, 3))
 
 
 def test_where_every_group_of_an_axis_hangs_all_ranks_are_in_it():
-    found = judge(trial(*(rank(at, of_axis(3, at // 2 * 2)) for at in range(4))))
+    found = judge(trial_of(*(rank(at, of_axis(3, at // 2 * 2)) for at in range(4))))
 
     assert (found.kind, found.suspects, found.waiting) == ("all-entered", (), (0, 1, 2, 3))
     assert found.step is not None

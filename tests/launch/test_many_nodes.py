@@ -2,41 +2,14 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.lab.hosts import WITHOUT_DDP
-from tests.launch.agents import PATIENCE_S, Agent, end
-from tests.once import free_port
+from tests.launch.agents import PATIENCE_S, Agent, Start, codes
 
 pytestmark = pytest.mark.ranks
-
-Start = Callable[..., Agent]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """``start(nnodes, node_rank, *options)``: an agent of one run; what a test leaves is ended."""
-    agents: list[Agent] = []
-    port = free_port()
-
-    def one(nnodes: int, claims: int, *options: str, name: str = "") -> Agent:
-        agents.append(Agent(tmp_path, port, nnodes, claims, "--level", "quick", *options, name=name))
-        return agents[-1]
-
-    yield one
-    left = [process for agent in agents for process in agent.family()]
-    end(agents)
-    assert left == [], "processes were left"
-
-
-def _codes(report: dict[str, Any], *severities: str) -> list[str]:
-    wanted = severities or ("error", "warning")
-    return [finding["code"] for finding in report["findings"] if finding["severity"] in wanted]
 
 
 @pytest.mark.lab  # long
@@ -47,7 +20,7 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
 
     assert [agent.process.returncode for agent in (head, other)] == [0, 0]
     assert reports[0] == reports[1]
-    assert _codes(reports[0]) == []
+    assert codes(reports[0]) == []
     world = reports[0]["world"]
     assert (world["nnodes"], world["world_size"], len(world["nodes"])) == (2, 2, 2)
     assert {check["id"]: check["status"] for check in reports[0]["checks"]}["p2p"] == "passed"
@@ -62,7 +35,7 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     reports = head.report(), other.report()
 
     assert [agent.process.returncode for agent in (head, other)] == [1, 1]
-    assert [_codes(report) for report in reports] == [["DD516"], ["DD516"]]
+    assert [codes(report) for report in reports] == [["DD516"], ["DD516"]]
     found = reports[0]["findings"][0]
     assert ([node["node_rank"] for node in found["missing"]], found["culprits"]) == ([2], [])
     assert found["title"].endswith("within 3 s")  # as asked, however long the import of torch took before
@@ -76,7 +49,7 @@ def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     head = start(3, 0, "--join-timeout", "20", *WITHOUT_DDP)
     twins = start(3, 1, *WITHOUT_DDP, name="one"), start(3, 1, *WITHOUT_DDP, name="other")
 
-    assert [_codes(agent.report()) for agent in (head, *twins)] == [["DD515"]] * 3
+    assert [codes(agent.report()) for agent in (head, *twins)] == [["DD515"]] * 3
     assert head.process.returncode == 1
 
 
@@ -90,7 +63,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
 
     second = start(2, 1, *WITHOUT_DDP, name="second")
 
-    assert _codes(head.report()) == []
+    assert codes(head.report()) == []
     assert (head.process.returncode, second.report()["verdict"]) == (0, "healthy")
     assert first.process.wait(PATIENCE_S) == 130
 
@@ -99,7 +72,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
 def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
     head, other = start(2, 0, *WITHOUT_DDP), start(3, 1, *WITHOUT_DDP)
 
-    assert [_codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
+    assert [codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
 
 
 @pytest.mark.lab  # long
@@ -112,7 +85,7 @@ def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
     for survivor in agents[1:]:
         report = survivor.report()
         assert survivor.process.returncode == 1
-        assert _codes(report) == ["DD540"]
+        assert codes(report) == ["DD540"]
         assert [culprit["node_rank"] for culprit in report["findings"][0]["culprits"]] == [0]
 
 
@@ -124,7 +97,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     agents[1].signal(signal.SIGINT)
 
     assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130, 130]
-    assert _codes(agents[0].report(), "error", "warning") == []
+    assert codes(agents[0].report()) == []
 
 
 @pytest.mark.lab  # long
@@ -151,7 +124,7 @@ def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start:
 
     report = agents[0].report()
     assert (report["verdict"], agents[0].process.returncode) == ("unsure", 3)
-    assert _codes(report) == []
+    assert codes(report) == []
     agents[1].process.wait(PATIENCE_S)
 
 
@@ -164,7 +137,7 @@ def test_a_stopped_agent_is_named_by_the_others(start: Start):
     report = agents[0].report()
     agents[1].signal(signal.SIGCONT)
 
-    assert _codes(report) == ["DD540"]
+    assert codes(report) == ["DD540"]
     assert [(one["kind"], one["node_rank"]) for one in report["findings"][0]["culprits"]] == [("node", 1)]
     assert agents[1].process.wait(PATIENCE_S) == 1
     assert not psutil.pid_exists(agents[1].process.pid)
@@ -197,7 +170,7 @@ def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_heal
 
     reports = [agent.report() for agent in agents]
     assert "healthy" not in {report["verdict"] for report in reports}
-    assert (agents[whose].process.returncode, _codes(reports[whose])) == (3, [])
+    assert (agents[whose].process.returncode, codes(reports[whose])) == (3, [])
     blamed = [
         culprit
         for report in reports
@@ -215,5 +188,5 @@ def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
 
     other.signal(signal.SIGINT)
 
-    assert _codes(head.report()) == []
+    assert codes(head.report()) == []
     assert (head.process.returncode, other.process.wait(PATIENCE_S)) == (130, 130)

@@ -3,10 +3,8 @@
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,32 +13,15 @@ from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
 from tests.lab.hosts import WITHOUT_DDP
-from tests.launch.agents import PATIENCE_S, Agent, end
-from tests.once import free_port
+from tests.launch.agents import PATIENCE_S, Agent, Start, codes
 
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
 
-Start = Callable[..., Agent]
-
 
 @pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def start(tmp_path: Path, port: int) -> Iterator[Start]:
+def start(start: Start) -> Start:
     """``start(node_rank, *options)``: one agent of a run of two."""
-    agents: list[Agent] = []
-
-    def one(claims: int, *options: str, **more: Any) -> Agent:
-        agents.append(Agent(tmp_path, port, 2, claims, "--level", "quick", *WITHOUT_DDP, *options, **more))
-        return agents[-1]
-
-    yield one
-    left = [process for agent in agents for process in agent.family()]
-    end(agents)
-    assert left == [], "processes were left"
+    return lambda claims, *options, **more: start(2, claims, *WITHOUT_DDP, *options, **more)
 
 
 def _stranger(port: int) -> Any:
@@ -57,10 +38,6 @@ def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
         said = agent.words() + agent.json.read_text()
         words = ("Traceback", "pydantic", "validation error", "\\u001b", "\x1b[2J")
         assert not [word for word in words if word in said]
-
-
-def _codes(report: dict[str, Any]) -> list[str]:
-    return [one["code"] for one in report["findings"] if one["severity"] in ("error", "warning")]
 
 
 def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, port: int):
@@ -84,7 +61,7 @@ def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: St
 
     report = head.report()
 
-    assert _codes(report) == ["DD516"]
+    assert codes(report) == ["DD516"]
     (finding,) = (one for one in report["findings"] if one["code"] == "DD516")
     assert finding["title"].startswith("What node7 sent cannot be read")
     _says_nothing_of_its_own_inside(head)
@@ -104,7 +81,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
     report = head.report()
 
     assert (report["verdict"], head.process.returncode, other.process.wait(PATIENCE_S)) == ("unsure", 3, 3)
-    assert _codes(report) == []
+    assert codes(report) == []
     assert f"sent {JUNK}" in json.dumps(report)
     _says_nothing_of_its_own_inside(head, other)
 
@@ -120,7 +97,7 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
     reports = head.report(), other.report()
 
     assert "healthy" not in {report["verdict"] for report in reports}
-    assert [_codes(report) for report in reports] == [[], []]
+    assert [codes(report) for report in reports] == [[], []]
     assert f"the head sent {JUNK}" in json.dumps(reports[1])
     _says_nothing_of_its_own_inside(head, other)
 
@@ -150,7 +127,7 @@ def test_a_trial_with_settings_that_load_code_or_without_an_end_is_refused_and_s
     assert "the head ordered what this node refuses: no trial" in said
     assert words in said
     assert "healthy" not in {report["verdict"] for report in reports}
-    assert [_codes(report) for report in reports] == [[], []]
+    assert [codes(report) for report in reports] == [[], []]
     _says_nothing_of_its_own_inside(head, other)
 
 
@@ -163,7 +140,7 @@ def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start,
     reports = head.report(), other.report()
 
     assert "healthy" not in {report["verdict"] for report in reports}
-    assert [_codes(report) for report in reports] == [[], []]
+    assert [codes(report) for report in reports] == [[], []]
     _says_nothing_of_its_own_inside(head, other)
 
 
@@ -207,7 +184,7 @@ def test_two_jobs_that_claim_one_node_rank_are_told_so_and_no_rank_is_blamed(sta
     other = start(0, name="b0", more_env={"SLURM_JOB_ID": "2"})
 
     for report in (head.report(), other.report()):
-        assert _codes(report) == ["DD514"]
+        assert codes(report) == ["DD514"]
         (finding,) = (one for one in report["findings"] if one["code"] == "DD514")
         assert "SLURM job 1" in finding["title"]
         assert "SLURM job 2" in finding["title"]

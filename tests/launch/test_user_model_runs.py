@@ -1,14 +1,13 @@
 """--model through the real command: the module of the working directory, and nodes that were given different ones."""
 
 import signal
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ddp_doctor.model.recording import Options
 from ddp_doctor.wording.run_options import typed
+from tests.lab.processes import comes_true
 from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
 
@@ -33,13 +32,6 @@ def make():
 def test_the_options_for_another_node_hand_the_model_on():
     assert typed(Options(model="net:make")) == ("--model", "net:make")
     assert typed(Options()) == ()
-
-
-def wait_until(met: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not met():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def named(report: dict[str, Any], code: str) -> dict[str, Any]:
@@ -74,7 +66,7 @@ def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_pat
     agent = Agent(tmp_path, free_port(), 1, 0, *options)
     try:
         agent.wait_for("user_model")
-        wait_until((tmp_path / "reached").exists)
+        assert comes_true((tmp_path / "reached").exists)
         agent.signal(signal.SIGINT)
         code = agent.process.wait(PATIENCE_S)
         left = agent.family()

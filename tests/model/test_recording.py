@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
+from tests.readings import collected, uneven_world
 
 
 class Colour(Fact):
@@ -17,7 +18,7 @@ class Colour(Fact):
 
 
 def _reading(name: str, node: int = 0, check: str = "paint") -> Reading:
-    return Reading(check=check, status=Status.COLLECTED, node=node, fact=Colour(name=name).recorded())
+    return collected(check, Colour(name=name), node)
 
 
 def test_facts_come_in_the_order_they_were_read_and_are_the_callers_own_list():
@@ -75,14 +76,9 @@ def test_a_fact_without_a_proper_kind_is_kept_and_read_by_nobody(kind):
     assert recording.of_check("paint")[0] is strange
 
 
-def _world(counts: list[int]) -> World:
-    nodes = tuple(Node(node_rank=at, nproc=count, hostname=f"n{at}") for at, count in enumerate(counts))
-    return World(nnodes=len(counts), nproc_per_node=counts[0], world_size=sum(counts), nodes=nodes)
-
-
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12))
 def test_ranks_are_dense_by_node_rank_then_local_rank(counts):
-    world = _world(counts)
+    world = uneven_world(counts)
 
     ranks = [rank for node in range(world.nnodes) for rank in world.ranks_of(node)]
 
@@ -104,8 +100,8 @@ def test_a_node_that_never_reported_has_the_usual_number_of_ranks_and_its_expect
 
 
 def test_a_world_copied_with_other_nodes_forgets_the_old_ones():
-    world = _world([2, 2])
-    assert (world.hostname(1), world.ranks_of(1)) == ("n1", range(2, 4))
+    world = uneven_world([2, 2])
+    assert (world.hostname(1), world.ranks_of(1)) == ("node1", range(2, 4))
 
     other = world.model_copy(update={"nodes": (Node(node_rank=0, nproc=1), Node(node_rank=1, hostname="m"))})
 

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from ddp_doctor import app
 from ddp_doctor.checks.node.gpus import probe
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.report import Report
 from tests.nvml_stand_in.machine import Machine, bare_machine, plug_eight
+from tests.readings import collected
 
 MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024\n"
 SWITCHES = {"/dev/nvidia-nvswitchctl": "", "/proc/1/comm": "systemd\n"}
@@ -137,7 +136,7 @@ def record(case: Case, machine: Machine) -> Recording:
     """What the probe reads there, as a recording."""
     context = machine.stand_in(case.fault)
     fact = probe(context)
-    reading = Reading(check="gpus", status=Status.COLLECTED, node=0, fact=fact.recorded())
+    reading = collected("gpus", fact, 0)
     world = World(nproc_per_node=case.gpus, world_size=case.gpus, nodes=(Node(node_rank=0, hostname="node0"),))
     return Recording(options=Options(command="prolog"), world=world, readings=(reading,))
 

@@ -1,8 +1,6 @@
 """AMD GPUs and Intel Gaudi: told where a job would use them, and passed over where it would not."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.gpus.accelerators import unsupported
 from tests.fakes import FakeContext
@@ -69,8 +67,3 @@ def test_the_accelerator_for_inference_in_a_laptop_is_none() -> None:
 
 def test_a_machine_without_any_has_none() -> None:
     assert unsupported(FakeContext()) is None
-
-
-@given(st.text())
-def test_any_properties_are_read_or_passed_over(text: str) -> None:
-    assert unsupported(FakeContext(files={"/dev/kfd": "", f"{NODES}/0/properties": text})) is None

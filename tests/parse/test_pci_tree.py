@@ -89,8 +89,3 @@ def test_any_two_places_have_a_known_code_both_ways(one: PciDevice, two: PciDevi
     assert code in {entry.code for entry in codes.LINK_CODES}
     if one.root != two.root:
         assert codes.link_code(code).nccl_path in {"PHB", "SYS"}
-
-
-@given(st.text(st.sampled_from("pci0:./f1"), max_size=80))
-def test_no_link_makes_the_reader_fail(link: str) -> None:
-    assert read_path(link) is None or isinstance(read_path(link), tuple)

@@ -3,46 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ddp_doctor.checks.node.rdma.verbs_library import verbs_library, verbs_providers
 from ddp_doctor.knowledge.network.rdma import verbs_mtu
 from ddp_doctor.probing import rdma
 from tests import rdma_trees as trees
 from tests.fakes import FakeContext
-
-PORT = f"{trees.CLASS}/mlx5_0/ports/1"
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(
-            [
-                f"{PORT}/{name}"
-                for name in (
-                    "state",
-                    "phys_state",
-                    "rate",
-                    "link_layer",
-                    "lid",
-                    "sm_lid",
-                    "gids/0",
-                    "counters/link_downed",
-                )
-            ]
-            + [f"{trees.CLASS}/mlx5_0/{name}" for name in ("fw_ver", "node_type", "device/numa_node")]
-            + [f"{PORT}/gid_attrs/types/0", f"{trees.CLASS}/mlx5_0/device/sriov_numvfs"]
-        ),
-        st.text(max_size=60),
-        min_size=1,
-    )
-)
-def test_nothing_in_the_files_is_too_odd(files: dict[str, str]):
-    (hca,) = rdma.read_hcas(FakeContext(files=files), ["mlx5_0"])
-
-    assert hca.name == "mlx5_0"
-    assert all(port.rate_gbit_per_s is None or port.rate_gbit_per_s >= 0 for port in hca.ports)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import re
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -353,24 +352,9 @@ def _tail(matrix: TopologyMatrix, name: str, width: int) -> str:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made(), st.data())
-def test_whatever_is_printed_is_read_back_and_what_is_damaged_never_gives_other_links_in_silence(
-    one: Made, data: st.DataObject
-):
+def test_whatever_is_printed_is_read_back_though_a_separator_is_lost_in_every_row(one: Made, data: st.DataObject):
     assert parse_matrices(one.text) == (one.matrix,)
-    _check_damaged(one, data)
     _check_separator_lost_in_every_row(one, data)
-
-
-def _check_damaged(one: Made, data: st.DataObject) -> None:
-    """Any token or line deleted, the text cut anywhere: the same links, a refusal, or a warning."""
-    spans = [found.span() for found in re.finditer(r"[^ \t\r\n]+|[^\r\n]+[\r\n]+", one.text)]
-    start, end = data.draw(st.sampled_from(spans))
-    damaged = data.draw(st.sampled_from([one.text[:start] + one.text[end:], one.text[:start]]))
-    try:
-        found = parse_matrices(damaged)
-    except TopologyError:
-        return
-    assert found[0].warnings or (found[0].links, found[0].gpus) == (one.matrix.links, one.matrix.gpus)
 
 
 def _check_separator_lost_in_every_row(one: Made, data: st.DataObject) -> None:
@@ -380,13 +364,6 @@ def _check_separator_lost_in_every_row(one: Made, data: st.DataObject) -> None:
         return
     glued = re.sub(rf"^((?:GPU|NIC)\d(?:\t[^\t\r\n]*){{{column}}})\t", r"\1", one.text, flags=re.MULTILINE)
     assert parse_matrices(glued)[0].links == one.matrix.links
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(alphabet=st.sampled_from("GPUNIC0123456789 \t\n\r|XSYPBHODEV/A-,.:_\x1b[4m\ufeff\x00"), max_size=300))
-def test_any_text_is_read_or_refused(text: str):
-    with suppress(TopologyError):
-        assert parse_matrices(text)
 
 
 # --- bounded time --------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology.formats.nccl_xml import MOST_CHARACTERS, MOST_TAGS, Tag, parse_xml
+from ddp_doctor.checks.node.topology.formats.nccl_xml import MOST_CHARACTERS, MOST_TAGS, parse_xml
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 
 LAUGHS = "\n".join(f'<!ENTITY l{at} "{f"&l{at - 1};" * 10}">' for at in range(1, 10))
@@ -55,12 +53,3 @@ def test_what_is_broken_or_too_large_is_refused_with_the_line(text: str, reason:
 
 def test_what_a_text_says_of_its_encoding_does_not_matter() -> None:
     assert parse_xml('<?xml version="1.0" encoding="utf-16"?><a b="\ud800é"/>').attributes == {"b": "?é"}
-
-
-@given(st.text(st.sampled_from('<>/="ab&; !-[]\n'), max_size=60))
-def test_any_text_is_a_tree_or_refused(text: str) -> None:
-    try:
-        root = parse_xml(text)
-    except TopologyError:
-        return
-    assert isinstance(root, Tag)

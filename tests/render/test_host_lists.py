@@ -12,6 +12,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.hostlist import read_host_file
 from ddp_doctor.render import host_lists
+from tests.readings import collected
 from tests.recorded import judged, load
 
 
@@ -48,7 +49,7 @@ def test_a_host_is_bad_where_an_error_names_it_and_good_where_it_passed_to_the_e
 def test_hosts_that_passed_in_a_group_by_themselves_are_good_though_no_ranks_ran_on_all():
     recording = load("connectivity/black-hole")
     fact = IsolationFact(tests=(GroupTest(round=0, nodes=(0, 1), outcome="passed"),))
-    reading = Reading(check="isolation", status=Status.COLLECTED, fact=fact.recorded())
+    reading = collected("isolation", fact)
 
     _, good = _lists(recording.model_copy(update={"readings": (*recording.readings, reading)}))
 

@@ -9,12 +9,13 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.facts.job_log import FileSeen, FlightDumpFact, GroupSeen, JobLogFact, LogLine, RankSeen, SignSeen
-from ddp_doctor.model.choices import Detail, Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.choices import Detail
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.render import markdown, terminal
 from ddp_doctor.render.screen import console
+from tests.readings import collected
 from tests.render.reports import Screen
 
 OUT = "slurm-4711.out"
@@ -41,7 +42,7 @@ def recording(*facts: Fact, signs: tuple[SignSeen, ...] = (), ranks: tuple[RankS
         FileSeen(name="core.7", kind="binary", unread="it is binary"),
     )
     job = JobLogFact(files=files, signs=signs, ranks=ranks, world_size=len(ranks) or None, launcher="torchrun")
-    readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in (job, *facts))
+    readings = tuple(collected("logs", fact) for fact in (job, *facts))
     return Recording(run_id="r", options=Options(command="logs"), readings=readings)
 
 

@@ -18,6 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.topology.layout import Rect, lay_out
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.tree import machine_of
+from tests.readings import findings_of
 from tests.recorded import load
 
 TESTS = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def read(name: str) -> TopologyMatrix:
 
 def judged(text: str) -> tuple[Finding, ...]:
     recording = Recording(readings=read_pasted(text))
-    return tuple(finding for rule in CHECK.rules for finding in rule.apply(recording))
+    return tuple(findings_of(CHECK, recording))
 
 
 def drawn(name: str) -> ET.Element:

@@ -12,6 +12,7 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import TraceReport
 from ddp_doctor.render import markdown, trace_table
 from ddp_doctor.render.html import page
+from tests.readings import collected
 from tests.render.test_html import EVIL, Page
 
 MS = 1e3
@@ -51,7 +52,7 @@ def rank(number: int, computes: Sequence[float], *, slowest: Sequence[float] = (
 
 
 def judged(*facts: TraceFact, window: str = "latest", unread: Sequence[tuple[str, str]] = ()) -> Outcome:
-    readings = [Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in facts]
+    readings = [collected("trace", fact, rank=fact.rank) for fact in facts]
     readings += [Reading(check="trace", status=Status.SKIPPED, part=name, reason=why) for name, why in unread]
     options = Options(command=Command.TRACE, window=window, fail_on=FailOn.WARNING)
     return app.judge(

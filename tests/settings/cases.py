@@ -12,14 +12,14 @@ from ddp_doctor import app
 from ddp_doctor.checks.node.env_vars import probe
 from ddp_doctor.facts.node.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Recording, World
+from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.settings.nccl_conf import SYSTEM_FILE, conf_lines
 from tests.fakes import FakeContext
 from tests.machines import lent, servers
 from tests.machines.whole import Whole, judge, record
+from tests.readings import collected, numbered_nodes
 
 HERE = Path(__file__).parent
 
@@ -80,17 +80,13 @@ class Case:
         if self.conf:
             lines = conf_lines(self.conf)
             facts.append(("nccl", NcclFact(conf=(ConfFile(path=SYSTEM_FILE, reason="system", lines=lines),))))
-        nodes = tuple(Node(node_rank=at, hostname=f"node{at}") for at in range(self.nnodes))
+        nodes = numbered_nodes(self.nnodes)
         world = World(
             nnodes=self.nnodes, nproc_per_node=2, world_size=2 * self.nnodes, backend=self.backend, nodes=nodes
         )
         return Recording(
             world=world if self.backend else None,
-            readings=tuple(
-                Reading(check=check, status=Status.COLLECTED, node=node.node_rank, fact=fact.recorded())
-                for node in nodes
-                for check, fact in facts
-            ),
+            readings=tuple(collected(check, fact, node.node_rank) for node in nodes for check, fact in facts),
         )
 
 

@@ -9,20 +9,21 @@ from ddp_doctor import app
 from ddp_doctor.facts.node.env_vars import EnvVars, Origin, SettingOrigins
 from ddp_doctor.facts.node.nccl import ConfFile, NcclFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity, Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import EnvReport, SettingInForce
 from ddp_doctor.render import screen, settings_table, terminal
 from ddp_doctor.settings.in_force import settings_in_force
 from ddp_doctor.settings.nccl_conf import conf_lines
+from tests.readings import collected
 
 LOGIN = "PATH=/usr/bin\nHOME=/home/user\nPWD=/home/user\n"
 SECRET = "hunter2xyzzy"
 
 
 def recorded(*facts: Fact) -> Recording:
-    readings = [Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts]
+    readings = [collected("env_vars", fact) for fact in facts]
     return Recording(run_id="x", options=Options(command="env"), readings=tuple(readings))
 
 
@@ -101,11 +102,7 @@ def test_the_environment_overrules_the_files_and_the_users_file_the_systems():
 
 def test_the_files_of_other_nodes_overrule_nothing_on_the_first():
     env, file = EnvVars(variables={}), NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=INFO\n", "system"),))
-    readings = [
-        Reading(check="nccl", status=Status.COLLECTED, node=node, fact=fact.recorded())
-        for node in (0, 1)
-        for fact in (env, file)
-    ]
+    readings = [collected("nccl", fact, node) for node in (0, 1) for fact in (env, file)]
 
     (debug,) = (row for row in settings_in_force(Recording(readings=tuple(readings))) if row.name == "NCCL_DEBUG")
 

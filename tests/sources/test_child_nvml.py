@@ -124,24 +124,6 @@ def test_a_card_that_counts_retired_pages_tells_them_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "state", "status", "faults"),
-    [
-        ("fabric_in_progress", "in_progress", None, []),
-        ("fabric_not_started", "not_started", None, []),
-        ("fabric_failed", "completed", "unknown", []),
-        ("fabric_degraded", "completed", None, ["degraded_bandwidth"]),
-        ("fabric_few_links", "completed", None, ["insufficient_nvlinks"]),
-        ("a100", None, None, []),
-    ],
-)
-def test_the_fabric_tells_its_state_status_and_faults(
-    fault: str, state: str | None, status: str | None, faults: list[str]
-) -> None:
-    gpu = ask(fault)["gpus"][3]
-    assert (gpu["fabric_state"], gpu["fabric_status"], gpu["fabric_faults"]) == (state, status, faults)
-
-
-@pytest.mark.parametrize(
     ("mask", "faults"),
     [
         (0, []),
@@ -152,21 +134,6 @@ def test_the_fabric_tells_its_state_status_and_faults(
 )
 def test_a_fabric_health_mask_is_read_bit_by_bit(mask: int, faults: list[str]) -> None:
     assert child_nvml.fabric_faults(mask)[:3] == faults
-
-
-def test_an_inforom_that_fails_its_checksum_is_told_from_one_that_cannot_be_checked() -> None:
-    assert [gpu["inforom_valid"] for gpu in ask("inforom")["gpus"]] == [True] * 3 + [False] + [True] * 4
-    assert {gpu["inforom_valid"] for gpu in ask("geforce")["gpus"]} == {None}
-
-
-@pytest.mark.parametrize(
-    ("fault", "code"),
-    [("not_loaded", "driver_not_loaded"), ("mismatch", "lib_rm_version_mismatch"), ("no_permission", "no_permission")],
-)
-def test_a_driver_that_refuses_is_named_as_nvml_names_it(fault: str, code: str) -> None:
-    answer = ask(fault)
-    assert (answer["error"], answer["call"], answer["gpus"]) == (code, "nvmlInit", [])
-    assert answer["text"]
 
 
 def test_no_library_is_its_own_answer() -> None:
@@ -190,11 +157,6 @@ def test_a_gpu_that_is_lost_while_asked_keeps_what_it_said_before() -> None:
     assert gpu["unavailable"]["memory_used_bytes"] == "gpu_is_lost"
 
 
-def test_gpus_of_others_are_refused_one_by_one() -> None:
-    errors = [gpu["error"] for gpu in ask("half_ours")["gpus"]]
-    assert errors == [None] * 4 + ["no_permission"] * 4
-
-
 def test_mig_slices_are_listed_by_uuid() -> None:
     gpu = ask("mig")["gpus"][3]
     assert gpu["mig_enabled"] is True
@@ -206,20 +168,6 @@ def test_a_process_on_a_gpu_is_told_by_pid_name_and_memory() -> None:
     name = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
     expected = {"pid": os.getpid(), "kind": "compute", "name": name, "memory_used_bytes": 12 * 2**30}
     assert gpu["processes"] == [expected]
-
-
-def test_a_process_of_another_namespace_has_no_name() -> None:
-    assert ask("busy")["gpus"][3]["processes"][0]["name"] is None
-
-
-def test_a_slowdown_that_stays_is_reported() -> None:
-    gpu = ask("throttled")["gpus"][3]
-    assert gpu["clock_events"] == ["hw_slowdown", "hw_thermal_slowdown"]
-    assert (gpu["sm_clock_mhz"], gpu["temperature_c"]) == (345, 94)
-
-
-def test_a_slowdown_gone_at_the_second_look_is_not() -> None:
-    assert ask("throttled_once")["gpus"][3]["clock_events"] == []
 
 
 @pytest.mark.parametrize(
@@ -235,10 +183,6 @@ def test_a_driver_that_hangs_is_named_with_the_call_within_the_limit(
     assert (answer["error"], answer["call"], answer["gpu"]) == ("timed_out", call, gpu)
     assert len(answer["gpus"]) == answered
     assert answer["text"] == f"no answer within {limit_s:g} s"
-
-
-def test_a_library_that_crashes_takes_only_the_child() -> None:
-    assert run(environment("crash")).returncode == -11
 
 
 def test_it_imports_nothing_of_the_doctor() -> None:

@@ -15,7 +15,7 @@ import pytest
 from ddp_doctor.sources import commands
 from ddp_doctor.sources.commands import OUTPUT_LIMIT_BYTES, find_executable, run_command
 from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, comes_true
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
@@ -34,12 +34,7 @@ def alive(pid: int) -> bool:
 
 def gone(pid: int) -> bool:
     """Within a moment."""
-    end = time.monotonic() + PATIENCE_S
-    while alive(pid):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
+    return comes_true(lambda: not alive(pid))
 
 
 def test_output_and_exit_code_of_an_ordinary_command():
@@ -171,10 +166,7 @@ def test_commands_end_with_the_agent_even_when_it_is_killed(tmp_path):
     """
     agent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
     try:
-        end = time.monotonic() + PATIENCE_S
-        while not (tmp_path / "pid").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        assert comes_true((tmp_path / "pid").exists)
         pid = int((tmp_path / "pid").read_text())
         assert alive(pid)
     finally:

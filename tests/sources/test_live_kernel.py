@@ -3,8 +3,6 @@
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from ddp_doctor.knowledge.system_calls import CALLS
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import sockets, waits_for
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import comes_true
 
 WAITS = {
     "os.open('F', os.O_RDONLY)": ("open", " of the FIFO {F}"),
@@ -37,10 +35,10 @@ def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script
     make = f"os.mkfifo({names['F']!r})"
     with subprocess.Popen((sys.executable, "-c", f"{imports}; {make}; {text}"), cwd=tmp_path) as process:
         try:
-            if not _wait_until(lambda: Path(names["F"]).exists()) or proc.read(f"/proc/{process.pid}/syscall") is None:
+            if not comes_true(lambda: Path(names["F"]).exists()) or proc.read(f"/proc/{process.pid}/syscall") is None:
                 pytest.skip("this kernel does not tell in which call a process is")
             expected = of.format(**names)
-            _wait_until(lambda: _waits_for(process.pid).endswith(expected) or process.poll())
+            comes_true(lambda: _waits_for(process.pid).endswith(expected) or process.poll())
 
             said = _waits_for(process.pid)
         finally:
@@ -51,10 +49,3 @@ def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script
 
 def _waits_for(pid: int) -> str:
     return waits_for(pid, dict.fromkeys(sockets(pid), "10.0.0.5:443"))
-
-
-def _wait_until(is_so: Callable[[], object]) -> bool:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(is_so())

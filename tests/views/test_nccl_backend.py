@@ -6,10 +6,10 @@ from ddp_doctor.app import judge
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Fact, Reading
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.fact import Fact
+from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.views.software import backend_of_ranks, nccl_backends
+from tests.readings import collected, plain_world
 
 OFFERED = ("gloo", "nccl", "nccl-legacy", "nccl2")
 
@@ -43,17 +43,12 @@ def group(backend: str, impl: str | None, rank: int = 0) -> ProcessGroupFact:
 
 def recording(*facts: Fact, backend: str = "nccl", command: str = "run") -> Recording:
     checks = {Software: "software", EnvVars: "env_vars", ProcessGroupFact: "process_group"}
-    world = World(nproc_per_node=2, world_size=2, backend=backend, nodes=(Node(hostname="node0"),))
+    world = plain_world(1, 2, backend)
     return Recording(
         world=world,
         options=Options(command=command),
         readings=tuple(
-            Reading(
-                check=checks[type(fact)],
-                status=Status.COLLECTED,
-                rank=fact.group_rank if isinstance(fact, ProcessGroupFact) else None,
-                fact=fact.recorded(),
-            )
+            collected(checks[type(fact)], fact, rank=fact.group_rank if isinstance(fact, ProcessGroupFact) else None)
             for fact in facts
         ),
     )

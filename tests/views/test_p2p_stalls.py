@@ -1,13 +1,15 @@
 """Who stands still over P2P, and who does not although a trial got stuck."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrix
-from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
 from ddp_doctor.views.failed_trials import find_stalls, logs_by_node, nodes_nccl_ran_on
+from tests.readings import trial_of
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 PAIR = parse_matrix((SAMPLES / "classic-two-socket.txt").read_text())
@@ -32,16 +34,7 @@ def waiting(rank: int, peers: tuple[int, ...] = (), check: str = "allreduce", **
     return RankEvidence(rank=rank, **(fields | more))
 
 
-def stuck(*evidence: RankEvidence, check: str = "allreduce", **more) -> TrialRecord:
-    ranks = tuple(one.rank for one in evidence)
-    fields: dict[str, Any] = {
-        "backend": "nccl",
-        "outcome": "stuck",
-        "judged_check": check,
-        "ranks": ranks,
-        "checks": (check,),
-    }
-    return TrialRecord(trial="0", evidence=evidence, **(fields | more))
+stuck = partial(trial_of, backend="nccl")
 
 
 def test_two_ranks_in_one_all_reduce_over_p2p_stall():
@@ -53,7 +46,7 @@ def test_two_ranks_in_one_all_reduce_over_p2p_stall():
 def test_pair_isolated_by_the_p2p_check_is_named_alone():
     ring = [waiting(rank, output_tail=channel(rank, (rank + 1) % 8)) for rank in range(8)]
     pair = [waiting(2, (3,), "p2p"), waiting(3, (2,), "p2p"), waiting(4, (2,), "p2p")]
-    alone = stuck(*pair, check="p2p", ranks=tuple(range(8)))
+    alone = stuck(*pair, judged_check="p2p", ranks=tuple(range(8)))
     assert len(find_stalls({0: EIGHT}, [stuck(*ring)])) == 8
     (stall,) = find_stalls({0: EIGHT}, [stuck(*ring), alone])
     assert stall.gpus == ("GPU2", "GPU3")
@@ -124,14 +117,14 @@ def met(rank: int, name: str = "all_reduce", **more) -> RankEvidence:
 
 
 def test_first_all_reduce_of_the_run_over_p2p_stalls():
-    (stall,) = find_stalls({0: PAIR}, [stuck(met(0), met(1), check="process_group")])
+    (stall,) = find_stalls({0: PAIR}, [stuck(met(0), met(1), judged_check="process_group")])
     assert (stall.ranks, stall.via, stall.isolated) == ((0, 1), "P2P/CUMEM", False)
 
 
 def test_ranks_that_have_not_met_do_not_stall_over_p2p():
     name = "init_process_group"
-    assert find_stalls({0: PAIR}, [stuck(met(0, name), met(1, name), check="process_group")]) == []
-    assert find_stalls({0: PAIR}, [stuck(met(0), met(1, name), check="process_group")]) == []
+    assert find_stalls({0: PAIR}, [stuck(met(0, name), met(1, name), judged_check="process_group")]) == []
+    assert find_stalls({0: PAIR}, [stuck(met(0), met(1, name), judged_check="process_group")]) == []
 
 
 def test_ranks_of_the_log_are_numbers_within_the_trial_and_are_told_by_their_first_number():

@@ -1,11 +1,11 @@
 """What NCCL should use between GPUs beside what its log says, on recorded machines and changes of them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from ddp_doctor.checks.node.topology import CHECK
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.topology.report import network_table, transport_table
 from ddp_doctor.views.network import to_network
@@ -13,6 +13,7 @@ from ddp_doctor.views.transports import places, used_within
 from tests import recorded
 from tests.machines import servers
 from tests.machines.whole import record
+from tests.readings import findings_of
 from tests.simulated import group_fact
 
 
@@ -20,8 +21,7 @@ def load(name: str) -> Recording:
     return recorded.load(f"topology/transports-{name}")
 
 
-def judge(recording: Recording) -> list[Finding]:
-    return [finding for rule in CHECK.rules for finding in rule.apply(recording)]
+judge = partial(findings_of, CHECK)
 
 
 def with_log(recording: Recording, change: Any) -> Recording:

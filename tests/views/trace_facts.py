@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddp_doctor.facts.trace import TraceCall, TraceFact, TraceStep
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
+from tests.readings import collected
 
 TRANSFER_US = 2_000.0
 
@@ -97,5 +96,5 @@ def moved(fact: TraceFact, by: float = 0.0, times: float = 1.0) -> TraceFact:
 
 def recording(ranks: Sequence[TraceFact], window: str = "latest") -> Recording:
     """What `ddp-doctor trace` records of them."""
-    readings = (Reading(check="trace", status=Status.COLLECTED, rank=fact.rank, fact=fact.recorded()) for fact in ranks)
+    readings = (collected("trace", fact, rank=fact.rank) for fact in ranks)
     return Recording(options=Options(command="trace", window=window), readings=tuple(readings))

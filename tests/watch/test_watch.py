@@ -17,6 +17,7 @@ import pytest
 
 from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.job_log import JobLogFact
+from tests.lab.processes import comes_true
 from tests.launch.agents import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent.parent
@@ -56,10 +57,7 @@ def ended(process: "subprocess.Popen[str]") -> tuple[str, str, int]:
 
 
 def wait_for(path: Path, text: str) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not path.exists() or text not in path.read_text():
-        assert time.monotonic() < end, path.read_text() if path.exists() else "nothing"
-        time.sleep(0.01)
+    assert comes_true(lambda: path.exists() and text in path.read_text()), path
 
 
 def kept(state: Path) -> list[Path]:

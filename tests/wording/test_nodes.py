@@ -1,9 +1,9 @@
 from typing import ClassVar
 
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, node_names, shortened
+from tests.readings import collected
 
 
 class Colour(Fact):
@@ -14,10 +14,7 @@ class Colour(Fact):
 def seen(*colours: str) -> Recording:
     return Recording(
         world=World(nnodes=2, nodes=(Node(node_rank=0, hostname="alpha"), Node(node_rank=1, hostname="beta"))),
-        readings=tuple(
-            Reading(check="c", status=Status.COLLECTED, node=node, fact=Colour(name=colour).recorded())
-            for node, colour in enumerate(colours)
-        ),
+        readings=tuple(collected("c", Colour(name=colour), node) for node, colour in enumerate(colours)),
     )
 
 

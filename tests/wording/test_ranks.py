@@ -7,6 +7,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_culprits, ranks_at
+from tests.readings import collected
 from tests.simulated import group_fact
 
 
@@ -58,7 +59,7 @@ class _Seen(Fact):
 
 
 def test_a_culprit_stands_on_the_node_that_read_it_else_where_its_rank_belongs():
-    reading = Reading(check="seen", status=Status.COLLECTED, node=1, rank=0, fact=_Seen().recorded())
+    reading = collected("seen", _Seen(), 1, rank=0)
     world = World(nnodes=2, nproc_per_node=2, world_size=4, nodes=(Node(node_rank=1, hostname="gpu7"),))
     whole = Recording(world=world, readings=(reading,))
     culprits = rank_culprits(whole, _Seen, [0, 3, 1])
