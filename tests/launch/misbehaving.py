@@ -10,6 +10,7 @@ from typing import ClassVar
 from ddp_doctor.facts.collectives import CollectiveFact
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Fact, Skip
+from tests import once
 
 #: The rank that misbehaves.
 BAD = 1
@@ -39,6 +40,18 @@ def well_behaved(ctx: RankContext) -> Done:
 def never_enters(ctx: RankContext) -> Done:
     if ctx.rank == BAD:
         time.sleep(FOR_EVER)  # the line that the report must name
+    return _all_reduce(ctx)
+
+
+def asleep(pid: int | None) -> Path:
+    """What says that the bad rank of the next function, which has this pid, is about to sleep."""
+    return Path(os.environ[once.VARIABLE], f"asleep-{pid}")
+
+
+def says_that_it_never_enters(ctx: RankContext) -> Done:
+    if ctx.rank == BAD:
+        asleep(os.getpid()).touch()
+        time.sleep(FOR_EVER)
     return _all_reduce(ctx)
 
 

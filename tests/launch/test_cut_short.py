@@ -37,7 +37,7 @@ PAIR = World(nproc_per_node=2, world_size=2)
 def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
     """In the place of the deadlines: a signal that comes when rank 0 waits and rank 1 has begun to sleep."""
     waits, sleeps = trial.ranks
-    if waits.open_step is not None and sleeps.check == "scenario" and now - sleeps.check_at > 0.3:
+    if waits.open_step is not None and misbehaving.asleep(sleeps.worker.pid).exists() and now - sleeps.check_at > 0.3:
         raise Interrupted
 
 
@@ -47,7 +47,7 @@ def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
 ):
     monkeypatch.setattr(Trial, "_overdue", interrupts_where_ranks_stand)
     with pytest.raises(Interrupted):
-        play(misbehaving.never_enters, ranks=2, deadline_s=60.0)
+        play(misbehaving.says_that_it_never_enters, ranks=2, deadline_s=60.0)
     note_interruption(session.partial, [check for check in CHECKS if check.id == "p2p"], ())
     recording = session.partial.added_to(Recording(world=PAIR, interrupted=True))
 
