@@ -1,7 +1,5 @@
 """What a collective of this run ought to reach: NCCL's own plan for the machine, or a bare socket between its hosts."""
 
-from typing import NamedTuple
-
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.facts.node.gpus import GpusFact
@@ -13,20 +11,6 @@ from ddp_doctor.views.gpus import each_has_a_whole_gpu
 from ddp_doctor.views.network import rdma_of
 from ddp_doctor.views.transports import log_of, places
 
-
-class Expected(NamedTuple):
-    """A band of bus bandwidth in GB/s; without an upper edge where only the least is known."""
-
-    low: float
-    high: float | None
-    source: str
-
-    @property
-    def middle(self) -> float:
-        """What is most to be expected."""
-        return (self.low * self.high) ** 0.5 if self.high is not None else self.low
-
-
 #: Of a bare socket's rate, as of a path beside others: hosts in the lab, three on two busy cores, came down to 0.41 of
 #: it at 1 Gbit/s, and to 0.98 at 100 Mbit/s (docs/explanation/expected-bandwidth.md).
 _OF_A_SOCKET = 1 / SLOW_PATH_RATIO
@@ -34,17 +18,17 @@ _OF_A_SOCKET = 1 / SLOW_PATH_RATIO
 _LEAST_BYTES = 4 << 20
 
 
-def expected(recording: Recording, collective: str, size_bytes: int) -> Expected | None:
+def expected(recording: Recording, collective: str, size_bytes: int) -> expected_speed.Band | None:
     """None where no table and no socket tells: then nothing is to be expected."""
     machine = _machine(recording)
     band = expected_speed.band(machine, collective, size_bytes) if machine is not None else None
     if band is not None:
-        return Expected(band.low, band.high, band.source)
+        return band
     socket = _slowest_socket(recording)
     if socket is None or collective != ALL_REDUCE or size_bytes < _LEAST_BYTES:
         return None
     source = f"a bare TCP connection between the same hosts carries {socket:.3g} GB/s"
-    return Expected(_OF_A_SOCKET * socket, None, source)
+    return expected_speed.Band(_OF_A_SOCKET * socket, None, source)
 
 
 @once_a_recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from dataclasses import replace
-from math import isclose, sqrt
+from math import isclose
 
 import pytest
 
@@ -54,6 +54,7 @@ def test_a_band_is_as_narrow_as_its_size_allows(size: int, most: float):
     found = band(H200, "all_reduce", size)
 
     assert found is not None
+    assert found.high is not None
     assert isclose(found.high / found.low, most)
     assert width(size) == most
 
@@ -87,7 +88,7 @@ THRESHOLDS = (
 def test_a_published_threshold_lies(machine: Machine, asked: float, lies: str):
     found = band(machine, "all_reduce", 8 * GIB)
 
-    if found is None:
+    if found is None or found.high is None:
         assert lies == "no band"
     else:
         assert lies == ("above" if asked > found.high else "below" if asked < found.low else "within"), found
@@ -133,8 +134,8 @@ def test_without_nvlink_sharp_another_algorithm_and_band_are_expected():
 
     assert found is not None
     assert other is not None
-    assert (round(sqrt(found.low * found.high)), " with NVLS;" in found.source) == (466, True)
-    assert (round(sqrt(other.low * other.high)), " with NVLS;" in other.source) == (359, False)
+    assert (round(found.middle), " with NVLS;" in found.source) == (466, True)
+    assert (round(other.middle), " with NVLS;" in other.source) == (359, False)
 
 
 def test_a_number_of_nodes_between_two_of_the_table_has_the_bands_of_both():
@@ -143,7 +144,8 @@ def test_a_number_of_nodes_between_two_of_the_table_has_the_bands_of_both():
     assert fewer is not None
     assert between is not None
     assert more is not None
-    assert (between.low, between.high) == (min(fewer.low, more.low), max(fewer.high, more.high))
+    assert between.low == min(fewer.low, more.low)
+    assert between.high in (fewer.high, more.high)
     assert "4 and 8 nodes of 8 H100 joined by NV18 over IB" in between.source
 
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, CollectiveFact
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, GROUPS, TABLE
+from ddp_doctor.knowledge.network.expected_speed import Band
 from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING
 from ddp_doctor.model.base import grouped
@@ -15,7 +16,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, by_operator, unset
 from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.views.collective_sizes import mean_us
-from ddp_doctor.views.expected_speed import Expected, expected
+from ddp_doctor.views.expected_speed import expected
 from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
@@ -160,7 +161,7 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
         same hosts tells the network from NCCL.
     See: docs/explanation/expected-bandwidth.md
     """
-    worst: dict[str, tuple[Speed, Expected]] = {}
+    worst: dict[str, tuple[Speed, Band]] = {}
     for speed in speeds(recording):  # of each collective the largest size counts
         band = expected(recording, speed.collective, speed.size_bytes) if speed.again else None
         if band is not None:
@@ -190,7 +191,7 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
     )
 
 
-def _evidence(speed: Speed, band: Expected) -> Evidence:
+def _evidence(speed: Speed, band: Band) -> Evidence:
     upper = f" to {band.high:.3g}" if band.high is not None else " and more"
     return Evidence(
         text=f"{TABLE[speed.collective].words} of {_size(speed.size_bytes)}, expected {band.low:.3g}{upper} GB/s",

@@ -24,16 +24,13 @@ from ddp_doctor.knowledge.job_causes import (
     network,
     pointers,
     rdma,
-    scheduler,
     software,
     unproven,
 )
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.signs import Sign
 
-_MODULES = (
-    host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, scheduler, hangs, unproven,
-)  # fmt: skip
+_MODULES = (host, gpu, gpu_access, software, network, rdma, nccl, code, ddp, launchers, hangs, unproven)
 JOB_CAUSES: tuple[JobCause, ...] = tuple(
     cause._replace(code=key) for key, cause in sorted(row for module in _MODULES for row in module.CAUSES.items())
 )

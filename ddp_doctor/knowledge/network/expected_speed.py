@@ -68,11 +68,16 @@ class Machine:
 
 @dataclass(frozen=True)
 class Band:
-    """What busbw is to be expected, in GB/s."""
+    """What busbw is to be expected, in GB/s; without an upper edge where only the least is known."""
 
     low: float
-    high: float
+    high: float | None
     source: str
+
+    @property
+    def middle(self) -> float:
+        """What is most to be expected."""
+        return math.sqrt(self.low * self.high) if self.high is not None else self.low
 
 
 @dataclass(frozen=True)
