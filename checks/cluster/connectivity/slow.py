@@ -227,9 +227,5 @@ def _culprits(recording: Recording, matrix: Matrix, name: str) -> Iterator[Culpr
     taken = {path[1]: peer.address for path, peer in matrix.seen.items()}
     for node in matrix.nodes:
         setting = settings.get(node)
-        yield Culprit(
-            kind="setting" if setting else "nic",
-            node=host(recording, node),
-            node_rank=node,
-            name=setting or wording.interface_name(recording, node, taken.get(node, "")),
-        )
+        known = setting or wording.interface_name(recording, node, taken.get(node, ""))
+        yield node_culprit(recording, node, kind="setting" if setting else "nic", name=known)

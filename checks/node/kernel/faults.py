@@ -8,7 +8,7 @@ from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Backend, Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import FIND_GPU, LOAD_PEERMEM, REBOOT
@@ -17,7 +17,7 @@ from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, failed_nics, h
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence, stuck_evidence
-from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
+from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
 
 _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.nvidia.com/datacenter/tesla/"
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
@@ -315,7 +315,7 @@ def process_stuck_in_gpu_driver(recording: Recording) -> Iterator[Draft]:
             names = name_list([f"{process.name} (pid {process.pid})" for process in processes])
             are = "is" if len(processes) == 1 else "are"
             yield finding(
-                (Culprit(kind="node", node=where, node_rank=view.node),),
+                (node_culprit(recording, view.node),),
                 f"{names} on {where} {are} stuck in the NVIDIA driver (state D)",
                 (stuck_evidence(view, process) for process in processes[:LINES_OF_EVIDENCE]),
                 REBOOT,

@@ -101,9 +101,8 @@ _DETAILS: dict[Standing, str] = {
 def _is_reported(view: NodeView, device: str | None) -> bool:
     """Whether a finding about NVML's answer names this GPU that is out of order, or all of the node."""
     fact = view.gpus
-    if fact is None:
-        return False
-    return fact.nvml_error is not None or view.gpu(device) is not None or device in fact.unlisted()
+    by_nvml = fact is not None and (fact.nvml_error is not None or device in fact.unlisted())
+    return by_nvml or view.gpu(device) is not None
 
 
 def meaning(event: KernelEvent) -> Xid:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, is_between_nodes, users
+from ddp_doctor.checks.node.rdma.nodes import distance, fast_and_others, users
 from ddp_doctor.checks.node.rdma.wording import Hit, port_draft, port_name, use_ports
 from ddp_doctor.facts.node.rdma import Hca, Port, RdmaFact
 from ddp_doctor.facts.node.topology import TopologyFact
@@ -196,13 +196,13 @@ def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/graph/paths.cc, ncclTopoCheckGdr
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net-gdr-level
     """
-    if not is_between_nodes(recording):
-        return
     topologies = {node.node: node.fact for node in recording.facts(TopologyFact)}
     able = [node for node in users(recording) if node.fact.chosen() and node.node in topologies]
-    set_here = [node for node in able if node.fact.settings.get(HCA)]
-    cut_off = {node.node: _gpus_and_ports_cut_off(node.fact, topologies[node.node]) for node in set_here}
-    groups = grouped(((node.fact.settings[HCA], *cut_off[node.node]), node) for node in set_here)
+    groups = grouped(
+        ((node.fact.settings[HCA], *_gpus_and_ports_cut_off(node.fact, topologies[node.node])), node)
+        for node in able
+        if node.fact.settings.get(HCA)
+    )
     for (value, gpus, names), group in groups.items():
         if not gpus:
             continue

@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
@@ -24,7 +24,7 @@ from ddp_doctor.views.reproducers import between, everybody
 from ddp_doctor.views.transports import Place, ToNetwork, log_of, places
 from ddp_doctor.wording.findings import NOBODY, finding, possible, proved
 from ddp_doctor.wording.gpus import asked_for
-from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list
+from ddp_doctor.wording.nodes import by_cause, hosts, name_list, node_culprit
 from ddp_doctor.wording.pcie import what_bends_the_path
 
 
@@ -47,13 +47,8 @@ def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
         pairs = name_list(list(dict.fromkeys(f"{found.nic} to {found.gpu}" for found in group)))
         yield finding(
             (
-                Culprit(
-                    kind="nic",
-                    node=host(recording, found.crossing.node),
-                    node_rank=found.crossing.node,
-                    rank=found.crossing.ranks[0],
-                    gpu=found.crossing.gpu,
-                    name=found.nic,
+                node_culprit(recording, found.crossing.node, kind="nic", name=found.nic).model_copy(
+                    update={"rank": found.crossing.ranks[0], "gpu": found.crossing.gpu}
                 )
                 for found in group
             ),
