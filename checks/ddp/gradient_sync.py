@@ -220,14 +220,11 @@ def _one_step(ctx: RankContext, model: Any, scale: int, *, sync: bool) -> tuple[
     """Forward and backward with this rank's inputs; seconds of each."""
     import torch
 
-    inputs = [
-        scale
-        * gradient_code.local(
-            number, torch.arange(len(parameter), device=parameter.device), ctx.group_rank, ctx.world_size
-        )
-        for number, parameter in enumerate(model.module.parameters())
-    ]
-    inputs = [given.to(torch.float32) for given in inputs]
+    inputs = []
+    for number, parameter in enumerate(model.module.parameters()):
+        places = torch.arange(len(parameter), device=parameter.device)
+        code = gradient_code.local(number, places, ctx.group_rank, ctx.world_size)
+        inputs.append((scale * code).to(torch.float32))
     detail = f"gradients x {scale}" if sync else "inside no_sync()"
     with nullcontext() if sync else model.no_sync():
         started = ctx.clock()

@@ -407,36 +407,29 @@ def wrong_objects(ctx: RankContext) -> dict[str, list[WrongShare]]:
     root = dist.get_global_rank(group, 0)
     objects = [{"rank": number, "name": f"Größe {number}", "sizes": list(range(number))} for number in range(ranks)]
 
-    def all_gather() -> list[Any]:
-        taken: list[Any] = [None] * ranks
-        dist.all_gather_object(taken, objects[rank], group=group)
-        return taken
-
-    def broadcast() -> list[Any]:
-        taken: list[Any] = [objects[0] if rank == 0 else None]
-        dist.broadcast_object_list(taken, src=root, group=group)
-        return taken
-
-    def gather() -> list[Any]:
-        taken: list[Any] | None = [None] * ranks if rank == 0 else None
-        dist.gather_object(objects[rank], taken, dst=root, group=group)
-        return taken or []
-
-    def scatter() -> list[Any]:
-        taken: list[Any] = [None]
-        dist.scatter_object_list(taken, objects if rank == 0 else [None], src=root, group=group)
-        return taken
-
-    due = {all_gather: objects, broadcast: objects[:1], gather: objects * (rank == 0), scatter: [objects[rank]]}
+    own, is_root = objects[rank], rank == 0
+    taken: dict[str, Any] = {
+        "all_gather": [None] * ranks,
+        "broadcast": [objects[0] if is_root else None],
+        "gather": [None] * ranks if is_root else None,
+        "scatter": [None],
+    }
+    calls = {
+        "all_gather": lambda: dist.all_gather_object(taken["all_gather"], own, group=group),
+        "broadcast": lambda: dist.broadcast_object_list(taken["broadcast"], src=root, group=group),
+        "gather": lambda: dist.gather_object(own, taken["gather"], dst=root, group=group),
+        "scatter": lambda: dist.scatter_object_list(taken["scatter"], objects if is_root else [None], root, group),
+    }
+    due = {"all_gather": objects, "broadcast": objects[:1], "gather": objects * is_root, "scatter": [own]}
     found = {}
     for call, expected in due.items():
-        name = f"{call.__name__}_object"
-        with ctx.step(call.__name__, "objects"):
-            taken = call()
-        sources = [0] if call is scatter else range(len(expected))
+        name = f"{call}_object"
+        with ctx.step(call, "objects"):
+            calls[call]()
+        sources = [0] if call == "scatter" else range(len(expected))
         found[name] = [
             WrongShare(case=name, source=ctx.ranks[source], elements=1, of=1, expected=1.0, got=0.0)
-            for source, came, given in zip(sources, taken, expected, strict=True)
+            for source, came, given in zip(sources, taken[call] or (), expected, strict=True)
             if came != given
         ]
     return found

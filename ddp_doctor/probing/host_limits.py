@@ -92,9 +92,9 @@ def loopback_problem(interfaces: Callable[[], Sequence[Interface]]) -> str | Non
     addresses = (
         ip_interface(text.partition("%")[0]) for each in loopbacks for text in each.addresses if ":" not in text
     )
-    return (
-        None if any(_LOCALHOST in address.network for address in addresses) else f"{name} has no address {_LOCALHOST}"
-    )
+    if any(_LOCALHOST in address.network for address in addresses):
+        return None
+    return f"{name} has no address {_LOCALHOST}"
 
 
 def shared_memory_device(ctx: Context) -> int | None:

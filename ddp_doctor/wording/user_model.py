@@ -40,9 +40,14 @@ def code(*names: str) -> tuple[Culprit, ...]:
     return tuple(Culprit(kind="file", name=name) for name in names if name)
 
 
-def none_expected(text: str, count: int, source: str | None = None) -> Evidence:
+def none_due(text: str, count: int, source: str | None = None) -> Evidence:
     """How many there are of what there should be none."""
     return Evidence(text=text, value=float(count), expected=0.0, expected_from=source)
+
+
+def named(text: str, some: Names) -> Evidence:
+    """Names, and how many there are."""
+    return Evidence(text=f"{text} {names(some)}", value=float(some.count))
 
 
 def names(some: Names) -> str:

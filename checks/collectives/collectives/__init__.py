@@ -45,7 +45,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
         return _objects(ctx)
     if row.name == GROUPS:
         return _groups(ctx)
-    tested, refused, sources, wrong = list[str](), dict[str, str](), dict[int, int](), list[WrongShare]()
+    tested, refused, sources, wrong = list[str](), dict[str, str](), Counter[int](), list[WrongShare]()
     for case in collectives.cases(row, ctx.world_size):
         try:
             looked_at, found = collectives.wrong_shares(ctx, row, case)
@@ -60,8 +60,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
         tested.append(case.words(row))
         counts = Counter(share.source for share in wrong)
         wrong += [share for share in found if share.source is None or counts[share.source] < _MOST_OF_A_SOURCE]
-        for source in looked_at:
-            sources[source] = sources.get(source, 0) + 1
+        sources.update(looked_at)
     if not tested:
         raise Absent(f"the backend does not offer {row.words}: {next(iter(refused.values()))}")
     repeatable = collectives.is_repeatable(ctx, row) if row.reduces else None
@@ -71,7 +70,7 @@ def probe(ctx: RankContext) -> CollectiveFact:
         ranks=ctx.world_size,
         tested=tuple(tested),
         not_offered=refused,
-        sources=sources,
+        sources=dict(sources),
         wrong=tuple(wrong),
         repeatable=repeatable,
         sizes=tuple(swept.sizes),
@@ -141,8 +140,8 @@ def _groups(ctx: RankContext) -> CollectiveFact:
         group, members = mine.get(kind, (None, ()))
         if members:
             for dtype in ("float32", "int64"):
-                case, original = Case(dtype, "sum"), [ctx.ranks[rank] for rank in members]
-                found = collectives.wrong_shares(ctx, row, case, group, original)[1]
+                original = [ctx.ranks[rank] for rank in members]
+                found = collectives.wrong_shares(ctx, row, Case(dtype, "sum"), group, original)[1]
                 wrong += [share.model_copy(update={"case": f"{share.case} {kind}", "blamed": ()}) for share in found]
             if all_reduces.memory_needed(ctx, row, size) <= all_reduces.memory_free(ctx):
                 timed = collectives.timed(ctx, row, size, _OF_A_GROUP_TIMES, group=group)
@@ -152,20 +151,15 @@ def _groups(ctx: RankContext) -> CollectiveFact:
     pair = [*mine.values(), (ctx.group, tuple(range(ctx.world_size)))][:2]
     with ctx.step("all_reduce", "in two groups at once"):
         tensors = [torch.full((ELEMENTS,), float(ctx.group_rank + 1), device=ctx.device) for _ in pair]
-        works = [
-            dist.all_reduce(tensor, group=group, async_op=True)
-            for tensor, (group, _) in zip(tensors, pair, strict=True)
-        ]
-        for work in works:
+        both = zip(tensors, pair, strict=True)
+        for work in [dist.all_reduce(tensor, group=group, async_op=True) for tensor, (group, _) in both]:
             work.wait()
-        sums = [float(sum(rank + 1 for rank in members)) for _, members in pair]
-        off = [int((tensor != due).sum().item()) for tensor, due in zip(tensors, sums, strict=True)]
+        for tensor, (_, members) in zip(tensors, pair, strict=True):
+            due = float(sum(rank + 1 for rank in members))
+            off, got = int((tensor != due).sum().item()), float(tensor.max().item())
+            case = "two groups at once"
+            wrong += [WrongShare(case=case, elements=off, of=ELEMENTS, expected=due, got=got)] * (off > 0)
     tested.append("two groups at once")
-    wrong += [
-        WrongShare(case="two groups at once", elements=count, of=ELEMENTS, expected=due, got=float(tensor.max().item()))
-        for count, due, tensor in zip(off, sums, tensors, strict=True)
-        if count
-    ]
     return CollectiveFact(
         part=GROUPS, ranks=ctx.world_size, tested=tuple(tested), wrong=tuple(wrong), sizes=tuple(sizes)
     )

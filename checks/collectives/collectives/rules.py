@@ -77,12 +77,10 @@ def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
     Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
     See: NCCL user guide, NCCL_ALGO
     """
-    names = _by_part(recording)
-    unsteady = {
-        TABLE[name].words: [rank.rank or 0 for rank in ranks if rank.fact.repeatable is False]
-        for name, ranks in names.items()
-    }
-    unsteady = {words: ranks for words, ranks in unsteady.items() if ranks}
+    unsteady = {}
+    for name, ranks in _by_part(recording).items():
+        if odd := [rank.rank or 0 for rank in ranks if rank.fact.repeatable is False]:
+            unsteady[TABLE[name].words] = odd
     if unsteady:
         on = sorted({rank for ranks in unsteady.values() for rank in ranks})
         yield likely(

@@ -23,7 +23,7 @@ from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Level, Where
 from ddp_doctor.model.context import GpuWatch, GpuWatched, RankContext
-from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rules_in
@@ -165,7 +165,7 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
         with ctx.step(name, deadline_s=_STEP_S):
             try:
                 fields.update(work())
-            except _NotMeasured as reason:
+            except Skip as reason:
                 missing[what] = str(reason)
             except torch.cuda.OutOfMemoryError:
                 missing[what] = "the GPU's memory is in use"
@@ -189,10 +189,6 @@ def measure(ctx: RankContext, workload: Workload = _WHOLE) -> GpuSpeedFact:
     return GpuSpeedFact(**fields, not_measured=missing, load=summed_up(watched))
 
 
-class _NotMeasured(Exception):
-    """The message is the reason."""
-
-
 def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, Any]:
     """Products of random matrices: zeros would take less power, and so leave a higher clock."""
     import torch
@@ -201,7 +197,7 @@ def _matmul(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, 
     room = min((ctx.gpu_memory_bytes - _WORKSPACE_BYTES) // 3, _LARGEST_MATRIX_BYTES)
     fitting = [size for size in workload.matrices if size * size * dtype.itemsize <= room]
     if not fitting:
-        raise _NotMeasured("too little memory is free on the GPU")
+        raise Skip("too little memory is free on the GPU")
     size = fitting[0]
     # The same numbers on every rank: the power that a product takes depends on them.
     generator = torch.Generator(ctx.device).manual_seed(1)
@@ -222,7 +218,7 @@ def _copy(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
         properties = torch.cuda.get_device_properties(ctx.device)
         cache = getattr(properties, "L2_cache_size", 0) or _CACHE_BYTES
         if size < cache:
-            raise _NotMeasured("too little memory is free on the GPU to get past its cache")
+            raise Skip("too little memory is free on the GPU to get past its cache")
     source = torch.ones(size, dtype=torch.uint8, device=ctx.device)
     target = torch.empty_like(source)
     with watch.during(COPY):
@@ -238,7 +234,7 @@ def _host(ctx: RankContext, watch: GpuWatch, workload: Workload) -> dict[str, An
     try:
         host = torch.ones(size, dtype=torch.uint8, pin_memory=ctx.device.startswith("cuda"))
     except RuntimeError as error:
-        raise _NotMeasured(f"no pinned memory: {str(error).partition(chr(10))[0]}") from None
+        raise Skip(f"no pinned memory: {str(error).partition(chr(10))[0]}") from None
     there = torch.empty(size, dtype=torch.uint8, device=ctx.device)
     with watch.during(HOST_COPY):
         into = rate(ctx, lambda: there.copy_(host, non_blocking=True), size / 1e9, workload.host_copy)
@@ -267,8 +263,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     indices = gpus_by_rank(recording)
     for rank in recording.facts(GpuSpeedFact):
         labels: dict[str, str | int | float] = {"rank": rank.rank or 0, "node": rank.node}
-        index = indices.get(rank.rank or 0)
-        if index is not None:
+        if (index := indices.get(rank.rank or 0)) is not None:
             labels["gpu"] = index
         for name, rate_field, factor, unit in _RATES:
             measured = getattr(rank.fact, rate_field)

@@ -47,7 +47,7 @@ BACK = Metric("device_to_host_gb_per_s", "copies to the host", "GB/s")
 
 @dataclass(frozen=True)
 class Compared:
-    """One rank's rate beside the median of the others'."""
+    """One rank's rate beside the median of the others', or beside what is typical where ``others`` are none."""
 
     gpu: Measured
     metric: Metric

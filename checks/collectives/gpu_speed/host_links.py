@@ -1,7 +1,6 @@
 """DD803, DD804: a reduced PCIe link, and slow copies between a GPU and the host."""
 
 from collections.abc import Collection, Hashable, Iterator
-from dataclasses import dataclass
 from statistics import median_high
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison
@@ -16,6 +15,8 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding
 from ddp_doctor.wording.ranks import capital, rank_at, rank_of, ranks_at
 
+#: Copies that are too slow.
+Slow = list[comparison.Compared]
 #: Up to this share of a model's GPUs is a fault; a larger share shows how the machines are built.
 _FEW = 0.25
 
@@ -110,17 +111,6 @@ def _link_evidence(recording: Recording, gpu: Measured) -> Evidence:
     )
 
 
-@dataclass(frozen=True)
-class Slow:
-    """One way of one GPU that is too slow, and what it is held against."""
-
-    gpu: Measured
-    metric: comparison.Metric
-    rate: float
-    expected: float
-    expected_from: str
-
-
 @rule("DD804", "gpu-copies-to-host-are-slow", Severity.WARNING, GpuSpeedFact)
 def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     """Copies between a GPU and pinned host memory that are far slower than they could be.
@@ -135,7 +125,7 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     """
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(copy.gpu) for copy in beside_peers}
-    much = {rank_of(copy.gpu) for copy in beside_peers if copy.expected >= gpu_speed.MUCH_SLOWER * copy.rate}
+    much = {rank_of(copy.gpu) for copy in beside_peers if copy.factor >= gpu_speed.MUCH_SLOWER}
     alone, uniform = _beside_link(recording, named)
     for severity, those in (
         (Severity.ERROR, [copy for copy in beside_peers if rank_of(copy.gpu) in much]),
@@ -144,18 +134,18 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     ):
         if those:
             gpus = {rank_of(copy.gpu): copy.gpu for copy in those}
-            worst = max(those, key=lambda copy: copy.expected / copy.rate)
+            worst = max(those, key=lambda copy: copy.factor)
             yield finding(
                 comparison.culprits(recording, (gpus[rank] for rank in sorted(gpus))),
-                f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate:.1f} GB/s where "
-                f"{worst.expected:.1f} GB/s are expected",
+                f"{capital(ranks_at(recording, gpus))}: {worst.metric.words} at {worst.rate.median:.1f} GB/s where "
+                f"{worst.typical:.1f} GB/s are expected",
                 (
                     Evidence(
                         text=f"{rank_at(recording, rank_of(copy.gpu))}, {copy.metric.words}",
-                        value=round(copy.rate, 2),
+                        value=round(copy.rate.median, 2),
                         unit="GB/s",
-                        expected=round(copy.expected, 2),
-                        expected_from=copy.expected_from,
+                        expected=round(copy.typical, 2),
+                        expected_from=_expected_from(copy),
                     )
                     for copy in those[:LINES_OF_EVIDENCE]
                 ),
@@ -164,6 +154,13 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
                 detail="Measured with pinned memory, while no other rank of the node copied.",
                 severity=severity,
             )
+
+
+def _expected_from(copy: comparison.Compared) -> str:
+    if copy.others:
+        return f"median of the other {copy.others} of the model with such a link"
+    load = copy.gpu.fact.load
+    return f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
 
 
 def _judged(recording: Recording) -> list[Measured]:
@@ -175,31 +172,27 @@ def _model_and_link(gpu: Measured) -> Hashable:
     return model(gpu), gpu.fact.load.pcie_generation, gpu.fact.load.pcie_width
 
 
-def _beside_peers(recording: Recording) -> Iterator[Slow]:
+def _beside_peers(recording: Recording) -> Iterator[comparison.Compared]:
     for metric in (INTO, BACK):
         for group in comparison.groups(_judged(recording), metric, _model_and_link):
             slow = [compared for compared in group if compared.is_below(gpu_speed.HOST_COPY_SLOWER_SHARE)]
             if len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group):
-                for compared in slow:
-                    source = f"median of the other {compared.others} of the model with such a link"
-                    yield Slow(compared.gpu, metric, compared.rate.median, compared.typical, source)
+                yield from slow
 
 
-def _beside_link(recording: Recording, named: Collection[int]) -> tuple[list[Slow], list[Slow]]:
+def _beside_link(recording: Recording, named: Collection[int]) -> tuple[Slow, Slow]:
     """The GPUs below a third of their link: those with no peers or better ones, and groups that are all slow."""
     models = grouped((_model_and_link(gpu), gpu) for gpu in _judged(recording))
-    alone: list[Slow] = []
-    uniform: list[Slow] = []
+    alone: Slow = []
+    uniform: Slow = []
     for gpus in models.values():
         slow = []
         for gpu in gpus:
-            load = gpu.fact.load
-            link = _rate(load)
+            link = _rate(gpu.fact.load)
             for metric in (INTO, BACK) if rank_of(gpu) not in named else ():
                 rate = metric.of(gpu)
                 if link and rate and rate.most < link * gpu_speed.HOST_COPY_LEAST_SHARE_OF_LINK:
-                    source = f"what PCIe {load.pcie_generation} x{load.pcie_width} carries, read during the copies"
-                    slow.append(Slow(gpu, metric, rate.median, link, source))
+                    slow.append(comparison.Compared(gpu, metric, rate, link, others=0))
         all_slow = len(gpus) > 1 and len({rank_of(copy.gpu) for copy in slow}) == len(gpus)
         (uniform if all_slow else alone).extend(slow)
     return alone, uniform

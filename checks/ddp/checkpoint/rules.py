@@ -210,15 +210,12 @@ def _does_not_load(recording: Recording, bad: _BadShards, bad_parts: _BadParts) 
     (rank, found), saved = bad[0], bad[0][0].fact.world_size
     files = ", ".join(f"__{shard}_0.distcp" for shard in (found.missing or found.off)[:8])
     what = f"On rank {rank.rank} {'is missing' if found.missing else 'is off'}: {files}. " if files else ""
+    state = "missing" if found.missing else "wrong"
+    whose = f", where the shard of {ranks_at(recording, owners)} is {state}" if owners else ""
     return likely(
         rank_culprits(recording, Checkpoint, owners if len(readers) == saved else readers),
         f"A checkpoint that {saved} ranks saved in shards cannot be loaded by {sizes}: it fails on"
-        f" {ranks_at(recording, readers)}"
-        + (
-            f", where the shard of {ranks_at(recording, owners)} is {'missing' if found.missing else 'wrong'}"
-            if owners
-            else ""
-        ),
+        f" {ranks_at(recording, readers)}{whose}",
         Evidence(text=f"files of shards that rank {rank.rank} sees", value=found.shards, expected=saved),
         LOOK_AT_STORAGE,
         detail=what + (f"torch says: {found.error}" if found.error else f"{found.off_elements} elements are off."),

@@ -10,18 +10,25 @@ A job that runs out of memory mostly does so in its second step, when the optimi
 queue. Which of DDP, ZeRO and FSDP a model needs follows from these sums alone.
 """
 
+from collections.abc import Iterator
 from functools import cache
 
-from ddp_doctor.checks.ddp.fit import rules
 from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import FIT, Check
-from ddp_doctor.model.choices import Where
+from ddp_doctor.model.choices import Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
-from ddp_doctor.model.recording import FitOptions
-from ddp_doctor.model.rule import rules_in
+from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.recording import FitOptions, Recording
+from ddp_doctor.model.report import FitEstimate
+from ddp_doctor.model.rule import rule
+from ddp_doctor.parse.frames import called
 from ddp_doctor.probing.fit.estimate import estimate
+from ddp_doctor.remedies.torch_calls import HUNG_CODE, in_model_code
+from ddp_doctor.views.fit import asked, estimates, memory, name_of, nothing_fits, size, to_take
+from ddp_doctor.wording.findings import NOBODY, likely, proved
+from ddp_doctor.wording.ranks import line_in_the_job, stack_in_the_job
 
 _estimate = cache(estimate)
 
@@ -64,13 +71,115 @@ def probe(ctx: RankContext) -> FitFact:
     return fact
 
 
+@rule("DD870", "no-strategy-fits-the-gpu", Severity.ERROR, FitFact)
+def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
+    """A model that no strategy brings onto a GPU.
+
+    Finds: Under DDP, ZeRO-1 to ZeRO-3, HSDP and CPU offload, each with and without activation checkpointing, the peak
+        of a rank's memory, and what CUDA's caching allocator keeps beyond it, is above the memory of the smallest GPU,
+        or above ``--memory``.
+    Why: The job ends with "CUDA out of memory" in one of its first two steps.
+    Remedy: A smaller batch, more ranks to shard over, lower precision or a larger GPU; else tensor or pipeline
+        parallelism, which split a layer or the row of layers, and are not estimated here.
+    See: https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html
+        https://docs.pytorch.org/docs/stable/distributed.pipelining.html
+    """
+    room, fact = memory(recording), recording.first(FitFact)
+    if room is None or fact is None or not nothing_fits(recording):
+        return
+    least = min(estimates(recording), key=lambda each: each.needed_bytes)
+    layer = f" Its largest layer, {fact.largest}, has {size(fact.largest_bytes)}."
+    smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
+    fewer = f"A batch of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
+    yield proved(
+        NOBODY,
+        f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
+        f" {size(least.needed_bytes)}",
+        _evidence(least, room.size_bytes, room.whose),
+        in_model_code(fewer, cost="More steps, or more GPUs, for the same samples"),
+        in_model_code(
+            "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
+            cost="Changes to the model, and communication in each layer or between stages",
+            reference="distributed.tensor.parallel.html",
+        ),
+        detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
+        " pipeline parallelism would need is not estimated here.",
+    )
+
+
+def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
+    most = max(each.parts, key=lambda part: each.parts[part])
+    return Evidence(
+        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}"
+        f"{'; its steps ran out of memory' * each.measured_out_of_memory}",
+        value=float(each.needed_bytes),
+        unit="B",
+        expected=float(room_bytes),
+        expected_from=whose,
+    )
+
+
+@rule("DD871", "chosen-strategy-does-not-fit", Severity.ERROR, FitFact, explained_by=("DD870",))
+def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
+    """The strategy that was asked for does not fit, and another one does.
+
+    Finds: Under ``--strategy`` the peak, with and without activation checkpointing, is above the memory of the smallest
+        GPU or above ``--memory``.
+    Why: The job ends with "CUDA out of memory" in one of its first two steps.
+    Remedy: The strategy that the finding names, or a batch that fits.
+    See: docs/how-to/does-it-fit.md
+        https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+    """
+    wanted, room, fact = asked(recording).strategy, memory(recording), recording.first(FitFact)
+    chosen = [each for each in estimates(recording) if each.strategy == wanted]
+    if room is None or fact is None or not chosen or any(each.fits is not False for each in chosen):
+        return
+    least = min(chosen, key=lambda each: each.needed_bytes)
+    instead = to_take(recording, "")
+    yield proved(
+        NOBODY,
+        f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
+        f" it needs {size(least.needed_bytes)}",
+        (_evidence(each, room.size_bytes, room.whose) for each in chosen),
+        in_model_code(
+            f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"
+            if instead
+            else "Take a strategy that fits"
+        ),
+        detail=f"On {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
+    )
+
+
+@rule("DD872", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
+def does_not_come_back(recording: Recording) -> Iterator[Draft]:
+    """Code of the user's model that did not come back on the one rank that estimates.
+
+    Finds: Until the deadline the rank stood in the import, the factory, ``make_batch`` or the forward. With
+        ``--measure`` other ranks wait for it, and DD610 names it.
+    Why: Nothing was estimated, and the job would stand there, too: a lock, a question on the terminal, an endless loop.
+    Remedy: Look at the line. What a module needs from the network is better fetched before the job.
+    See: docs/explanation/hangs.md
+    """
+    for trial in recording.trials:
+        if trial.judged_check != FIT or trial.outcome not in ("stuck", "slow") or len(trial.ranks) > 1:
+            continue
+        for rank in trial.evidence:
+            yield likely(
+                NOBODY,
+                f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"
+                f"{line_in_the_job(rank)}",
+                Evidence(text=stack_in_the_job(rank)),
+                HUNG_CODE,
+            )
+
+
 CHECK = Check(
     id=FIT,
     title="The model fits the memory of a GPU",
     where=Where.RANK,
     probe=probe,
     facts=(FitFact,),
-    rules=rules_in(rules),
+    rules=(no_strategy_fits, chosen_does_not_fit, does_not_come_back),
     cost_s=5.0,
     deadline_s=deadlines.FIT_S,
     still_s=deadlines.STILL_S,

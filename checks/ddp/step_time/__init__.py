@@ -72,7 +72,7 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
         yield Measurement(name="step_predicted", value=size.predicted_s, unit="s", labels=of_size)
         yield Measurement(name="step_measured", value=median(size.step_s), unit="s", labels=of_size)
     for each in advised.all_tried(recording):
-        for name, took in (("step_as_the_job", each.without), ("step_changed", each.changed)):
+        for name, took in (("step_as_the_job", each.without_s), ("step_changed", each.with_s)):
             labels = {
                 "change": advised.words(each.advice),
                 "least": min(took),

@@ -1,12 +1,10 @@
 """DD821: what a trace advised, tried with the user's model."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import rounds
-from ddp_doctor.checks.ddp.step_time.rounds import Seconds
-from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.arguments import COST, had
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
@@ -22,48 +20,39 @@ _ONE_LOST_IN = 9
 _DDP = "https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html"
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One change: the slowest rank's step in each round, without it and with it."""
-
-    advice: TraceAdvice
-    without: Seconds
-    changed: Seconds
-
-    @property
-    def gain(self) -> float:
-        """The part of a step that it saves; below zero it costs."""
-        return 1 - median(self.changed) / median(self.without)
-
-    @property
-    def proof(self) -> Proof:
-        """Proved: faster in nearly every round. Disproved: no faster, or slower. Else the rounds do not tell."""
-        before, after = rounds.spread(self.without), rounds.spread(self.changed)
-        pairs = list(zip(self.without, self.changed, strict=True))
-        most_lost = len(pairs) // _ONE_LOST_IN
-        if self.gain < LEAST_GAIN:
-            is_slower = self.gain <= -LEAST_GAIN and sum(changed < without for without, changed in pairs) <= most_lost
-            reason = proofs.SLOWER if is_slower else proofs.NO_GAIN
-            return Proof(status="disproved", before=before, after=after, reason=reason)
-        if sum(changed >= without for without, changed in pairs) <= most_lost:
-            return Proof(status="proved", before=before, after=after)
-        return Proof(before=before, after=after, reason=proofs.UNCLEAR)
+def _gain(tried: ArgumentTrial) -> float:
+    """The part of a step that a change saves; below zero it costs."""
+    return 1 - median(tried.with_s) / median(tried.without_s)
 
 
-def all_tried(recording: Recording) -> list[Tried]:
-    """The changes that were tried on all ranks."""
+def _proof(tried: ArgumentTrial) -> Proof:
+    """Proved: faster in nearly every round. Disproved: no faster, or slower. Else the rounds do not tell."""
+    before, after = rounds.spread(tried.without_s), rounds.spread(tried.with_s)
+    pairs = list(zip(tried.without_s, tried.with_s, strict=True))
+    gain, most_lost = _gain(tried), len(pairs) // _ONE_LOST_IN
+    if gain < LEAST_GAIN:
+        is_slower = gain <= -LEAST_GAIN and sum(changed < without for without, changed in pairs) <= most_lost
+        reason = proofs.SLOWER if is_slower else proofs.NO_GAIN
+        return Proof(status="disproved", before=before, after=after, reason=reason)
+    if sum(changed >= without for without, changed in pairs) <= most_lost:
+        return Proof(status="proved", before=before, after=after)
+    return Proof(before=before, after=after, reason=proofs.UNCLEAR)
+
+
+def all_tried(recording: Recording) -> list[ArgumentTrial]:
+    """The changes that were tried on all ranks, with the slowest rank's step in each round."""
     ranks = [rank.fact for rank in recording.facts(StepTimeFact)]
     if not ranks or len(ranks) != ranks[0].ranks:
         return []
-    return [
-        Tried(
-            of_ranks[0].advice,
-            rounds.slowest(each.without_s for each in of_ranks),
-            rounds.slowest(each.with_s for each in of_ranks),
-        )
-        for of_ranks in zip(*(rank.arguments for rank in ranks), strict=False)
-        if all(each.without_s and each.with_s for each in of_ranks)
-    ]
+    found = []
+    for of_ranks in zip(*(rank.arguments for rank in ranks), strict=False):
+        if all(each.without_s and each.with_s for each in of_ranks):
+            slowest = {
+                "without_s": rounds.slowest(each.without_s for each in of_ranks),
+                "with_s": rounds.slowest(each.with_s for each in of_ranks),
+            }
+            found.append(of_ranks[0].model_copy(update=slowest))
+    return found
 
 
 def words(advice: TraceAdvice) -> str:
@@ -87,14 +76,15 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
         docs/how-to/test-your-own-model.md
     """
-    found = sorted(all_tried(recording), key=lambda each: (_ORDER[each.proof.status], -each.gain))
+    proofs_of = ((tried, _gain(tried), _proof(tried)) for tried in all_tried(recording))
+    found = sorted(proofs_of, key=lambda each: (_ORDER[each[2].status], -each[1]))
     if not found:
         return
-    best, model = found[0], recording.facts(StepTimeFact)[0].fact.model
-    status, change = best.proof.status, words(best.advice)
+    (best, gain, proof), model = found[0], recording.facts(StepTimeFact)[0].fact.model
+    status, change = proof.status, words(best.advice)
     title = f"Nothing that the trace advises makes a step{rounds.of(model)} shorter"
     if status == "proved":
-        title = f"{change[0].upper()}{change[1:]} a step{rounds.of(model)} is {_shorter(best.gain)}"
+        title = f"{change[0].upper()}{change[1:]} a step{rounds.of(model)} is {_shorter(gain)}"
     elif status == "not_tried":
         title = f"Whether a step{rounds.of(model)} is shorter {change} the rounds do not tell"
     yield finding(
@@ -102,12 +92,12 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
         title,
         (
             Evidence(
-                text=f"{words(each.advice)} a step is {_shorter(each.gain)},"
+                text=f"{words(each.advice)} a step is {_shorter(saved)},"
                 f" by the trace ({each.advice.code}) at most {each.advice.at_most:.0%} of the job's"
             )
-            for each in found
+            for each, saved, _ in found
         ),
-        *(_remedy(each.advice, each.proof) for each in found),
+        *(_remedy(each.advice, proof) for each, _, proof in found),
         confidence=Confidence.POSSIBLE if status == "not_tried" else Confidence.PROVED,
         detail="Each change was tried alone. A step here is forward and backward, without loading and the optimizer.",
     )

@@ -1,13 +1,12 @@
 """DD810 - DD812, DD820: communication that is not hidden, ranks that compute slowly, a better bucket size."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from ddp_doctor.checks.ddp.step_time import rounds
 from ddp_doctor.checks.ddp.step_time.rounds import Summary, crowded, mostly_disturbed, summary, too_few_processors
 from ddp_doctor.facts.collectives import GpuSpeedFact
-from ddp_doctor.facts.ddp.step_time import StepTimeFact
+from ddp_doctor.facts.ddp.step_time import BucketTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
@@ -209,36 +208,17 @@ def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> 
     return Severity.ERROR if sure and factor >= rounds.MUCH_SLOWER else Severity.WARNING
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A bucket size: what was predicted, and the slowest rank's step in each round."""
+def measured(recording: Recording) -> tuple[BucketTrial, BucketTrial] | None:
+    """The default and the size with the best prediction, with the slowest rank's step in each round.
 
-    cap_mib: float
-    predicted_s: float
-    step_s: tuple[float, ...]
-
-    def as_predicted(self) -> bool:
-        """Whether the prediction is close enough to the measurement."""
-        off = median(self.step_s) / self.predicted_s
-        return 1 / rounds.PREDICTED_WITHIN <= off <= rounds.PREDICTED_WITHIN
-
-    def words(self) -> str:
-        """``predicted 41 ms, measured 43 ms (40 to 47)``."""
-        return f"predicted {rounds.ms(self.predicted_s)}, measured {rounds.spread(self.step_s)}"
-
-
-def measured(recording: Recording) -> tuple[Measured, Measured] | None:
-    """The default and the size with the best prediction; None where no size was worth measuring."""
+    None where no size was worth measuring.
+    """
     tried = [rank.fact.buckets for rank in recording.facts(StepTimeFact)]
     if not tried or any(buckets is None or len(buckets.trials) != 2 for buckets in tried):
         return None
     default, best = zip(*(buckets.trials for buckets in tried if buckets is not None), strict=True)
     both = [
-        Measured(
-            cap_mib=trials[0].cap_mib,
-            predicted_s=trials[0].predicted_s,
-            step_s=rounds.slowest(trial.step_s for trial in trials),
-        )
+        trials[0].model_copy(update={"step_s": rounds.slowest(trial.step_s for trial in trials)})
         for trials in (default, best)
     ]
     return (both[0], both[1]) if all(size.step_s for size in both) else None
@@ -257,7 +237,10 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         docs/explanation/step-time.md
     """
     both = measured(recording)
-    if both is None or too_few_processors(recording) or not all(size.as_predicted() for size in both):
+    if both is None or too_few_processors(recording):
+        return
+    off = [median(size.step_s) / size.predicted_s for size in both]
+    if not 1 / rounds.PREDICTED_WITHIN <= min(off) <= max(off) <= rounds.PREDICTED_WITHIN:
         return
     default, best = both
     gain = 1 - median(best.step_s) / median(default.step_s)
@@ -282,12 +265,17 @@ def hide_too_little(recording: Recording) -> Iterator[Draft]:
         ),
         _remedy(default, best, fact),
         confidence=Confidence.PROVED if fact.model else Confidence.POSSIBLE,
-        detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {best.words()};"
-        f" default {default.cap_mib:g}: {default.words()}.",
+        detail=f"Measured with {whose}, {fact.gradient_bytes / MIB:.3g} MiB of gradients: {_words(best)};"
+        f" default {default.cap_mib:g}: {_words(default)}.",
     )
 
 
-def _remedy(default: Measured, best: Measured, fact: StepTimeFact) -> Remedy:
+def _words(size: BucketTrial) -> str:
+    """``predicted 41 ms, measured 43 ms (40 to 47)``."""
+    return f"predicted {rounds.ms(size.predicted_s)}, measured {rounds.spread(size.step_s)}"
+
+
+def _remedy(default: BucketTrial, best: BucketTrial, fact: StepTimeFact) -> Remedy:
     where = "" if fact.model else "; for your own model, try sizes in the same proportion to its gradients"
     return Remedy(
         summary=f"DistributedDataParallel(..., bucket_cap_mb={best.cap_mib:g}){where}",

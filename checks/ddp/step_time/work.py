@@ -200,24 +200,24 @@ def yours(ctx: RankContext) -> Work:
         loaded = probe.load()
         if probe.sharded:
             raise Skip(f"not measured: {ctx.model} is sharded by fully_shard, and steps are timed in DDP alone")
-        ready = probe.ready(loaded)
+        given, unused = probe.ready(loaded)
     except Stopped:
         raise Skip(f"not tested: {ctx.model} does not go with DDP ({probe.seen['stopped']}), see user_model") from None
-    if not ready.batches:
+    if not given:
         raise Skip(f"not measured: {ctx.model} returns no make_batch, and inputs are not guessed")
-    options = as_the_job_has_them(ready.options, ctx.options.advice)
-    if ready.unused and not copes_with_unused(options):
+    options = as_the_job_has_them(loaded.options, ctx.options.advice)
+    if unused and not copes_with_unused(options):
         raise Skip(f"not tested: parameters of {ctx.model} get no gradient, which DDP waits for (DD775, DD776)")
-    batch = ready.batches[0]
+    batch = given[0]
     common = batches.common(ctx, batch)
     return Work(
-        module=ready.model,
+        module=loaded.model,
         batch=common or batch,
         loss=lambda module, batch: batch.loss(batch.forward(module)),
         name=ctx.model,
         options=options,
-        unused=ready.unused,
-        copies=_copies(ctx, ready.model),
+        unused=unused,
+        copies=_copies(ctx, loaded.model),
         alike=common is not None,
     )
 

@@ -44,16 +44,16 @@ def measurements(recording: Recording) -> Iterator[Measurement]:
     """How DDP packs the gradients, and seconds of the slowest rank in a synchronised step."""
     facts = [rank.fact for rank in recording.facts(UserModel)]
     labels: dict[str, str | int | float] = {"ranks": len(facts)}
-    for fact in [fact for fact in facts if fact.buckets is not None][:1]:
-        assert fact.buckets is not None
+    packed = [(fact.buckets, fact.gradient_bytes) for fact in facts if fact.buckets is not None]
+    for buckets, gradient_bytes in packed[:1]:
         for name, value, unit in (
-            ("gradient_bytes", fact.gradient_bytes, "B"),
-            ("buckets", fact.buckets.count, ""),
-            ("largest_bucket", fact.buckets.largest_bytes, "B"),
+            ("gradient_bytes", gradient_bytes, "B"),
+            ("buckets", buckets.count, ""),
+            ("largest_bucket", buckets.largest_bytes, "B"),
         ):
             yield Measurement(name=f"user_model_{name}", value=float(value), unit=unit, labels=labels)
-        for number, bucket in enumerate(fact.buckets.buckets):
-            of_bucket = {"bucket": number, "buckets": fact.buckets.count, **bucket.model_dump(exclude={"bytes"})}
+        for number, bucket in enumerate(buckets.buckets):
+            of_bucket = {"bucket": number, "buckets": buckets.count, **bucket.model_dump(exclude={"bytes"})}
             yield Measurement(name="user_model_bucket", value=float(bucket.bytes), unit="B", labels=of_bucket)
     for name in ("forward", "backward"):
         slowest = max((getattr(fact, f"{name}_s") for fact in facts), default=0.0)

@@ -13,7 +13,7 @@ from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.nodes import and_more
 from ddp_doctor.wording.ranks import rank_of
-from ddp_doctor.wording.user_model import at, calls, code, culprits, facts, minority, names, none_expected, on_ranks
+from ddp_doctor.wording.user_model import at, calls, code, culprits, facts, minority, named, names, none_due, on_ranks
 
 _Passes = list[tuple[FactAt[UserModel], LocalPass]]
 _FIND_UNUSED = in_model_code(
@@ -44,7 +44,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     yield proved(
         code(*unused.names[:8]),
         f"{names(unused)} of {fact.model} {get} no gradient{'' if is_harmless else ': DDP fails in the second step'}",
-        none_expected(
+        none_due(
             "parameters without a gradient", unused.count, "what is trained" if fact.sharded else "what DDP waits for"
         ),
         in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
@@ -94,16 +94,13 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
         (*minority(recording, apart), *code(*called[:1])),
         f"{names(local.unused)} of {fact.model} {'gets' if local.unused.count == 1 else 'get'} no gradient on"
         f" {_where(recording, lacking)}{reason}",
-        tuple(
-            Evidence(
-                text=f"without a gradient on rank {rank_of(rank)}: {names(here.unused)}", value=float(here.unused.count)
-            )
-            for rank, here in lacking[:8]
-        )
-        + tuple(
-            Evidence(text=f"the forward took requires_grad away on rank {rank_of(rank)}: {names(some)}")
-            for rank, some in frozen[:8]
-        ),
+        [
+            *(named(f"without a gradient on rank {rank_of(rank)}:", here.unused) for rank, here in lacking[:8]),
+            *(
+                Evidence(text=f"the forward took requires_grad away on rank {rank_of(rank)}: {names(some)}")
+                for rank, some in frozen[:8]
+            ),
+        ],
         in_model_code("Let all ranks take the same path: decide by what they share, not by the rank or its data"),
         *(() if fact.finds_unused or fact.sharded else (_FIND_UNUSED,)),
         detail=f"With batch {local.step} the ranks take different paths through the model."
@@ -173,10 +170,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
         (*minority(recording, ranks), *code(*unknown.names[:8])),
         f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
         f" on {on_ranks(recording, ranks)}",
-        (
-            Evidence(text=f"rank {rank_of(rank)}: a gradient in {names(some)}", value=float(some.count))
-            for rank, some in found[:8]
-        ),
+        (named(f"rank {rank_of(rank)}: a gradient in", some) for rank, some in found[:8]),
         in_model_code(
             "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
             " or wrap it anew"
@@ -205,7 +199,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
         (*minority(recording, ranks), *code(*fact.drifted.names[:8])),
         f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
         " on the first rank",
-        none_expected("parameters that differ", fact.drifted.count, "the first rank's"),
+        none_due("parameters that differ", fact.drifted.count, "the first rank's"),
         in_model_code("Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"),
         detail="Their gradients were the mean within rounding.",
     )
@@ -364,18 +358,14 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     here, there = (rank.fact.hooks for rank in (first, peer))
     pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
     hooks = sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)
+    by_names = list(grouped((rank.fact.apart, rank) for rank in apart).items())
     hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     return likely(
         (*minority(recording, apart), *code(*dict.fromkeys(where for _, _, where in hooks[:4]))),
         f"{first.fact.model} gives another gradient of {names(first.fact.apart)} on {on_ranks(recording, apart)}"
         f" than on {on_ranks(recording, [peer])} for the same batch, seed and parameters{hook}",
         (
-            *(
-                Evidence(
-                    text=f"another gradient on {on_ranks(recording, group)}: {names(some)}", value=float(some.count)
-                )
-                for some, group in list(grouped((rank.fact.apart, rank) for rank in apart).items())[:8]
-            ),
+            *(named(f"another gradient on {on_ranks(recording, group)}:", some) for some, group in by_names[:8]),
             *(Evidence(text=f"{who} alone has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
         ),
         in_model_code("Register the same hooks on every rank, and let none depend on the rank")

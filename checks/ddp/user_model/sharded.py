@@ -14,7 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.torch_calls import in_model_code
 from ddp_doctor.wording.findings import NOBODY, likely, proved
 from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at
-from ddp_doctor.wording.user_model import calls, code, culprits, facts, minority, names, none_expected, on_ranks
+from ddp_doctor.wording.user_model import calls, code, culprits, facts, minority, names, none_due, on_ranks
 
 _FULLY_SHARD = "distributed.fsdp.fully_shard.html"
 
@@ -123,7 +123,7 @@ def outside(recording: Recording) -> Iterator[Draft]:
         f"fully_shard does not shard {names(sharded.outside)} of {rank.fact.model}{why}:"
         f" {'nobody averages their gradients' if off else 'it does not average their gradients'}",
         [_evidence(each, rank_of(rank)) for each in off.values()][:8]
-        or none_expected("trainable parameters in no unit", sharded.outside.count),
+        or none_due("trainable parameters in no unit", sharded.outside.count),
         in_model_code("Call fully_shard(model) last, when all parameters are there", reference=_FULLY_SHARD),
         in_model_code("Or average their gradients in your step, and leave them in ignored_params"),
         severity=None if off else Severity.WARNING,
@@ -195,7 +195,7 @@ def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
         (*minority(recording, ranks), *code(*fact.sharded.drifted.names[:8])),
         f"On {on_ranks(recording, ranks)} {own} makes something else of {names(fact.sharded.drifted)} of {fact.model}"
         " than on the first rank, from equal gradients",
-        none_expected("parameters that differ after the steps", fact.sharded.drifted.count, "the first rank's"),
+        none_due("parameters that differ after the steps", fact.sharded.drifted.count, "the first rank's"),
         in_model_code(
             "Give the optimizer the same parameters and options on every rank, and let no step ask for the rank"
         ),
@@ -221,7 +221,7 @@ def stale_optimizer(recording: Recording) -> Iterator[Draft]:
         culprits(recording, ranks),
         f"{sharded.stale} of {sharded.stale_of} tensors that the {sharded.optimizer} of {ranks[0].fact.model} holds on"
         f" {on_ranks(recording, ranks)} are no parameters of the sharded model",
-        (none_expected(f"rank {rank_of(rank)}: no parameters of the model", here.stale) for rank, here in found[:8]),
+        (none_due(f"rank {rank_of(rank)}: no parameters of the model", here.stale) for rank, here in found[:8]),
         in_model_code("Make the optimizer of model.parameters() after fully_shard", reference=_FULLY_SHARD),
         detail="fully_shard puts new parameters in place of the old ones. No step was run.",
     )
@@ -275,7 +275,7 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
             code(*sharded.not_loaded.names[:8]),
             f"{names(sharded.not_loaded)} of {rank.fact.model} {'is' if sharded.not_loaded.count == 1 else 'are'}"
             " not what was saved after torch.distributed.checkpoint has loaded the model",
-            none_expected("parameters that are not as saved", sharded.not_loaded.count),
+            none_due("parameters that are not as saved", sharded.not_loaded.count),
             in_model_code("Look for a state_dict or load_state_dict of your own, or hooks, that leave it out"),
         )
     elif failed:
@@ -340,7 +340,7 @@ def starts_apart(recording: Recording) -> Iterator[Draft]:
         (*minority(recording, ranks), *code(*apart.names[:8])),
         f"{first.fact.model} does not start with the parameters of the first rank on {on_ranks(recording, ranks)}:"
         f" {names(apart)}",
-        none_expected("parameters that differ before the first step", apart.count),
+        none_due("parameters that differ before the first step", apart.count),
         in_model_code("Seed all ranks alike before the model is made, or load the same checkpoint on all"),
         detail="fully_shard broadcasts nothing to replicas: they stay apart. No step was run.",
     )

@@ -7,7 +7,6 @@ not return in a step that names it, with the line of the user's code at which it
 import gc
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -35,16 +34,6 @@ class Stopped(Exception):
     """All ranks stop here, because of an error on one of them."""
 
 
-@dataclass(frozen=True)
-class Ready:
-    """A model that is the same on all ranks, and that each rank took through forward and backward by itself."""
-
-    model: Any
-    options: Mapping[str, Any]  # DDP's, of the factory
-    batches: Mapping[int, Batch] = field(default_factory=dict)  # none where the factory makes none
-    unused: bool = False  # some parameter got no gradient on some rank
-
-
 class ModelProbe:
     """What the ranks learn about the model, phase by phase."""
 
@@ -58,12 +47,12 @@ class ModelProbe:
 
     def in_ddp(self, loaded: Loaded) -> None:
         """Run all phases, or those that the ranks can do together. Raises Stopped, Failed and Skip."""
-        ready = self.ready(loaded)
-        options = {**ready.options, **({"find_unused_parameters": True} if ready.unused else {})}
-        if ready.batches:
-            self._synchronised_steps(ready.model, options, ready.batches)
+        given, unused = self.ready(loaded)
+        options = {**loaded.options, **({"find_unused_parameters": True} if unused else {})}
+        if given:
+            self._synchronised_steps(loaded.model, options, given)
         else:
-            self._wrap(ready.model, options)
+            self._wrap(loaded.model, options)
 
     def load(self) -> Loaded:
         """What the factory returns, and whether any rank's is sharded. Raises Stopped, Failed and Skip."""
@@ -78,16 +67,19 @@ class ModelProbe:
         self.sharded = any(answers)
         return loaded
 
-    def ready(self, loaded: Loaded) -> Ready:
-        """All that comes before DDP. Raises Stopped, Failed and Skip."""
-        model = loaded.model
+    def ready(self, loaded: Loaded) -> tuple[Mapping[int, Batch], bool]:
+        """All that comes before DDP: the same model on all ranks, which each took through forward and backward alone.
+
+        The batches, none where the factory makes none, and whether some parameter got no gradient on some rank. Raises
+        Stopped, Failed and Skip.
+        """
         self.require_alike(loaded)
         if loaded.make_batch is None:
-            return Ready(model, loaded.options)
+            return {}, False
         given = self._batches(loaded)
-        unused = self._local_passes(model, given)
+        unused = self._local_passes(loaded.model, given)
         self._require_time()
-        return Ready(model, loaded.options, given, unused)
+        return given, unused
 
     def require_alike(self, loaded: Loaded) -> None:
         """Go on where all ranks have the same model, which can run on their devices. Raises Stopped and Failed."""

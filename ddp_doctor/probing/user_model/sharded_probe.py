@@ -13,13 +13,14 @@ from typing import Any
 from ddp_doctor.facts.ddp.names import MOST_NAMES, Names
 from ddp_doctor.facts.ddp.sharded_model import ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
+from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing import checkpoints, sharding
 from ddp_doctor.probing.rank_identity import finish
 from ddp_doctor.probing.user_model import passes, sharded_steps, steps, unsharded
 from ddp_doctor.probing.user_model.batches import Batch
 from ddp_doctor.probing.user_model.probe import ModelProbe, Stopped
 from ddp_doctor.probing.user_model.sharded_steps import Trained
-from ddp_doctor.probing.user_model.unsharded import Copy, NotCopied
+from ddp_doctor.probing.user_model.unsharded import Copy
 from ddp_doctor.probing.user_model.user_code import Loaded, Misuse, attempt, generators_kept
 
 #: Parameters of a model of which each rank makes a whole copy on the CPU …
@@ -110,7 +111,7 @@ class ShardedProbe(ModelProbe):
                 with ctx.step("gather", "parameters"):
                     copy = unsharded.copy_of(model)
                     finish(ctx.device)
-            except NotCopied as problem:
+            except Skip as problem:
                 reason = str(problem)
             reason = checkpoints.first_reason(ctx, "copied", reason)
         self.of_sharded["not_compared"] = reason or None

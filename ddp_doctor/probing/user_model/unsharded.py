@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.fact import Skip
 from ddp_doctor.probing import sharding
 from ddp_doctor.probing.sharding import Policy, Sharded
 from ddp_doctor.probing.user_model import user_code
@@ -19,10 +20,6 @@ from ddp_doctor.probing.user_model.passes import WHOLE
 
 _OF_TORCH = ("torch.distributed.fsdp", "torch.distributed._composable")
 _STATE = "__composable_api_state_key"
-
-
-class NotCopied(Exception):
-    """Why there is no such copy; the message says so in a clause."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def _averaging(ctx: RankContext, divisor: float) -> Callable[[Any], Any]:
 
 
 def copy_of(model: Any) -> Copy:
-    """The copy, on all ranks: they gather each parameter together. Raises NotCopied, on all ranks alike or on some."""
+    """The copy, on all ranks: they gather each parameter together. Raises Skip, on all ranks alike or on some."""
     import torch
 
     known: dict[int, Any] = {}  # by the identity of what is copied
@@ -78,7 +75,7 @@ def copy_of(model: Any) -> Copy:
             pairs.append(Pair(sharded, whole))
     units = [module for module in model.modules() if sharding.is_unit(module)]
     if any(user_code.uncompiled(unit) is not unit for unit in units):
-        raise NotCopied("what torch.compile made is a unit itself, and it cannot be copied")
+        raise Skip("what torch.compile made is a unit itself, and it cannot be copied")
     for unit in units:  # before anything is copied: modules may refer to one another
         known[id(unit)] = _empty(unit)
     try:
@@ -89,7 +86,7 @@ def copy_of(model: Any) -> Copy:
             known[id(unit)].__dict__.update(copy.deepcopy(_own(unit), known))
         whole_model = copy.deepcopy(model, known)
     except Exception as error:  # noqa: BLE001 - the user's code may rule it out: a lock, a file, a tensor's history
-        raise NotCopied(f"the model cannot be copied ({type(error).__name__})") from None
+        raise Skip(f"the model cannot be copied ({type(error).__name__})") from None
     for name, unit in ((name, module) for name, module in model.named_modules() if sharding.is_unit(module)):
         if (policy := sharding.policy(unit)) is not None:
             _cast(known[id(unit)], policy, {id(pair.whole) for pair in pairs if pair.sharded.unit == name})
