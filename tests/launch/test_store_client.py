@@ -114,7 +114,7 @@ def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger):
     mine = client(HEAD)
     mine.follow([1])
     heard = mine.beats[1].message
-    for count, (name, junk) in enumerate(BEATS.items()):
+    for count, (name, junk) in enumerate(BEATS.items(), 1):
         stranger.set("beat/1", junk)
         time.sleep(0.3)
         assert mine.beats[1].message == heard, name
