@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
-from ddp_doctor.model.check import Check
+from ddp_doctor.model.check import PROCESS_GROUP, Check
 from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import folders
@@ -27,8 +27,6 @@ from ddp_doctor.ranks.worker.main import forked
 from ddp_doctor.ranks.worker.remedy_probe import PROBE, TRYING
 from ddp_doctor.settings import trials
 
-#: Every trial begins with it, and no check can do without it.
-FIRST = "process_group"
 _TRIAL = re.compile(r"t\d{1,9}", re.ASCII)
 Pairs = Sequence[tuple[int, int]]
 
@@ -182,7 +180,7 @@ class NodeRanks:
                 device=f"cuda:{local_ranks[rank]}" if run.world.backend == "nccl" else "cpu",
                 tasks=tasks,
                 launched_at=time.monotonic(),
-                init_deadline_s=allowed[FIRST],
+                init_deadline_s=allowed[PROCESS_GROUP],
                 env=rank_environment(env, run.world, rank, host, port, f"{folder}/rank{rank}.nccl"),
                 store=store,
                 skip_pairs=tuple(sorted(skip_pairs)),
@@ -199,9 +197,9 @@ class NodeRanks:
         # Who gives a run more than the usual budget gives more to each part of a check.
         more = max(self.run.options.budget_s / Options().budget_s, 1.0)
         allowed = {check.id: check.deadline_s * self.crowd() * (more if check.parts else 1.0) for check in checks}
-        allowed.setdefault(FIRST, deadlines.CHECK_S * self.crowd())
+        allowed.setdefault(PROCESS_GROUP, deadlines.CHECK_S * self.crowd())
         if self.run.world.backend == "nccl":
-            for check_id in (FIRST, *(check.id for check in checks[:1])):
+            for check_id in (PROCESS_GROUP, *(check.id for check in checks[:1])):
                 allowed[check_id] = max(allowed[check_id], deadlines.FIRST_NCCL_S * self.crowd())
         return allowed
 

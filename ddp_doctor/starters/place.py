@@ -228,18 +228,13 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
 
 def _as_operator_says(asked: Asked, env: Mapping[str, str]) -> Asked:
     """In a pod of the older training operator WORLD_SIZE counts pods and RANK numbers them."""
-    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
-    is_pod = "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env and all(env.get(name) for name in names)
-    if not is_pod or asked.nnodes or asked.endpoint:
+    head = env.get("MASTER_ADDR")
+    port, pods, rank = (env.get(name, "") for name in ("MASTER_PORT", "WORLD_SIZE", "RANK"))
+    is_pod = "KUBERNETES_SERVICE_HOST" in env and "LOCAL_RANK" not in env
+    is_told = port.isdecimal() and pods.isdecimal() and rank.isdecimal()
+    if not head or not is_pod or not is_told or asked.nnodes or asked.endpoint:
         return asked
-    if not all(env[name].isdecimal() for name in names[1:]):
-        return asked
-    return Asked(
-        nnodes=env["WORLD_SIZE"],
-        node_rank=int(env["RANK"]),
-        master_addr=env["MASTER_ADDR"],
-        master_port=int(env["MASTER_PORT"]),
-    )
+    return Asked(nnodes=pods, node_rank=int(rank), master_addr=head, master_port=int(port))
 
 
 def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:

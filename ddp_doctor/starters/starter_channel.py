@@ -93,13 +93,9 @@ def in_pieces(recording: str) -> list[str]:
 def read(line: bytes) -> Message | None:
     """The message in a line, None where it is none."""
     found = _LINE.fullmatch(line.strip())
-    if found is None:
-        return None
-    try:
-        text = json.loads(found[3])
-    except ValueError:
-        return None
-    return Message(int(found[1]), found[2].decode(), text)
+    with suppress(ValueError):
+        return Message(int(found[1]), found[2].decode(), json.loads(found[3])) if found else None
+    return None
 
 
 @dataclass

@@ -17,13 +17,13 @@ from ddp_doctor.engine.hang import judge
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.check import P2P, Check
+from ddp_doctor.model.check import P2P, PROCESS_GROUP, Check
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.trial import TrialRecord
-from ddp_doctor.ranks.node_ranks import FIRST, NodeRanks, parts_of
+from ddp_doctor.ranks.node_ranks import NodeRanks, parts_of
 from ddp_doctor.ranks.trial import TrialResult
 from ddp_doctor.ranks.worker.remedy_probe import TRYING
 from ddp_doctor.wording.ranks import cause, ended, short
@@ -106,7 +106,7 @@ class Agent:
         ranks = reproducer.ranks or tuple(range(self.world.world_size))
         return self._record((), ranks, "forkserver").model_copy(
             update={
-                "checks": (FIRST, TRYING),
+                "checks": (PROCESS_GROUP, TRYING),
                 "reproducer": reproducer,
                 "settings": tuple(settings),
                 "limit_s": limit_s * self.node_ranks.crowd(),
@@ -214,7 +214,7 @@ class Agent:
             return [check for check in checks[position:] if check.id == P2P]
         self._note_unread(record, judged, record.ranks)
         steps = [step for evidence in record.evidence for step in evidence.steps]
-        if record.judged_check == FIRST and not any(
+        if record.judged_check == PROCESS_GROUP and not any(
             step.name == "init_process_group" and step.left_at is not None for step in steps
         ):
             return self._leave_out(checks, "the process group could not be set up")
@@ -271,13 +271,14 @@ class Agent:
         )
 
     def _record(self, checks: Sequence[Check], ranks: tuple[int, ...], launcher: str) -> TrialRecord:
+        """The plan of a trial: each begins with the process group, which no check can do without."""
         return TrialRecord.model_validate(
             {
                 "trial": f"t{len(self.partial.trials) + self.attempts}",
                 "launcher": launcher,
                 "backend": self.world.backend,
                 "ranks": ranks,
-                "checks": (FIRST, *(check.id for check in checks if check.id != FIRST)),
+                "checks": (PROCESS_GROUP, *(check.id for check in checks if check.id != PROCESS_GROUP)),
                 "without_parts": self._without_parts,
             }
         )

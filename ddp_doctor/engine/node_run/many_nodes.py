@@ -45,7 +45,7 @@ from ddp_doctor.starters.place import Place
 from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.isolation import leaves_of
 from ddp_doctor.views.network import advertised
-from ddp_doctor.wording.nodes import host, name_list
+from ddp_doctor.wording.nodes import host, hosts
 
 #: What ranks would do beside an error of the rules that look before they start, by code.
 _RANKS_DO = {rule.code: rule.ranks for check in CHECKS if check.stops_ranks for rule in check.rules}
@@ -266,8 +266,7 @@ class ManyNodes(NodeRun):
         if self.watch is not None:
             self.partial.readings.extend(self.watch.about(gone.nodes))
         if self.group is None or self.group.is_head:
-            silent = [host(self.recording, node) for node in gone.nodes]
-            self.unfinished(f"no word of {name_list(silent)} to the end")
+            self.unfinished(f"no word of {hosts(self.recording, gone.nodes)} to the end")
         else:
             # A trial of which this node saw only its own ranks is no ground to judge anybody.
             aside = {"outcome": "interrupted", "lost_nodes": gone.nodes}
@@ -327,8 +326,7 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     prove(recording, diagnose(recording).findings, run, prover, node.partial.experiments)
     run_alone(node.plan.checks, recording, run, prover, node.partial)
     if group.unreadable:
-        who = name_list([begin.world.hostname(rank) for rank in sorted(group.unreadable)])
-        node.unfinished(f"{who} sent {JUNK}")
+        node.unfinished(f"{hosts(node.recording, sorted(group.unreadable))} sent {JUNK}")
     group.check()
 
 

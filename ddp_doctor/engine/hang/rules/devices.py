@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, step_words
+from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, names, step_words
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.check import PROCESS_GROUP, USER_MODEL
 from ddp_doctor.model.choices import Severity
@@ -14,7 +14,6 @@ from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
 from ddp_doctor.views.failed_trials import UsedElsewhere, used_elsewhere
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
-from ddp_doctor.wording.ranks import capital, ranks_at
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def _of_models(recording: Recording) -> Iterator[_Rank]:
 
 
 def _title(recording: Recording, ranks: list[_Rank]) -> str:
-    who = capital(ranks_at(recording, [rank.rank for rank in ranks]))
+    who = names(recording, tuple(rank.rank for rank in ranks))
     pairs = {(rank.devices.used, rank.devices.bound) for rank in ranks}
     if len(pairs) == 1:
         used, bound = pairs.pop()
