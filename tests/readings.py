@@ -67,3 +67,8 @@ def only(findings: Iterable[Finding]) -> Finding:
     found = list(findings)
     assert len(found) == 1, found
     return found[0]
+
+
+def finding_of(check: Check, recording: Recording) -> Finding:
+    """The one thing that the rules of a check find."""
+    return only(findings_of(check, recording))

@@ -30,6 +30,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import HEADINGS, Rule
 from tests.conftest import IMPORTED
 from tests.documents import pinned
+from tests.lab.processes import to_its_end
 from tests.recorded import SITUATIONS, raw
 from tools import generate_docs
 
@@ -292,14 +293,8 @@ def test_an_import_against_the_contract_is_found(tmp_path: Path):
         with (tmp_path / path).open("a") as module:
             module.write(f"\n{line}\n")
 
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("lint-imports"))],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = [Path(sys.executable).with_name("lint-imports")]
+    done = to_its_end(argv, {**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
 
     for path, line in PLANTED.items():
         importer = path.removesuffix(".py").replace("/", ".").replace("checks.", "ddp_doctor.checks.")

@@ -28,7 +28,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.sockets import Listener, dial
 from tests.fakes import FakeContext
 from tests.once import free_port
-from tests.readings import collected, findings_of
+from tests.readings import collected, finding_of, findings_of
 
 TOKEN = "secret"
 PORTS = "32768\t60999\n"
@@ -406,11 +406,7 @@ def matrix(
 
 
 found = partial(findings_of, connectivity.CHECK)
-
-
-def only(recording: Recording) -> Finding:
-    (finding,) = found(recording)
-    return finding
+only = partial(finding_of, connectivity.CHECK)
 
 
 def named(finding: Finding) -> set[int | tuple[str, str]]:

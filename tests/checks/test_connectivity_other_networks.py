@@ -17,7 +17,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
-from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, oserror
+from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, only, oserror
 from tests.recorded import load, path_of
 
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
@@ -131,11 +131,6 @@ def two_networks(nodes: int, change: Change = lambda a, b: None, **more: Any) ->
 
 def slow(rate: float) -> dict[str, Any]:
     return {"throughput_bytes_per_s": (rate, rate * 0.9, rate * 0.95)}
-
-
-def only(recording: Recording) -> Finding:
-    (finding,) = found(recording)
-    return finding
 
 
 def settings(finding: Finding) -> list[tuple[str, str | None, str | None]]:

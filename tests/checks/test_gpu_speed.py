@@ -1,6 +1,5 @@
 """gpu_speed: real timing loops on real ranks (on the CPU), NVML by the compiled stand-in, rules on recordings."""
 
-import subprocess
 import sys
 from typing import Any
 
@@ -16,7 +15,7 @@ from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import Report
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, to_its_end
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks
 from tests.recorded import judged
@@ -138,14 +137,8 @@ print(watch.stop().model_dump_json())
 
 def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
     """A real process, the real pynvml, and the compiled stand-in."""
-    done = subprocess.run(
-        (sys.executable, "-c", WATCH, uuid, "0.4" if fault == "hang_init" else str(PATIENCE_S / 2)),
-        env={"PATH": "/usr/bin:/bin", **environment(fault, *defines)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    argv = (sys.executable, "-c", WATCH, uuid, "0.4" if fault == "hang_init" else str(PATIENCE_S / 2))
+    done = to_its_end(argv, {"PATH": "/usr/bin:/bin", **environment(fault, *defines)}, check=True)
     return GpuWatched.model_validate_json(done.stdout)
 
 

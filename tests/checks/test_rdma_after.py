@@ -12,14 +12,13 @@ from ddp_doctor.checks.node.rdma.afterwards import CHECK, probe
 from ddp_doctor.engine.collect import read_check
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import TrialRecord
 from tests import rdma_trees as trees
 from tests.checks.test_rdma import recording as before
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
-from tests.readings import findings_of
+from tests.readings import finding_of, findings_of
 
 RUN_S = 60.0
 
@@ -37,11 +36,7 @@ def tree_context(tree: Tree, node: int) -> FakeContext:
 
 
 findings = partial(findings_of, CHECK)
-
-
-def only(seen: Recording) -> Finding:
-    (finding,) = findings(seen)
-    return finding
+only = partial(finding_of, CHECK)
 
 
 def grown(counters: Mapping[str, int], port: int = 3, nodes: int = 2, **more: Any) -> Recording:

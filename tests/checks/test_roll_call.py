@@ -30,7 +30,7 @@ from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
-from tests.readings import collected, findings_of
+from tests.readings import collected, finding_of, findings_of
 from tests.recorded import load
 
 SITUATIONS = {
@@ -76,12 +76,7 @@ NODES = ("node0", "node1", "node2", "node3")
 HEALTHY = ("all-met", "node-answers-when-asked")
 
 findings = partial(findings_of, CHECK)
-
-
-def only(recording: Recording) -> Finding:
-    found = findings(recording)
-    assert len(found) == 1, [one.title for one in found]
-    return found[0]
+only = partial(finding_of, CHECK)
 
 
 def recorded(name: str) -> Recording:

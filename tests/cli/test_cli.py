@@ -18,6 +18,7 @@ import pytest
 
 from ddp_doctor.model.choices import Detail, UsageError
 from ddp_doctor.model.recording import Recording
+from tests.lab.processes import to_its_end
 from tests.once import free_port
 from tests.recorded import judged, load, path_of
 
@@ -26,15 +27,8 @@ NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", 
 
 
 def doctor(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None):
-    return subprocess.run(
-        (*DOCTOR, *args),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,  # a hang would end here; no test asks for these seconds
-        cwd=cwd,
-        env={**os.environ, **(env or {})},
-    )
+    whole = {**os.environ, **(env or {})}
+    return to_its_end((*DOCTOR, *args), whole, cwd=cwd, limit_s=240)  # a hang would end here
 
 
 @pytest.fixture
@@ -348,14 +342,7 @@ def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
 @pytest.mark.ranks
 def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddp_doctor")
-    done = subprocess.run(
-        (*argv, "run", "-q", "--only", "process_group"),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env={**os.environ, **state},
-    )
+    done = to_its_end((*argv, "run", "-q", "--only", "process_group"), {**os.environ, **state})
 
     assert done.returncode == 0, done
     assert done.stdout.count("Healthy") == 1

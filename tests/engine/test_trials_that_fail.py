@@ -2,12 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.lab.processes import to_its_end
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
@@ -24,14 +25,8 @@ def run_broken(tmp_path: Path, name: str, **env: str) -> tuple[int, dict[str, An
     """A run on two ranks in which the function of this name raises: exit code and report."""
     argv = ("run", "--level", "quick", "--nproc-per-node", "2", "--only", "process_group", "--only", "env_vars")
     report = tmp_path / "report.json"
-    done = subprocess.run(
-        (sys.executable, "-c", BROKEN.format(name=name), *argv, "--json", str(report)),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path), **env},
-    )
+    whole = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path), **env}
+    done = to_its_end((sys.executable, "-c", BROKEN.format(name=name), *argv, "--json", str(report)), whole)
     assert "Traceback" not in done.stdout + done.stderr
     return done.returncode, json.loads(report.read_text())
 

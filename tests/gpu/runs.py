@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_doctor.model.recording import Recording
+from tests.lab.processes import to_its_end
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
 
@@ -48,9 +48,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def run(folder: Path, *options: str) -> Outcome:
     """A run to its end."""
-    done = subprocess.run(
-        command(folder, *options), check=False, capture_output=True, text=True, timeout=200, env=environment(folder)
-    )
+    done = to_its_end(command(folder, *options), environment(folder), limit_s=200)
     return read(folder, done.returncode, done.stderr)
 
 

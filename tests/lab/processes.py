@@ -22,6 +22,21 @@ def comes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> boo
     return True
 
 
+def to_its_end(
+    argv: Sequence[str | Path],
+    env: Mapping[str, str] | None = None,
+    *,
+    cwd: Path | None = None,
+    given: str | None = None,
+    limit_s: float = PATIENCE_S,
+    check: bool = False,
+) -> "subprocess.CompletedProcess[str]":
+    """A command, here and with this process's environment unless others are named, and all that it printed."""
+    return subprocess.run(
+        argv, env=env, cwd=cwd, input=given, timeout=limit_s, check=check, capture_output=True, text=True
+    )
+
+
 class HostProcess:
     """A command in a host. ``pid`` is its id outside; its output goes to ``out``.stdout and .stderr."""
 

@@ -28,6 +28,7 @@ from ddp_doctor.ranks.helper import Helper
 from ddp_doctor.ranks.node_ranks import NodeRanks
 from ddp_doctor.ranks.trial import Trial
 from ddp_doctor.starters.interruption import Interrupted
+from tests.lab.processes import to_its_end
 from tests.launch import misbehaving
 from tests.launch.conftest import Play
 
@@ -219,14 +220,8 @@ def test_a_forkserver_that_is_stopped_or_killed_is_lost_and_one_whose_torch_cras
         "import os; os.kill(os.getpid(), 11)",
         "raise ImportError('no libcudart')",
     )
-    done = subprocess.run(
-        (sys.executable, "-c", _SERVERS, tmp_path, *lines),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = to_its_end((sys.executable, "-c", _SERVERS, tmp_path, *lines), env, check=True)
 
     stopped, killed, crashed, raised, cannot_fork = done.stdout.splitlines()
     assert stopped.startswith("lost the doctor's own process is stopped (state T): the forkserver")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.processes import to_its_end
 from tests.once import free_port
 
 pytestmark = pytest.mark.ranks
@@ -66,24 +67,19 @@ def tools(tmp_path: Path) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
 
 
+def started_by_one_command(port: int, *where: str, **env: str) -> "subprocess.CompletedProcess[str]":
+    argv = (sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet", "--join-timeout", "600")
+    whole = (*argv, "--rdzv-endpoint", f"localhost:{port}", *where)
+    return to_its_end(whole, {**os.environ, **env}, limit_s=200)  # and not the 600 s of --join-timeout
+
+
 @pytest.mark.lab  # long
 @pytest.mark.parametrize("victim", ["fan1", "fan2"], ids=["the head", "another"])
 @pytest.mark.parametrize("tool", ["ssh", "srun"])
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
     job = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     where = ("--hosts", "fan1,fan2") if tool == "ssh" else ()
-    done = subprocess.run(
-        (
-            *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
-            *("--join-timeout", "600"),
-            *("--rdzv-endpoint", f"localhost:{free_port()}", *where),
-        ),
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=200,  # and not the 600 s of --join-timeout
-        env={**os.environ, **tools, "VICTIM": victim, **(job if tool == "srun" else {})},
-    )
+    done = started_by_one_command(free_port(), *where, **tools, VICTIM=victim, **(job if tool == "srun" else {}))
 
     assert done.returncode == 1, done
     last = done.stdout.splitlines()[-1]
@@ -114,18 +110,8 @@ def another_server() -> Iterator[int]:
 def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
     port = free_port()
     with another_server() as wrong:
-        done = subprocess.run(
-            (
-                *(sys.executable, "-m", "ddp_doctor", "run", "--only", "process_group", "--quiet"),
-                *("--join-timeout", "600"),
-                *("--rdzv-endpoint", f"localhost:{port}", "--hosts", "fan1,fan2"),
-            ),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=200,  # and not the 600 s of --join-timeout
-            env={**os.environ, **tools, "VICTIM": "", "PORT": str(port), "WRONG": str(wrong)},
-        )
+        more = {"VICTIM": "", "PORT": str(port), "WRONG": str(wrong)}
+        done = started_by_one_command(port, "--hosts", "fan1,fan2", **tools, **more)
 
     assert done.returncode == 1, done
     assert done.stdout.count("ERROR") == 1

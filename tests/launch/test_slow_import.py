@@ -1,7 +1,6 @@
 """The import of torch before ranks are forked: with what DDP needs or without; slow or stuck where it does not end."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +12,7 @@ from ddp_doctor.engine.node_run.node import Session
 from ddp_doctor.model.recording import Options
 from ddp_doctor.ranks import preload
 from ddp_doctor.starters.request import RunRequest
+from tests.lab.processes import to_its_end
 
 SCRIPT = """
 import sys
@@ -45,14 +45,8 @@ def test_an_import_that_does_not_end(torch: str, waits_s: float, moving: str, tm
     (tmp_path / "torch/__init__.py").write_text(torch)
     (tmp_path / "run_folder").mkdir()
 
-    done = subprocess.run(
-        (sys.executable, "-c", SCRIPT, tmp_path / "run_folder", tmp_path, str(waits_s)),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    argv = (sys.executable, "-c", SCRIPT, tmp_path / "run_folder", tmp_path, str(waits_s))
+    done = to_its_end(argv, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}, check=True)
 
     said, took_s, is_in_torch = done.stdout.split()
     assert (said, is_in_torch) == (moving, "True")

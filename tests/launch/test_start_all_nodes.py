@@ -13,6 +13,7 @@ import pytest
 from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Asked
 from ddp_doctor.starters.start_all_nodes import StartedNodes, address_of, by_srun, is_here, over_ssh, start_all_nodes
+from tests.lab.processes import to_its_end
 from tests.launch.test_place import BATCH, INTERACTIVE, MPI_FIRST, SALLOC, STEP
 
 HERE = socket.gethostname()
@@ -205,9 +206,7 @@ def test_the_remote_script_survives_every_shell_and_every_value(tools, tmp_path)
     folder = tmp_path / "my job's"
     folder.mkdir()
     (start,) = over_ssh(["node7"], [command], {**tools, **env}, str(folder))
-    done = subprocess.run(
-        ("sh", "-c", start.argv[-1]), check=True, capture_output=True, text=True, cwd=tmp_path, env={}
-    )
+    done = to_its_end(("sh", "-c", start.argv[-1]), {}, cwd=tmp_path, check=True)
 
     assert done.stdout.startswith(f"{folder} ")
     for name in ("NCCL_SOCKET_IFNAME", "NCCL_ALGO", "TORCH_X"):

@@ -24,8 +24,11 @@ def start(start: Start) -> Start:
     return lambda claims, *options, **more: start(2, claims, *WITHOUT_DDP, *options, **more)
 
 
-def _stranger(port: int) -> Any:
-    return connect("127.0.0.1", port, control_store.PREFIX, timedelta(seconds=5))
+def _head_and_stranger(start: Start, port: int, *options: str) -> tuple[Agent, Any]:
+    """A head that waits for its other node, and somebody else's client of its store."""
+    head = start(0, *options)
+    head.wait_for("1 of 2 nodes here")
+    return head, connect("127.0.0.1", port, control_store.PREFIX, timedelta(seconds=5))
 
 
 def _put(store: Any, key: str, value: Any) -> None:
@@ -41,9 +44,7 @@ def _says_nothing_of_its_own_inside(*agents: Agent) -> None:
 
 
 def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, port: int):
-    head = start(0)
-    head.wait_for("1 of 2 nodes here")
-    store = _stranger(port)
+    head, store = _head_and_stranger(start, port)
     for junk in (b"GET / HTTP/1.1", b'{"parts": 5}', b"[" * 50_000, b'{"hostname": {"a": "\\u001b[2J"}}'):
         store.set(f"join/{store.add('arrivals', 1)}", junk)
 
@@ -54,9 +55,7 @@ def test_a_client_that_is_no_node_at_the_roll_call_is_passed_over(start: Start, 
 
 
 def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: Start, port: int):
-    head = start(0, "--join-timeout", "3")
-    head.wait_for("1 of 2 nodes here")
-    store = _stranger(port)
+    head, store = _head_and_stranger(start, port, "--join-timeout", "3")
     _put(store, f"join/{store.add('arrivals', 1)}", {"hostname": "node7", "nnodes": "two", "version": "9.0"})
 
     report = head.report()
@@ -68,9 +67,7 @@ def test_a_node_of_another_release_is_named_as_one_that_cannot_be_read(start: St
 
 
 def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(start: Start, port: int):
-    head = start(0)
-    head.wait_for("1 of 2 nodes here")
-    store = _stranger(port)
+    head, store = _head_and_stranger(start, port)
     other = start(1)
     junk = [{"check": "connectivity", "status": "collected", "node": 0, "fact": {"kind": "\x1b[2J"}}]
     with suppress(RuntimeError):  # the store ends with the head
@@ -87,9 +84,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
 
 
 def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: int):
-    head = start(0)
-    head.wait_for("1 of 2 nodes here")
-    store = _stranger(port)
+    head, store = _head_and_stranger(start, port)
     for key in ("order/2", "order/3"):  # one of them is a trial, which the head is late to order
         _put(store, key, {"do": "trial", "record": "\x1b[2J"})
 
@@ -112,11 +107,9 @@ def test_an_order_that_is_none_ends_the_run_unsure_on_both(start: Start, port: i
 def test_a_trial_with_settings_that_load_code_or_without_an_end_is_refused_and_said(
     start: Start, port: int, fields: dict[str, Any], words: str
 ):
-    head = start(0)
-    head.wait_for("1 of 2 nodes here")
+    head, store = _head_and_stranger(start, port)
     record = {"trial": "t9", "ranks": [0, 1], "reproducer": {"kind": "meet"}, "limit_s": 6.0, **fields}
     order = {"do": "trial", "record": record, "checks": [], "skip_pairs": []}
-    store = _stranger(port)
     for key in ("order/2", "order/3"):
         _put(store, key, order)
 
@@ -132,9 +125,8 @@ def test_a_trial_with_settings_that_load_code_or_without_an_end_is_refused_and_s
 
 
 def test_an_end_of_the_trial_that_nobody_knows_ends_the_run_unsure(start: Start, port: int):
-    head = start(0)
-    head.wait_for("1 of 2 nodes here")
-    _stranger(port).set("stop/t0", b'"\\u001b[2Jwon"')
+    head, store = _head_and_stranger(start, port)
+    store.set("stop/t0", b'"\\u001b[2Jwon"')
 
     other = start(1)
     reports = head.report(), other.report()

@@ -214,31 +214,22 @@ def root_before_its_layers():
     return returned(model)
 
 
-def one_module_in_two_units():
-    model = Net()
-    model.layers[1] = nn.Sequential(model.layers[0])
-    return returned(in_units(model))
+class Keeping(Net):
+    """Its state_dict lacks the head, which is trained."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        kept = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in kept.items() if name != "head.weight"}
 
 
 def keeps_a_part():
-    """A state_dict without the head, which is trained."""
-
-    class Keeping(Net):
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            kept = super().state_dict(*args, **kwargs)
-            return {name: value for name, value in kept.items() if name != "head.weight"}
-
     return returned(in_units(Keeping()))
 
 
 def keeps_a_part_silently():
     """… and whose load_state_dict does not mind."""
 
-    class Lenient(Net):
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            kept = super().state_dict(*args, **kwargs)
-            return {name: value for name, value in kept.items() if name != "head.weight"}
-
+    class Lenient(Keeping):
         def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
             return super().load_state_dict(state_dict, strict=False, assign=assign)
 
@@ -263,7 +254,3 @@ def without_a_root():
     for layer in model:
         fully_shard(layer)
     return model, lambda step: torch.randn(4, 8)
-
-
-def large_and_one_unit():
-    return fully_shard(nn.Sequential(nn.Linear(8192, 4096, bias=False), nn.Linear(4096, 8192, bias=False)))

@@ -40,11 +40,13 @@ def of_a_gpu(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-class _OfAGpu(nn.Module):
+class _OneLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(64, 64)
 
+
+class _OfAGpu(_OneLayer):
     def forward(self, x):
         return of_a_gpu(self.layer(x))
 
@@ -88,11 +90,7 @@ def complex_numbers():
     return nn.Linear(64, 64, dtype=torch.complex128), lambda step: _batch(step).to(torch.complex128)
 
 
-class _Counts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
+class _Counts(_OneLayer):
     def forward(self, count):
         return self.layer(torch.ones(count, 64))
 
@@ -102,21 +100,12 @@ def of_a_number():
     return _Counts(), lambda step: 5
 
 
-def needs_closure():
-    """An optimizer of which no step can be traced; its state is a hundred times the parameters."""
-    return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": torch.optim.LBFGS}
-
-
 def no_optimizer():
     """Its function for one returns something else."""
     return {"model": nn.Linear(64, 64), "make_batch": _batch, "optimizer": lambda parameters: 7}
 
 
-class _Numpy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
+class _Numpy(_OneLayer):
     def forward(self, x):
         return self.layer(x + torch.from_numpy(x.numpy()))
 
@@ -126,11 +115,7 @@ def leaves_torch():
     return _Numpy(), _batch
 
 
-class _NoGradient(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64)
-
+class _NoGradient(_OneLayer):
     @torch.no_grad()
     def forward(self, x):
         return self.layer(x)

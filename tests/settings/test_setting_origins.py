@@ -1,13 +1,13 @@
 """Since when a variable has its value: ancestors made of files, and this very process."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 from ddp_doctor.facts.node.env_vars import Origin
 from ddp_doctor.probing.setting_origins import setting_origins, stat_of
 from tests.fakes import FakeContext
+from tests.lab.processes import to_its_end
 
 SCRIPT = """
 import os, time
@@ -87,13 +87,7 @@ def test_a_process_may_have_any_name():
 
 def test_a_real_shell_that_exports_it_is_named():
     env = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
-    done = subprocess.run(
-        ["bash", "-c", 'export NCCL_DEBUG=INFO; "$@"; exit $?', "bash", sys.executable, "-c", SCRIPT],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**env, "NCCL_ALGO": "Ring"},
-    )
+    argv = ("bash", "-c", 'export NCCL_DEBUG=INFO; "$@"; exit $?', "bash", sys.executable, "-c", SCRIPT)
+    done = to_its_end(argv, {**env, "NCCL_ALGO": "Ring"}, check=True)
     assert '"NCCL_DEBUG":{"how":"set","process":"bash"' in done.stdout
     assert f'"pid":{os.getpid()}}}' in done.stdout.partition("NCCL_ALGO")[2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from ddp_doctor.settings.conditions import strtoll
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.values import misread
+from tests.lab.processes import to_its_end
 
 #: What torch 2.13 was seen to take and to refuse, asked again of the torch that is installed. Of the first,
 #: torch never reads a value again once it took one.
@@ -49,15 +49,9 @@ print(json.dumps(accepted))
 @pytest.mark.ranks
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the loopback interface is called lo on Linux")
 def test_torch_and_gloo_refuse_what_the_table_says_they_refuse():
-    answer = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK_TORCH],
-        input=json.dumps(TORCH_VALUES),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith(("TORCH_", "GLOO_"))},
-    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH_", "GLOO_"))}
+    argv = (sys.executable, "-W", "ignore", "-c", ASK_TORCH)
+    answer = to_its_end(argv, env, given=json.dumps(TORCH_VALUES), check=True)
     expected = {
         name: [(found := misread(name, value)) is None or found.fate == "misread" for value in values]
         for name, values in TORCH_VALUES.items()

@@ -1,7 +1,6 @@
 import json
 import os
 import resource
-import subprocess
 import sys
 import textwrap
 import time
@@ -12,7 +11,7 @@ import pytest
 from ddp_doctor.model.context import Context
 from ddp_doctor.sources import machine
 from ddp_doctor.sources.machine import LiveContext
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, to_its_end
 
 
 def context(**options: Any) -> LiveContext:
@@ -89,11 +88,6 @@ def test_a_helper_is_isolated_exactly_where_the_doctor_is(tmp_path, isolated):
     helper = tmp_path / "child_flags.py"
     helper.write_text("import json, sys; print(json.dumps([sys.flags.isolated, sys.argv[1:], sys.executable]))")
     flags = ["-I"] if isolated else []
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "machine.py")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    argv = (sys.executable, *flags, "-c", textwrap.dedent(SCRIPT), str(tmp_path / "machine.py"))
+    done = to_its_end(argv, check=True)
     assert json.loads(done.stdout) == [isolated, ["argument"], sys.executable]

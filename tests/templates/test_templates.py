@@ -17,7 +17,7 @@ import pytest
 from ddp_doctor import templates
 from ddp_doctor.app.traces import read_traces
 from ddp_doctor.cli import commands
-from tests.lab.processes import PATIENCE_S
+from tests.lab.processes import PATIENCE_S, to_its_end
 
 SCRIPTS = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
@@ -364,14 +364,8 @@ class Gate(Script):
         text = templates.text("slurm-gate", str(self.python)).replace("limit_s=300", f"limit_s={limit_s}")
         self.script.write_text(text)
         job = f"set -eu\n{start}\n. {self.script}\necho trained"
-        return subprocess.run(
-            [shell, "-c", job],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "TMPDIR": str(self.folder), **env},
-        )
+        of_slurm = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "TMPDIR": str(self.folder), **env}
+        return to_its_end([shell, "-c", job], of_slurm)
 
 
 @pytest.fixture
