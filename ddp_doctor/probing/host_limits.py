@@ -213,14 +213,6 @@ def rdma_unused_by(env: Mapping[str, str]) -> str | None:
     return f"NCCL_NET={net}" if net.lower() == "socket" else None
 
 
-def in_units(size_bytes: float) -> str:
-    """A size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
-    for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f}".removesuffix(".0") + f" {unit}"
-    return f"{size_bytes:.0f} bytes"
-
-
 def maker(ctx: Context) -> Maker:
     """Who made the machine, by its firmware, and what drives its network interfaces; raises nothing."""
     drivers = {end_of(ctx, f"{NET}/{name}/device/driver") for name in names_in(ctx, NET)}

@@ -75,3 +75,11 @@ def finding(
 proved = partial(finding, confidence=Confidence.PROVED)
 likely = partial(finding, confidence=Confidence.LIKELY)
 possible = partial(finding, confidence=Confidence.POSSIBLE)
+
+
+def in_units(size_bytes: float) -> str:
+    """A size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
+    for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
+        if size_bytes >= scale:
+            return f"{size_bytes / scale:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size_bytes:.0f} bytes"

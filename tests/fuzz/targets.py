@@ -628,7 +628,6 @@ NOT_FOREIGN: Mapping[str, str] = {
     "kernel_files.end_of": "takes what stands behind the last slash",
     "host_limits.shared_memory": "asks for two numbers",
     "host_limits.shared_memory_device": "asks for a number",
-    "host_limits.in_units": _SHOWN,
     "nccl_conf.set_by_files": _OWN,
     "nccl_conf.files_read": _OWN,
     "nccl_conf.read_by": _OWN,

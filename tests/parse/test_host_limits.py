@@ -1,7 +1,6 @@
 import pytest
 
 from ddp_doctor.probing.host_limits import (
-    in_units,
     load_1min,
     memlock_is_ignored,
     memory_bytes,
@@ -10,6 +9,7 @@ from ddp_doctor.probing.host_limits import (
     rdma_unused_by,
     several_tasks,
 )
+from ddp_doctor.wording.findings import in_units
 
 HOST_MAP = "         0          0 4294967295\n"
 

@@ -18,7 +18,7 @@ from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.views.collective_sizes import mean_us
 from ddp_doctor.views.expected_speed import expected
 from ddp_doctor.views.transports import log_of
-from ddp_doctor.wording.findings import NOBODY, finding, likely, possible, proved
+from ddp_doctor.wording.findings import NOBODY, finding, in_units, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import ranks_at
 from ddp_doctor.wording.wrong_shares import Taken, share_evidence, whose_share
@@ -192,19 +192,12 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
 def _evidence(speed: Speed, band: Band) -> Evidence:
     upper = f" to {band.high:.3g}" if band.high is not None else " and more"
     return Evidence(
-        text=f"{TABLE[speed.collective].words} of {_size(speed.size_bytes)}, expected {band.low:.3g}{upper} GB/s",
+        text=f"{TABLE[speed.collective].words} of {in_units(speed.size_bytes)}, expected {band.low:.3g}{upper} GB/s",
         value=round(speed.busbw_gb_per_s, 3),
         unit="GB/s",
         expected=round(band.middle, 3),
         expected_from=band.source,
     )
-
-
-def _size(size_bytes: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes} B"
 
 
 @rule("DD625", "collective-below-its-floor", Severity.ERROR, CollectiveFact)
@@ -227,7 +220,7 @@ def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
         beyond = band is not None and band.high is not None and band.high < floor
         yield proved(
             NOBODY,
-            f"{TABLE[least.collective].words.capitalize()} of {_size(size)} reaches {speed.busbw_gb_per_s:.3g} GB/s,"
+            f"{TABLE[least.collective].words.capitalize()} of {in_units(size)} reaches {speed.busbw_gb_per_s:.3g} GB/s,"
             f" {100 * (1 - speed.busbw_gb_per_s / floor):.0f} % below the floor of {floor:g} GB/s",
             [
                 Evidence(

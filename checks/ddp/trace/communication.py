@@ -6,7 +6,6 @@ from statistics import median
 from ddp_doctor.checks.ddp.trace.told import code, setting, told
 from ddp_doctor.facts.trace import Interval, TraceFact
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
-from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.knowledge.trace import LATE_SHARE, SLOW_TRANSFER_SHARE, TRANSFER_BYTES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
@@ -21,7 +20,7 @@ from ddp_doctor.views.trace.arrivals import Meeting
 from ddp_doctor.views.trace.parts import median_parts
 from ddp_doctor.views.trace.usual import exposed_in, is_bucket, is_map, waited_in
 from ddp_doctor.views.trace.windows import windows
-from ddp_doctor.wording.findings import NOBODY, likely
+from ddp_doctor.wording.findings import NOBODY, in_units, likely
 
 _SHOWS = "averaging gradients while nothing else runs, waiting for others included"
 _NO_SYNC = code(
@@ -34,10 +33,6 @@ _LEAVE_CAP_OUT = setting(
     cost="none",
     undo="DistributedDataParallel(model, bucket_cap_mb=...) as it was",
 )
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / MIB:.3g} MiB" if size_bytes >= MIB else f"{size_bytes / 1024:.3g} KiB"
 
 
 @rule("DDT121", "tiny-buckets", Severity.WARNING, TraceFact)
@@ -55,11 +50,11 @@ def tiny_buckets(recording: Recording) -> Iterator[Draft]:
     """
     for found in told(recording, "DDT121"):
         buckets = found.usual.buckets
-        each = _size(buckets.size_bytes / buckets.count)
+        each = in_units(buckets.size_bytes / buckets.count)
         yield found.draft(
             f"Gradients travel in {buckets.count:.0f} buckets of about {each}",
             Evidence(
-                text=f"all-reduces of a backward pass, {_size(buckets.size_bytes)} in all",
+                text=f"all-reduces of a backward pass, {in_units(buckets.size_bytes)} in all",
                 value=buckets.count,
                 expected=float(buckets.by_default),
                 expected_from="DistributedDataParallel without bucket_cap_mb",
@@ -99,7 +94,7 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
             title = f"Gradients are averaged after backward, in {calls:.0f} all-reduces"
         else:
             first, every = usual.buckets.first_bytes, usual.buckets.size_bytes
-            size = f"{_size(first)} of {_size(every)} of gradients" if every else "all gradients"
+            size = f"{in_units(first)} of {in_units(every)} of gradients" if every else "all gradients"
             title = f"The first bucket has {size}, and nothing is sent before"
         yield found.draft(
             title,

@@ -27,10 +27,10 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule, rules_in
 from ddp_doctor.parse import cgroup
 from ddp_doctor.probing import host_gpus, host_limits
-from ddp_doctor.probing.host_limits import NO_SHARED_MEMORY, NOT_LOOKED_AT, in_units
+from ddp_doctor.probing.host_limits import NO_SHARED_MEMORY, NOT_LOOKED_AT
 from ddp_doctor.remedies import hardware
 from ddp_doctor.views.failed_trials import all_complained
-from ddp_doctor.wording.findings import proved
+from ddp_doctor.wording.findings import in_units, proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 

@@ -10,13 +10,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, World
 from ddp_doctor.model.rule import rule
-from ddp_doctor.probing.host_limits import in_units
 from ddp_doctor.remedies import hardware
 from ddp_doctor.remedies.hardware import UNCHANGED
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.failed_trials import all_complained
 from ddp_doctor.views.open_files import is_low, out_of_files
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, LOAD, likely, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, LOAD, in_units, likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, name_list, of_nodes
 
 
