@@ -14,7 +14,6 @@ Several stand behind each other. Templates of torchrun's prefix: torch/distribut
 """
 
 import re
-from calendar import timegm
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -273,7 +272,7 @@ def _midnight_s(date: str) -> int | None:
     year, month, day = date.split("-")
     try:
         number = _MONTHS.index(month) + 1 if month.isalpha() else int(month)
-        return timegm(datetime(int(year), number, int(day), tzinfo=timezone.utc).timetuple())
+        return int(datetime(int(year), number, int(day), tzinfo=timezone.utc).timestamp())
     except ValueError:
         return None
 
