@@ -15,14 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-DEFAULT_LIMIT_S = 10.0
-
 _leaving = threading.Lock()
 
 
 def run(ask: "Callable[[Nvml, int], None]", **more: Any) -> NoReturn:
     """Ask so many GPUs, print, leave; the watchdog does the last two where NVML never answers."""
-    limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_S
+    limit_s = float(sys.argv[1])
     answer = {"error": None, "call": "", "gpu": None, "text": "", "elapsed_s": 0.0, **more}
     started = time.monotonic()
     threading.Thread(target=_watch, args=(answer, limit_s, started), daemon=True).start()

@@ -164,10 +164,9 @@ class Evidence:
 
 def is_regular(stream: int) -> bool:
     """Whether this is a regular file, which can be read again."""
-    try:
+    with suppress(OSError):
         return stat.S_ISREG(os.fstat(stream).st_mode)
-    except OSError:
-        return False
+    return False
 
 
 def regular_outputs() -> list[Output]:

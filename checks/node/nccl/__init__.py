@@ -101,7 +101,7 @@ def _missing_libraries(ctx: Context, path: str) -> tuple[str, ...]:
     answer = ctx.run(("ldd", path))
     ctx.keep(answer.stdout)
     lost = software.missing_libraries(answer.stdout) if answer.ok else ()
-    return tuple(name for name in lost if not nccl_plugins.is_loaded_by_torch(name))
+    return tuple(name for name in lost if name.partition(".so")[0] not in nccl_plugins.LOADED_BY_TORCH)
 
 
 CHECK = Check(

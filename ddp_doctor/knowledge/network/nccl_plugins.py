@@ -85,8 +85,3 @@ def wanted(kind: PluginKind, value: str | None) -> tuple[Wanted, ...]:
             is_whole = "/" in name or (name.startswith("lib") and name.endswith(".so"))
             found.append(Wanted(name, (name,) if is_whole else (name, f"{prefix}-{name}.so")))
     return tuple(found)
-
-
-def is_loaded_by_torch(library: str) -> bool:
-    """Whether torch brings this library into the process, wherever ldd looks for it."""
-    return library.partition(".so")[0] in LOADED_BY_TORCH

@@ -14,7 +14,6 @@ Several stand behind each other. Templates of torchrun's prefix: torch/distribut
 """
 
 import re
-from calendar import timegm
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -105,13 +104,6 @@ _CONTROLS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u2
 _INNER = re.compile(rf"\[rank\d{{1,7}}\]:|[A-Za-z0-9][\w.-]{{0,100}}:\d+:\d+ \[-?\d{{1,3}}\] {_NCCL_NEXT}")
 
 
-def _last(pattern: "re.Pattern[str]", text: str, before: int) -> "re.Match[str] | None":
-    found = None
-    for found in pattern.finditer(text, 0, before):  # noqa: B007  the last is wanted
-        pass
-    return found
-
-
 class Origin(NamedTuple):
     """Who printed a line, as far as its prefixes tell. ``stream`` is the same for all lines of a text of several."""
 
@@ -162,8 +154,8 @@ class Prefixes:
         if line.startswith('{"log":'):
             line = self._unwrapped(line, fields)
         text = self._stripped(line, fields, stream)
-        if word and (before := text.find(word)) > 0 and (inner := _last(_INNER, text, before)):
-            text = self._stripped(text[inner.start() :], fields, stream)
+        if word and (before := text.find(word)) > 0 and (inner := list(_INNER.finditer(text, 0, before))):
+            text = self._stripped(text[inner[-1].start() :], fields, stream)
         if fields.get("launcher") == "ray" and (repeated := _REPEATED.search(text[-500:])):
             fields["times"] = int(repeated[1])
             text = text.removesuffix(repeated[0])
@@ -273,7 +265,7 @@ def _midnight_s(date: str) -> int | None:
     year, month, day = date.split("-")
     try:
         number = _MONTHS.index(month) + 1 if month.isalpha() else int(month)
-        return timegm(datetime(int(year), number, int(day), tzinfo=timezone.utc).timetuple())
+        return int(datetime(int(year), number, int(day), tzinfo=timezone.utc).timestamp())
     except ValueError:
         return None
 
