@@ -217,6 +217,17 @@ def test_a_rank_that_still_computes_on_its_way_to_the_others_is_not_blamed():
     assert judge(trial_of(rank(0, step(1)), importing, silent)).suspects == (2,)
 
 
+def test_a_rank_that_gets_no_processor_on_a_busy_machine_is_not_blamed():
+    starved = rank(1, step(2, left=True), cpu_s_per_s=0.01).model_copy(update={"state": "R"})
+    assert blamed(rank(0, WAITING), starved) == ("unsure", ())
+
+    asleep = rank(2, step(2, left=True), cpu_s_per_s=0.0)
+    assert blamed(rank(0, WAITING), starved, asleep) == ("never-entered", (2,))
+
+    elsewhere = starved.model_copy(update={"node": 1})
+    assert blamed(rank(0, WAITING), elsewhere) == ("never-entered", (1,))
+
+
 def test_the_minority_of_three_different_calls_is_the_suspect():
     calls = [flight("all_reduce", 8), flight("broadcast", 8), flight("all_reduce", 8)]
     assert blamed(*(rank(n, WAITING, flight=(call,)) for n, call in enumerate(calls))) == ("mismatch", (1,))

@@ -233,7 +233,7 @@ def _never_began(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement
     if not missing or len(missing) == len(trial.evidence):
         return None
     # A rank that computes (imports torch, on a busy machine) may still come.
-    missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S]
+    missing = [rank for rank in missing if (rank.cpu_s_per_s or 0.0) < STILL_CPU_S_PER_S and not _starves(rank, ranks)]
     if not missing:
         return Judgement("unsure", waiting=numbers(ranks), step=shared_step(ranks))
     return _named("never-began", missing, ranks)
@@ -282,11 +282,20 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
     there = [open_ for open_ in waiting.values() if place_of(open_, trial) == here]
     awaited = {rank for open_ in there for rank in open_.members or trial.ranks}
     absent = [rank for rank in ranks if rank.rank in awaited and reached(rank, trial) < here and not _ended(rank)]
+    if absent and not (absent := [rank for rank in absent if not _starves(rank, ranks)]):
+        return Judgement("unsure", waiting=tuple(waiting), step=step)
     if absent:
         step = next((open_ for open_ in there if absent[0].rank in open_.members), step)
         waits = [rank for rank in waiting if not step.members or (waiting[rank] in there and waiting[rank].members)]
         return Judgement("never-entered", numbers(absent), tuple(waits), step)
     return _group_hangs(waiting, here, trial) or _left_behind(ranks, trial, here)
+
+
+def _starves(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> bool:
+    """Whether it wanted a processor for a second and got none, on the one node of all: it may come where that is less
+    busy."""
+    got = rank.cpu_s_per_s
+    return rank.state == "R" and got is not None and got < STILL_CPU_S_PER_S and len({each.node for each in ranks}) == 1
 
 
 def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgement | None:
