@@ -56,18 +56,19 @@ class FollowerAgent:
             if order["do"] == "groups":
                 result = run_own_group(self.node_ranks, self.group, record, order["groups"])
                 if result is not None:
-                    self._hand_in(result)
+                    self._hand_in(record, result)
                 return
             remote = StoreRemoteRanks(self.group, record.trial)
             if order["do"] == "torchrun":
                 with self.node_ranks.running_under_torchrun(record, checks, remote) as (result, launch):
-                    self._hand_in(result)
+                    self._hand_in(record, result)
                     launch.notes(deadlines.CHECK_S if result.record.outcome == "finished" else 0.0)
             else:
-                self._hand_in(self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
+                self._hand_in(record, self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
         except Refused as refused:
             raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
 
-    def _hand_in(self, result: TrialResult) -> None:
+    def _hand_in(self, ordered: TrialRecord, result: TrialResult) -> None:
+        """Under the number of the trial that was ordered, which is that of the first group."""
         self.partial.keep(result)
-        self.group.hand_in(f"result/{result.record.trial}", result.model_dump(mode="json"))
+        self.group.hand_in(f"result/{ordered.trial}", result.model_dump(mode="json"))
