@@ -123,8 +123,11 @@ class RankState:
 
     def printed(self) -> int:
         """How many bytes it and NCCL have printed until now: NCCL's log grows while it still works."""
-        files = [self.spec.path(suffix) for suffix in ("out", "nccl")]
-        return sum(os.path.getsize(file) for file in files if os.path.exists(file))
+        size_bytes = 0
+        for suffix in ("out", "nccl"):
+            with suppress(OSError):  # not there yet, or no longer
+                size_bytes += os.stat(self.spec.path(suffix)).st_size
+        return size_bytes
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to this rank's process, if it still is ours and alive."""
