@@ -9,12 +9,15 @@ import pytest
 from ddp_doctor.engine.isolation import conduct
 from ddp_doctor.engine.isolation.group_tests import group_test
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
-from ddp_doctor.facts.collectives import GroupTest, IsolationFact, TrialMeasurement
+from ddp_doctor.facts.collectives import GroupTest, IsolationFact, SizeResult, TrialMeasurement
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import TrialResult
+from ddp_doctor.ranks.worker import remedy_probe
+from ddp_doctor.settings import trials
 from tests.readings import collected, plain_world
 
 NODES = 8
@@ -55,6 +58,28 @@ def test_what_the_trial_of_a_group_comes_to(result, outcome, reason):
     assert test.reason.startswith(reason)
     assert (test.bytes_per_s is not None) is (outcome == "passed")
     assert test.lost_nodes == ((1,) if outcome == "lost" else ())
+
+
+@pytest.mark.parametrize(("rate", "moved_each"), [(6e6, 4 << 20), (400e6, 64 << 20)], ids=["100 Mbit/s", "10 Gbit/s"])
+def test_a_slow_path_shows_its_rate_within_a_trials_time(monkeypatch, rate, moved_each):
+    moved = []
+
+    def timed(_ctx: Any, _row: Any, size: int, iterations: int, *, warmup: int = 1) -> SizeResult:
+        moved.append((iterations + warmup + 1) * size)
+        us = size / rate * 1e6
+        rates = {"algbw_gb_per_s": rate / 1e9, "busbw_gb_per_s": rate / 1e9}
+        return SizeResult(size_bytes=size, time_us=us, min_us=us, max_us=us, iterations=iterations, wrong=0, **rates)
+
+    monkeypatch.setattr(remedy_probe, "timed", timed)
+    monkeypatch.setattr(remedy_probe, "agreed", lambda _ctx, value: value)
+    reproducer = Reproducer(kind="all_reduces", size_bytes=trials.GROUP_BYTES["nccl"])
+    ctx: Any = SimpleNamespace(trial=SimpleNamespace(reproducer=reproducer, settings=()), backend="nccl", env={})
+
+    measured = remedy_probe.probe(ctx)
+
+    assert measured.bytes_per_s == pytest.approx(rate)
+    assert moved[-1] % moved_each == 0
+    assert sum(moved) / rate < trials.NCCL_TRIAL_S / 3  # making communicators takes its time, too
 
 
 def test_the_rate_of_a_group_is_that_of_its_slowest_rank():

@@ -18,6 +18,9 @@ _REPETITIONS = 2
 #: … or as many as this takes: the fastest is that of a moment in which no other process had the processors.
 _SPELL_S = 0.3
 _MOST_CALLS = 50
+#: A path over which the first of these bytes take so long is slow, whatever the size: all would take a trial's time.
+_FIRST_BYTES = 4 << 20
+_LONG_S = 0.1
 _LOG_READ = 8 << 20
 
 
@@ -31,9 +34,13 @@ def probe(ctx: LiveRankContext) -> TrialMeasurement:
         measured = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, _REPETITIONS)
         rate, wrong = measured.size_bytes / (measured.time_us / 1e6), measured.wrong
     elif reproducer.kind == "all_reduces" and not wrong:
-        first = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, 1)
+        size = min(reproducer.size_bytes, _FIRST_BYTES)
+        first = timed(ctx, TABLE[ALL_REDUCE], size, 1)
+        if size < reproducer.size_bytes and agreed(ctx, first.time_us) < _LONG_S * 1e6:
+            size = reproducer.size_bytes
+            first = timed(ctx, TABLE[ALL_REDUCE], size, 1)
         calls = int(min(_SPELL_S / (agreed(ctx, first.time_us) / 1e6), _MOST_CALLS))
-        others = timed(ctx, TABLE[ALL_REDUCE], reproducer.size_bytes, max(calls, 1), warmup=0)
+        others = timed(ctx, TABLE[ALL_REDUCE], size, max(calls, 1), warmup=0)
         rate = first.size_bytes / (min(first.min_us, others.min_us) / 1e6)
         wrong = first.wrong + others.wrong
     elif reproducer.kind == "exchange" and not wrong:
