@@ -29,8 +29,9 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
 
 @pytest.mark.lab  # long
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
-    options = ("--join-timeout", "3", *WITHOUT_DDP)
-    head, other = start(3, 0, *options), start(3, 1, *options)
+    other = start(3, 1, *WITHOUT_DDP)
+    other.wait_for("nobody listens yet")
+    head = start(3, 0, "--join-timeout", "3", *WITHOUT_DDP)
 
     reports = head.report(), other.report()
 
