@@ -8,7 +8,8 @@ import pytest
 from tests.lab.hosts import why_no_lab
 from tests.lab.isolation_run import ROWS, run_row
 
-pytestmark = pytest.mark.lab
+#: What is told of rates depends on what else the processors do.
+pytestmark = [pytest.mark.lab, pytest.mark.serial]
 
 #: A slow one, two that fail each in its own way, one that dies, and none.
 THESE = ("healthy", "slow-nic", "two-at-once", "killed")
