@@ -46,6 +46,8 @@ class Cluster:
     flaky: dict[int, float] = field(default_factory=dict)  # nodes that hang now and then, and how often
     dies: int | None = None  # a node that is lost in its third test
     outliers: float = _OUTLIERS
+    spread: float = 0.0  # of busy hosts: the standard deviation of the logarithms of rates
+    slow: float = _SLOW
     repeat: int = 1
     tests: list[GroupTest] = field(default_factory=list)
 
@@ -60,7 +62,8 @@ class Cluster:
             took_s = 12.0 if steady[0] == "hung" else 1.5
             found = {"round": number, "nodes": group, "outcome": steady[0], "reason": reason}
             return GroupTest.model_validate({**found, "at_s": at_s, "duration_s": took_s})
-        rate = _RATE * (_SLOW if faults else 1.0) * self.rng.uniform(1 - _NOISE, 1 + _NOISE)
+        rate = _RATE * (self.slow if faults else 1.0) * self.rng.uniform(1 - _NOISE, 1 + _NOISE)
+        rate *= self.rng.lognormvariate(0.0, self.spread) if self.spread else 1.0
         if self.rng.random() < self.outliers:
             rate *= self.rng.uniform(0.1, 0.6)
         return GroupTest(round=number, nodes=group, outcome="passed", bytes_per_s=rate, at_s=at_s, duration_s=2.0)
@@ -196,6 +199,12 @@ KINDS = (
     ),
     Kind("none, 20 repeats", lambda nodes, rng: Cluster(nodes, rng, repeat=20), most=256),
     Kind("one in five, once", lambda nodes, rng: Cluster(nodes, rng, flaky={rng.randrange(nodes): 0.2})),
+    Kind("none, hosts busy", lambda nodes, rng: Cluster(nodes, rng, spread=1.0), most=64),
+    Kind(
+        "one at 1 %, hosts busy",
+        lambda nodes, rng: Cluster(nodes, rng, bad={rng.randrange(nodes): "slow"}, slow=0.01, spread=1.0),
+        most=64,
+    ),
     Kind("one dies", lambda nodes, rng: Cluster(nodes, rng, dies=rng.randrange(nodes)), bar=_one),
 )
 

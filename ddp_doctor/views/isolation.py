@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import comb, exp, log
-from statistics import median
+from math import comb, exp, log, sqrt
+from statistics import mean, median
 from typing import Literal, NamedTuple
 
 from ddp_doctor.facts.collectives import GroupTest, IsolationFact
@@ -108,10 +108,8 @@ class Tests:
         return grouped(ends for one, other in pairs for ends in ((one, other), (other, one)))
 
     @cached_property
-    def slow(self) -> dict[Group, float]:
-        """The pairs that are slow at their best, and their share of the median: one far off by chance is none of them
-        once it was tested again, and none is slower than usual by less than healthy ones are in one of two tests. Each
-        rate is held against those of its round."""
+    def shares(self) -> dict[Group, list[float]]:
+        """The rates of each pair, first to last, held against those of their rounds."""
         rated = [
             (group, test.round, test.bytes_per_s)
             for group, tests in self.groups.items()
@@ -123,18 +121,22 @@ class Tests:
             number: _upper(rates) if len(rates) > _FEW else usual
             for number, rates in grouped((number, rate) for _, number, rate in rated).items()
         }
-        shares = [(group, rate / of_round[number]) for group, number, rate in rated]
-        of_group = grouped(shares)
-        best = {group: max(some) for group, some in of_group.items()}
+        return grouped((group, rate / of_round[number]) for group, number, rate in rated)
+
+    @cached_property
+    def slow(self) -> dict[Group, float]:
+        """The pairs that are slow at their best, and their share of the median: one far off by chance is none of them
+        once it was tested again, and none is slower than usual by less than healthy ones are in one of two tests."""
+        best = {group: max(some) for group, some in self.shares.items()}
         of_node = grouped((node, share) for group, share in best.items() for node in group)
         # Of few nodes half of all pairs may have the slow one, but half of the nodes have not.
-        middle = median(map(max, of_node.values())) if rated else 0.0
-        healthy = [share for _, share in shares if 2 * share > middle]
+        middle = median(map(max, of_node.values())) if best else 0.0
+        healthy = [share for some in self.shares.values() for share in some if 2 * share > middle]
         usual = median(healthy) if healthy else 0.0
         # Of factors: no rate is below zero.
         spread = SIGMA * median(abs(log(share / usual)) for share in healthy) if healthy else 0.0
         # Of those that were well at first: the others were tested again because they were slow.
-        again = [min(some) / max(some) for some in of_group.values() if len(some) > 1 and 2 * some[0] > middle]
+        again = [min(some) / max(some) for some in self.shares.values() if len(some) > 1 and 2 * some[0] > middle]
         limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread), median(again) if again else 1.0)
         return {group: share / usual for group, share in best.items() if share < limit}
 
@@ -283,12 +285,17 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
                 suspects[node] = slowly, tuple(some)
     aside_of_chance = suspects.keys() | {n for n, bad in known.bad.items() if len(bad) > 1 and not known.good.get(n)}
     others = [pair for pair in known.pairs if aside_of_chance.isdisjoint(pair)]
-    slow = sum(pair in known.slow for pair in others)
-    fails = sum(known.pairs[pair].bad > 0 for pair in others) - slow
+    fails = sum(known.pairs[pair].bad > 0 and pair not in known.slow for pair in others) / max(len(others), 1)
+    usual = [share for pair in others for share in known.shares.get(pair, ())]
+    ways = comb(count, min(2, sum(slowly for slowly, _ in suspects.values())))
     for node, (slowly, who) in suspects.items():
         good = known.good.get(node, ())
-        by_chance = (slow if slowly else fails) / max(len(others), 1)
-        if count * comb(len(who) + len(good), len(who)) * by_chance ** len(who) <= bars.CHANCE:
+        pairs = known.with_each(node, (*who, *good))
+        if slowly:
+            by_chance = ways * _slower_by_chance([one for pair in pairs for one in known.shares.get(pair, ())], usual)
+        else:
+            by_chance = count * comb(len(pairs), len(who)) * fails ** len(who)
+        if by_chance <= bars.CHANCE:
             yield replace(known.fault((node,), known.with_each(node, (*who, *good))), partners=who)
 
 
@@ -306,6 +313,27 @@ def _has_one_rate(known: Tests, node: int) -> bool:
     return _same_rate(bad, tests - known.passed(node), known.passed(node)) >= bars.ONE_RATE_RATIO
 
 
+def _slower_by_chance(some: Sequence[float], usual: Sequence[float]) -> float:
+    """How likely rates are so far below usual ones where both are drawn alike: Student's t of their logarithms.
+
+    Of few rates the variance is moderated by that of healthy clusters (knowledge/isolation.py).
+    """
+    if not some or not usual:
+        return 1.0
+    own, other = [log(rate) for rate in some], [log(rate) for rate in usual]
+    freedom = len(own) + len(other) - 2 + bars.USUAL_FREEDOM
+    squares = sum((value - mean(logs)) ** 2 for logs in (own, other) for value in logs)
+    variance = (squares + bars.USUAL_FREEDOM * bars.USUAL_SPREAD**2) / freedom
+    apart = (mean(other) - mean(own)) / sqrt(variance * (1 / len(own) + 1 / len(other)))
+    # The integral of the distribution for an even number of degrees of freedom, rounded down.
+    sine = apart / sqrt(freedom + apart**2)
+    term = total = 1.0
+    for number in range(1, freedom // 2):
+        term *= (2 * number - 1) / (2 * number) * (1 - sine**2)
+        total += term
+    return (1 - sine * total) / 2
+
+
 def _log_likelihood(bad: int, tests: int) -> float:
     """Of so many bad tests, at the rate at which they are most likely."""
     return sum(part * log(part / tests) for part in (bad, tests - bad) if part)
@@ -313,8 +341,12 @@ def _log_likelihood(bad: int, tests: int) -> float:
 
 def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
     """Whether two nodes are bad together again and again, and neither is bad with anybody else."""
-    is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES and known.slow.get(pair, 0.0) < bars.SLOW_PAIR
-    return is_often and all(often[node] == 1 and not is_end(known, node, pair) for node in pair)
+    is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES
+    if not is_often or any(often[node] > 1 or is_end(known, node, pair) for node in pair):
+        return False
+    others = [share for other, shares in known.shares.items() if other != pair for share in shares]
+    by_chance = _slower_by_chance(known.shares[pair], others) if pair in known.slow else 0.0
+    return known.slow.get(pair, 0.0) < bars.SLOW_PAIR and len(known.pairs) * by_chance <= bars.CHANCE
 
 
 def is_end(known: Tests, node: int, pair: Group) -> bool:
