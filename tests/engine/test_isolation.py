@@ -172,3 +172,17 @@ def test_a_node_that_is_far_slower_than_healthy_pairs_differ_is_named_on_busy_ho
 
     assert [fault.nodes for fault in settle(tests, range(8), {}).nodes] == [(5,)]
     assert settle(rated(*BUSY, (2, 4, 5, 113.0), (3, 1, 5, 116.0), (4, 3, 5, 118.0)), range(8), {}).nodes == ()
+
+
+def test_a_pair_of_a_bad_leaf_that_was_slow_by_chance_is_tested_again():
+    """Seen on a busy machine: its nodes were tested with ever other leaves, with which they hang."""
+    of_leaf = {node: f"leaf{node // 2}" for node in range(8)}
+    across = [(3, 4, 6), (3, 5, 7), (4, 3, 6), (4, 0, 7), (5, 1, 6), (5, 3, 7), (6, 5, 6), (6, 4, 7)]
+    tests = [GroupTest(round=0, nodes=(node,), outcome="passed") for node in range(8)]
+    tests += [GroupTest(round=1, nodes=tuple(range(8)), outcome="hung")]
+    tests += rated((2, 0, 1, 965.0), (2, 2, 3, 937.0), (2, 4, 5, 955.0), (2, 6, 7, 194.0), (3, 0, 2, 868.0))
+    tests += rated((3, 1, 3, 1074.0), (4, 1, 2, 810.0), (5, 2, 4, 911.0))
+    tests += [GroupTest(round=number, nodes=pair, outcome="hung") for number, *pair in across]
+
+    assert settle(tests, range(8), of_leaf).leaves[0].leaf == "leaf3"
+    assert (6, 7) in next_round(tests, range(8), of_leaf)

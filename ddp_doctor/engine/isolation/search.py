@@ -160,10 +160,12 @@ class _Search:
         known, seekers, again = self.known, list[int](), list[Group]()
         often = Counter(node for pair in self.settled.open_pairs for node in pair)
         least = min(2, len(self.part) - 2)
+        leaves = {fault.leaf for fault in self.settled.leaves}
         for pair in self.settled.open_pairs:
             bad, tests = known.pairs[pair]
-            lonely = [node for node in pair if not known.good.get(node)]
-            short = [node for node in pair if len(known.good.get(node, ())) < least and often[node] < bars.PARTNERS]
+            ends = [node for node in pair if self.leaf_of.get(node) not in leaves]  # those fail with most others
+            lonely = [node for node in ends if not known.good.get(node)]
+            short = [node for node in ends if len(known.good.get(node, ())) < least and often[node] < bars.PARTNERS]
             if lonely:
                 wanted = lonely
             elif pair in known.slow and tests == 1:
