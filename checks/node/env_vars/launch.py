@@ -16,13 +16,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
@@ -200,8 +198,7 @@ _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
-@rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD101", "leftover-launch-variables", Severity.WARNING)
 def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     """Variables of a launcher in a process that no launcher started.
 
@@ -232,8 +229,7 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD102", "launch-variables-inconsistent", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD102", "launch-variables-inconsistent", Severity.WARNING)
 def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together.
 
@@ -280,8 +276,7 @@ def _inconsistent(
     )
 
 
-@rule("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING)
 def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
 
@@ -312,8 +307,7 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
             return
 
 
-@rule("DD104", "torchrun-options-left-behind", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD104", "torchrun-options-left-behind", Severity.WARNING)
 def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     """PET_* variables in a plain shell, which torchrun takes for options.
 
@@ -339,8 +333,7 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
-@rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING)
 def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 
