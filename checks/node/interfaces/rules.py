@@ -151,9 +151,10 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashabl
     return [Group(found[group[0].node], offers, group) for group in by_cause.values()]
 
 
-def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
-    """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
-    severity, offered = severity or group.severity(), remedies(recording, group)
+def draft(recording: Recording, group: Group, title: str) -> Draft:
+    """A finding about the nodes of a group; information where the run's backend is another one."""
+    is_used, offered = recording.backend == group.sick[0].backend, remedies(recording, group)
+    severity = group.severity() if is_used else Severity.INFO
     return finding(
         culprits(recording, group.sick),
         title,
@@ -259,11 +260,6 @@ def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]
 
 
-def severity_unless_used(recording: Recording, group: Group) -> Severity | None:
-    """Information where the run's backend is another one; else the group's own severity."""
-    return None if recording.backend == group.sick[0].backend else Severity.INFO
-
-
 @rule("DD523", "choices-in-different-networks", Severity.INFO, InterfacesFact)
 def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     """Nodes that choose addresses of different networks, although they share one.
@@ -347,7 +343,7 @@ def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
         resolve = "resolve their own host names" if several else "resolves its own host name"
         tells = "tells the other nodes that address"
         title = f"{group.nodes(recording)} {resolve} to {group.given_out}, and gloo {tells}"
-        yield draft(recording, group, title, severity_unless_used(recording, group))
+        yield draft(recording, group, title)
 
 
 @rule("DD526", "own-host-name-does-not-resolve", Severity.ERROR, InterfacesFact)
@@ -366,7 +362,7 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
         fallback = f"; gloo then tells the other nodes {group.given_out}" if group.given_out else ""
         why = group.fault.why.replace("its own name", "the host's own name")
         title = f"{group.nodes(recording)}: {why}{fallback}"
-        yield draft(recording, group, title, severity=severity_unless_used(recording, group))
+        yield draft(recording, group, title)
 
 
 @rule("DD521", "no-usable-interface", Severity.ERROR, InterfacesFact)
