@@ -49,9 +49,6 @@ def lowered(settings: Mapping[str, str]) -> dict[str, str]:
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
 
-#: Beside these no setting about RDMA does anything.
-_WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
-
 
 def port_draft(
     recording: Recording,

@@ -191,7 +191,6 @@ def _fact(table: Table, capability: str | None) -> P2pStatusFact:
 _PARTS = {"Weight": "weight", "Hops": "hops", "Link Type": "link_type", "Link accessibility": "access"}
 _TITLE = re.compile(rf"=\s({'|'.join(_PARTS)}) between two GPUs\s=")
 _NUMA = re.compile(r"GPU(?:\[| )([0-9]{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?[0-9]{1,4})\s*$")
-_BANNER = re.compile(r"=\s(?:ROCm System Management Interface|End of ROCm SMI Log|Numa Nodes)\s=")
 _CELLS = {
     "weight": re.compile(r"[0-9]{1,6}|N/A"),
     "hops": re.compile(r"[0-9]{1,4}|N/A"),
