@@ -7,17 +7,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_FAMILY
-from ddp_doctor.knowledge.network.interface_faults import (
-    Better,
-    Fault,
-    Kind,
-    Offer,
-    apart,
-    better_interfaces,
-    can_speak,
-    family_sides,
-    faults,
-)
+from ddp_doctor.knowledge.network.interface_faults import Better, Fault, Kind, Offer, can_speak
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
@@ -94,7 +84,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
             cost="an administrator's work",
             undo="take the addresses away again",
         )
-    better = better_interfaces(offers, ipv6=common)
+    better = interface_faults.better_interfaces(offers, ipv6=common)
     if offers[0].backend != "gloo":
         family = "AF_INET6" if common else "AF_INET"
         return nccl.by_setting(
@@ -145,7 +135,7 @@ class Group:
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
     """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
-    found = faults(offers)
+    found = interface_faults.faults(offers)
     sick = (offer for offer in offers if offer.node in found and found[offer.node].kind == kind)
     by_cause = grouped((alike(offer), offer) for offer in sick)
     return [Group(found[group[0].node], offers, group) for group in by_cause.values()]
@@ -272,10 +262,10 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     offers = offers_of(recording)
-    if not offers or faults(offers) or not apart(offers):
+    if not offers or interface_faults.faults(offers) or not interface_faults.apart(offers):
         return
-    better = better_interfaces(offers)
-    sides = family_sides(offers)
+    better = interface_faults.better_interfaces(offers)
+    sides = interface_faults.family_sides(offers)
     if better.shared and not all(sides):
         backend = interfaces.backend_name(offers[0].backend)
         yield possible(
@@ -300,8 +290,8 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     offers = offers_of(recording)
-    wrong = faults(offers)
-    old, new = family_sides([offer for offer in offers if offer.node not in wrong])
+    wrong = interface_faults.faults(offers)
+    old, new = interface_faults.family_sides([offer for offer in offers if offer.node not in wrong])
     if not old or not new:
         return
     backend = interfaces.backend_name(old[0].backend)

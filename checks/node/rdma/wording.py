@@ -30,9 +30,9 @@ LONGER_TIMEOUT = 22
 _TICK_S = 4.096e-6
 
 
-def wait_s(timeout: int, retries: int) -> float:
+def wait_s(timeout: int) -> float:
     """Seconds until a send that nobody acknowledges fails."""
-    return _TICK_S * float(2**timeout) * retries
+    return _TICK_S * float(2**timeout) * DEFAULT_RETRIES
 
 
 def lowered(settings: Mapping[str, str]) -> dict[str, str]:
