@@ -247,30 +247,24 @@ def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     if lacking:
         known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
         text = f"{shown(known, env.get(known, ''))} is set, but not {', '.join(lacking)}"
-        yield _inconsistent(env, lacking, text, launcher)
+        yield _inconsistent(env, Fault(lacking, text), launcher, None)
     sure = in_world and not lacking and bool(env.get("RANK"))
     for fault in faults(env, launcher):
         # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
         if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
             severity = Severity.ERROR if fault.fatal and sure else None
-            yield _inconsistent(env, fault.names, fault.text, launcher, severity)
+            yield _inconsistent(env, fault, launcher, severity)
 
 
-def _inconsistent(
-    env: Mapping[str, str],
-    names: tuple[str, ...],
-    text: str,
-    launcher: Launcher | None,
-    severity: Severity | None = None,
-) -> Draft:
+def _inconsistent(env: Mapping[str, str], fault: Fault, launcher: Launcher | None, severity: Severity | None) -> Draft:
     signs = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    saw = {name: env[name] for name in dict.fromkeys((*names, *RENDEZVOUS, *signs)) if name in env}
+    saw = {name: env[name] for name in dict.fromkeys((*fault.names, *RENDEZVOUS, *signs)) if name in env}
     return setting_draft(
-        names,
-        text,
+        fault.names,
+        fault.text,
         listed(saw),
         _STARTED_BY[launcher],
-        in_job_script(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
+        in_job_script(_MEETING if set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
         detail="init_process_group() reads them: it would fail, or wait in vain for the other ranks.",
         severity=severity,
     )
