@@ -124,6 +124,6 @@ def every_check() -> tuple[Check, ...]:
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
     """The readings of a topology that was pasted."""
-    from ddp_doctor.checks.node import topology
+    from ddp_doctor.checks.node.topology import pasted
 
-    return topology.read_pasted(text)
+    return pasted.read_pasted(text)

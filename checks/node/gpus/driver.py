@@ -84,14 +84,13 @@ def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
     for error, group in hung.items():
         call = error.call if error.gpu is None else f"{error.call} of GPU {error.gpu}"
         nodes = node_culprits(recording, group)
-        waited = group[0].fact.nvml_elapsed_s
         yield likely(
             (node.model_copy(update={"gpu": error.gpu}) for node in nodes),
             f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
             (
                 Evidence(
                     text=f"{call} without an answer",
-                    value=waited,
+                    value=group[0].fact.nvml_elapsed_s,
                     unit="s",
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),
