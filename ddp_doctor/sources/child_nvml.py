@@ -173,17 +173,13 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
 
 
 def _modes(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
+    nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use="{0[0]}.{0[1]}".format)
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
     count = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)[0] if gpu["mig_enabled"] else 0
     slices = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count or 0)]
     uuids = [nvml.call("nvmlDeviceGetUUID", part)[0] for part, reason in slices if not reason]
     gpu["mig_uuids"] = [uuid for uuid in uuids if uuid]
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
