@@ -11,6 +11,7 @@ This is the one door to the checks: nothing else here is imported by processes, 
 """
 
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ddp_doctor.model.check import Check
@@ -22,22 +23,15 @@ __all__ = ["CHECKS", "checks_of", "every_check", "read_pasted"]
 CHECKS: tuple[Check, ...]  # all of them; __getattr__ makes it
 
 
+def _checks_in(*modules: ModuleType) -> tuple[Check, ...]:
+    return tuple(module.CHECK for module in modules)
+
+
 @cache
 def _before_ranks() -> tuple[Check, ...]:
     from ddp_doctor.checks.node import env_vars, gpus, host, interfaces, kernel, nccl, pcie, rdma, software, topology
 
-    return (
-        env_vars.CHECK,
-        software.CHECK,
-        nccl.CHECK,
-        host.CHECK,
-        gpus.CHECK,
-        kernel.CHECK,
-        pcie.CHECK,
-        topology.CHECK,
-        interfaces.CHECK,
-        rdma.CHECK,
-    )
+    return _checks_in(env_vars, software, nccl, host, gpus, kernel, pcie, topology, interfaces, rdma)
 
 
 @cache
@@ -45,7 +39,7 @@ def _after_ranks() -> tuple[Check, ...]:
     from ddp_doctor.checks.node.kernel import afterwards as kernel_after
     from ddp_doctor.checks.node.rdma import afterwards as rdma_after
 
-    return rdma_after.CHECK, kernel_after.CHECK
+    return _checks_in(rdma_after, kernel_after)
 
 
 @cache
@@ -78,30 +72,11 @@ def _all_checks() -> tuple[Check, ...]:
 
     return (
         *_before_ranks(),
-        roll_call.CHECK,
-        consistency.CHECK,
-        connectivity.CHECK,
-        torchrun.CHECK,
-        isolation.CHECK,
-        process_group.CHECK,
-        gpu_speed.CHECK,
-        same_products.CHECK,
-        stragglers.CHECK,
-        allreduce.CHECK,
-        initial_state.CHECK,
-        gradient_sync.CHECK,
-        buffers.CHECK,
-        ddp_modes.CHECK,
-        checkpoint.CHECK,
-        p2p.CHECK,
-        collectives.CHECK,
-        user_model.CHECK,
-        mesh.CHECK,
-        compile.CHECK,
-        step_time.CHECK,
-        job_collectives.CHECK,
-        repeats.CHECK,
-        nccl_diagnostics.CHECK,
+        *_checks_in(roll_call, consistency, connectivity, torchrun, isolation),
+        *_checks_in(process_group, gpu_speed, same_products, stragglers, allreduce),
+        *_checks_in(initial_state, gradient_sync, buffers, ddp_modes, checkpoint),
+        *_checks_in(p2p, collectives, user_model, mesh, compile),
+        *_checks_in(step_time, job_collectives, repeats, nccl_diagnostics),
         *_after_ranks(),
         baseline.CHECK,
     )
@@ -114,7 +89,7 @@ def _of_fit() -> tuple[Check, ...]:
     from ddp_doctor.checks.ddp.fit import measured
     from ddp_doctor.checks.node import gpus, software
 
-    return software.CHECK, gpus.CHECK, process_group.CHECK, fit.CHECK, measured.CHECK
+    return _checks_in(software, gpus, process_group, fit, measured)
 
 
 if not TYPE_CHECKING:  # else any name could be imported from here
@@ -149,6 +124,6 @@ def every_check() -> tuple[Check, ...]:
 
 def read_pasted(text: str) -> tuple[Reading, ...]:
     """The readings of a topology that was pasted."""
-    from ddp_doctor.checks.node import topology
+    from ddp_doctor.checks.node.topology import pasted
 
-    return topology.read_pasted(text)
+    return pasted.read_pasted(text)

@@ -13,7 +13,6 @@ uses the global rank, or no rank at all, for its device.
 from collections.abc import Iterator
 
 from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
-from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Severity, Where
@@ -159,6 +158,5 @@ CHECK = Check(
     rules=(torch_cannot_be_imported, two_ranks_share_one_gpu),
     cost_s=0.1,
     is_essential=True,
-    deadline_s=CHECK_S,
     measurements=measurements,
 )

@@ -323,6 +323,5 @@ CHECK = Check(
     probe=probe,
     facts=(Buffers,),
     rules=(buffers_not_from_rank_0, parameters_differ_after_wrapping, batch_norm_wrong),
-    level=Level.QUICK,
     min_ranks=2,
 )

@@ -21,7 +21,7 @@ from ddp_doctor.facts.ddp.gradients import GradientSync, Phase
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.choices import Confidence, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
@@ -299,6 +299,5 @@ CHECK = Check(
         step_after_no_sync_not_synchronised,
     ),
     is_essential=True,
-    level=Level.QUICK,
     measurements=measurements,
 )

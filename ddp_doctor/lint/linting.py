@@ -17,7 +17,7 @@ import sys
 import tokenize
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 
 from ddp_doctor.lint.report import Linted, LintFinding, Unread
@@ -82,12 +82,10 @@ def _noqa_comments(lines: Sequence[str]) -> dict[int, str]:
         return {}
     text = io.StringIO(whole)
     found: dict[int, str] = {}
-    try:
+    with suppress(tokenize.TokenError, SyntaxError):  # what the parser takes and the tokenizer does not
         for token in tokenize.generate_tokens(text.readline):
             if token.type == tokenize.COMMENT and "noqa" in token.string.lower():
                 found[token.start[0]] = token.string
-    except (tokenize.TokenError, SyntaxError):  # what the parser takes and the tokenizer does not
-        pass
     return found
 
 

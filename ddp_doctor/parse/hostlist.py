@@ -19,6 +19,7 @@ A host file, as Open MPI and MPICH read it::
 import re
 from collections.abc import Iterator
 from itertools import product
+from math import prod
 
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
@@ -90,10 +91,7 @@ def _expand_item(item: str, room: int) -> list[str]:
         raise ValueError(f"{_short(item)!r} has more than {_MOST_BRACKETS} brackets")
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
-    count = 1
-    for span in spans:
-        count *= sum(last - first + 1 for first, last, _width in span)
-    if count > room:
+    if prod(sum(last - first + 1 for first, last, _width in span) for span in spans) > room:
         raise ValueError(f"{_short(item)!r} names more than {MOST_HOSTS} hosts")
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans

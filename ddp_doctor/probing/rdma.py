@@ -160,13 +160,12 @@ def _gids(ctx: Context, at: str, *, roce: bool) -> tuple[Gid, ...]:
 
 def _counters(ctx: Context, at: str) -> dict[str, int]:
     folders = (("counters", rdma.LINK_COUNTERS), ("hw_counters", rdma.TRANSPORT_COUNTERS))
-    found = {}
-    for folder, wanted in folders:
-        for name in names_in(ctx, f"{at}/{folder}"):
-            value = _number(first_line(ctx, f"{at}/{folder}/{name}")) if name in wanted else None
-            if value is not None:
-                found[name] = value
-    return found
+    return {
+        name: value
+        for folder, wanted in folders
+        for name in names_in(ctx, f"{at}/{folder}")
+        if name in wanted and (value := _number(first_line(ctx, f"{at}/{folder}/{name}"))) is not None
+    }
 
 
 def _device_problem(ctx: Context, node: str | None) -> str | None:

@@ -106,10 +106,7 @@ def _conflict_rows() -> tuple[Conflict, ...]:
 
 def conflicts(env: Env, nccl: Version) -> Iterator[Conflict]:
     """What is wrong with these settings together; ``nccl`` is () where the release is not known."""
-    for find in _COMPUTED:
-        found = find(env, nccl)
-        if found is not None:
-            yield found
+    yield from filter(None, (find(env, nccl) for find in _COMPUTED))
     yield from (row for row in _conflict_rows() if holds(row.when, env))
 
 

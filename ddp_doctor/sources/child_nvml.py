@@ -173,17 +173,13 @@ def _gpu(nvml: Nvml, index: int) -> tuple[dict[str, Any], Any]:
 
 
 def _modes(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
-    nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use=_dotted)
+    nvml.fill(gpu, "compute_capability", "nvmlDeviceGetCudaComputeCapability", handle, use="{0[0]}.{0[1]}".format)
     nvml.fill(gpu, "compute_mode", "nvmlDeviceGetComputeMode", handle, use=COMPUTE_MODES.get)
     nvml.fill(gpu, "persistence_mode", "nvmlDeviceGetPersistenceMode", handle, use=bool)
     count = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)[0] if gpu["mig_enabled"] else 0
     slices = [nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index) for index in range(count or 0)]
     uuids = [nvml.call("nvmlDeviceGetUUID", part)[0] for part, reason in slices if not reason]
     gpu["mig_uuids"] = [uuid for uuid in uuids if uuid]
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return f"{version[0]}.{version[1]}"
 
 
 def _memory(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
@@ -230,7 +226,7 @@ def _clocks(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     nvml.fill(gpu, "sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", handle, 1)
     nvml.fill(gpu, "memory_clock_mhz", "nvmlDeviceGetClockInfo", handle, 2)  # NVML_CLOCK_MEM
     nvml.fill(gpu, "temperature_c", "nvmlDeviceGetTemperature", handle, 0)  # NVML_TEMPERATURE_GPU
-    nvml.fill(gpu, "power_w", "nvmlDeviceGetPowerUsage", handle, use=lambda milliwatts: milliwatts / 1000)
+    nvml.fill(gpu, "power_w", "nvmlDeviceGetPowerUsage", handle, use=_watts)
     nvml.fill(gpu, "pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration", handle)
     nvml.fill(gpu, "pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration", handle)
     nvml.fill(gpu, "pcie_width", "nvmlDeviceGetCurrPcieLinkWidth", handle)
@@ -312,16 +308,14 @@ def _fields(nvml: Nvml, gpu: dict[str, Any], handle: Any, wanted: dict[str, str]
 
 def _limits(nvml: Nvml, gpu: dict[str, Any], handle: Any) -> None:
     """The limits set on power and clocks, and their defaults."""
-    for field, name in (
-        ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit"),
-        ("power_limit_default_w", "nvmlDeviceGetPowerManagementDefaultLimit"),
-    ):
-        nvml.fill(gpu, field, name, handle, use=lambda milliwatts: milliwatts / 1000)
-    for field, name in (
-        ("application_clock_mhz", "nvmlDeviceGetApplicationsClock"),
-        ("application_clock_default_mhz", "nvmlDeviceGetDefaultApplicationsClock"),
-    ):
-        nvml.fill(gpu, field, name, handle, 0)  # NVML_CLOCK_GRAPHICS
+    nvml.fill(gpu, "power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", handle, use=_watts)
+    nvml.fill(gpu, "power_limit_default_w", "nvmlDeviceGetPowerManagementDefaultLimit", handle, use=_watts)
+    nvml.fill(gpu, "application_clock_mhz", "nvmlDeviceGetApplicationsClock", handle, 0)  # NVML_CLOCK_GRAPHICS
+    nvml.fill(gpu, "application_clock_default_mhz", "nvmlDeviceGetDefaultApplicationsClock", handle, 0)
+
+
+def _watts(milliwatts: int) -> float:
+    return milliwatts / 1000
 
 
 def _text(value: Any) -> str:

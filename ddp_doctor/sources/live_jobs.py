@@ -55,10 +55,8 @@ class Host:
 
     def is_about(self, job: JobOnHost, pid: int) -> bool:
         """Whether a process is of the job, or has started it."""
-        of_job = {process.pid for process in job.ranks.values()} | {
-            pid for pids in job.children.values() for pid in pids
-        }
-        return pid in of_job or any(pid in ancestors(process.pid) for process in job.ranks.values())
+        is_below = any(pid in pids for pids in job.children.values())
+        return is_below or any(pid in (process.pid, *ancestors(process.pid)) for process in job.ranks.values())
 
     def _ranks(self) -> Iterable[Candidate]:
         """Candidates that are ranks, and neither helpers of one nor who started them."""
@@ -130,12 +128,11 @@ def _is_helper_of(above: Candidate, process: Candidate) -> bool:
 def _split_by_network(name: str, ranks: Sequence[Candidate]) -> Iterable[tuple[str, list[Candidate]]]:
     """One job, or several that call themselves alike in networks of their own, as containers do."""
     numbers = [process.rank for process in ranks if process.rank is not None]
-    if len(numbers) == len(set(numbers)):
-        return [(name, list(ranks))]
-    by_network = grouped((network_of(process.pid), process) for process in ranks)
-    if len(by_network) == 1:
-        return [(name, list(ranks))]
-    return [(f"{name}, {network}", members) for network, members in by_network.items()]
+    if len(numbers) > len(set(numbers)):
+        by_network = grouped((network_of(process.pid), process) for process in ranks)
+        if len(by_network) > 1:
+            return [(f"{name}, {network}", members) for network, members in by_network.items()]
+    return [(name, list(ranks))]
 
 
 def _job_name(process: Candidate) -> str:

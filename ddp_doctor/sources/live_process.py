@@ -292,12 +292,11 @@ def connections(pids: Sequence[int]) -> dict[int, Connections]:
 
 
 def _connections_of_network(pid: int) -> Connections:
-    found = {}
-    for file in ("tcp", "tcp6"):
-        for fields in _tcp_sockets(pid, file, _ESTABLISHED):
-            queued = int(fields[4].partition(":")[0], 16)
-            found[fields[9]] = (_address(fields[1]), _address(fields[2]), queued, int(fields[6], 16))
-    return found
+    return {
+        fields[9]: (_address(fields[1]), _address(fields[2]), int(fields[4].partition(":")[0], 16), int(fields[6], 16))
+        for file in ("tcp", "tcp6")
+        for fields in _tcp_sockets(pid, file, _ESTABLISHED)
+    }
 
 
 def _tcp_sockets(pid: int, file: str, state: str) -> Iterator[list[str]]:

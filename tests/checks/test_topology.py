@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.node.rdma import probe as rdma_probe
-from ddp_doctor.checks.node.topology import CHECK, probe, read_pasted
+from ddp_doctor.checks.node.topology import CHECK, probe
+from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Severity, Status

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import app
-from ddp_doctor.checks.node.topology import CHECK, read_pasted
+from ddp_doctor.checks.node.topology import CHECK
+from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Finding

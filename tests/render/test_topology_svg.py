@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.topology import CHECK, read_pasted
+from ddp_doctor.checks.node.topology import CHECK
 from ddp_doctor.checks.node.topology.formats.topo_matrix import parse_matrices, parse_matrix
+from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import TopologyMatrix
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording

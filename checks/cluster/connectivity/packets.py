@@ -85,14 +85,12 @@ def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
         pairs = sorted({pair for pair in answers if set(pair) & set(nodes) or pair in paths})
         if pairs:
             part = Blame(inbound=nodes, outbound=nodes, paths=paths)
-            yield _slow_answers(recording, matrix, part, pairs, answers)
+            yield _slow_answers(recording, matrix, part, pairs)
 
 
-def _slow_answers(
-    recording: Recording, matrix: Matrix, found: Blame, pairs: list[Path], answers: dict[Path, float]
-) -> Draft:
+def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: list[Path]) -> Draft:
+    answers, two = matrix.answers, len(matrix.nodes) == 2
     slow = median(answers[pair] for pair in pairs)
-    two = len(matrix.nodes) == 2
     quick = None  # a network in which the same nodes answer each other as quickly as they should
     for way in ways(recording):
         if is_slow_answer(slow, way.answer_s([path for path in way.seen if path in pairs])):

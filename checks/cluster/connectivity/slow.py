@@ -101,7 +101,6 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     known = few and (much or not are_two)
     may_help = known and not _is_refuted(recording)
     around = detour(recording, lambda way: may_help and _is_much_faster_there(way, paths, rate))
-    detail = "The other paths of these nodes are faster." if known else "Perhaps the network is built so."
     grave = (Severity.ERROR if much else Severity.WARNING) if known else Severity.WARNING if much else Severity.INFO
     return finding(
         wording.path_culprits(recording, paths),
@@ -114,7 +113,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
         *around,
         wording.trace_path(recording, paths),
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
-        detail=detail,
+        detail="The other paths of these nodes are faster." if known else "Perhaps the network is built so.",
         severity=unless_over_rdma(recording, grave),
         reproduced_by=MOVE if around else None,
     )

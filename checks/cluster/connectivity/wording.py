@@ -131,13 +131,12 @@ def let_out(where: str, ports: PortRange | None) -> Remedy:
 
 def narrow_ports(ports: PortRange | None) -> Remedy:
     """Move the ephemeral ports to where the firewall is open."""
-    old = f'sudo sysctl -w net.ipv4.ip_local_port_range="{ports[0]} {ports[1]}"' if ports else ""
     return by_administrator(
         "Or give all nodes an ephemeral port range that the firewall already lets in",
         'sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',
         scope="cluster",
         cost="all programs of these hosts share the smaller range; a rank takes some ports for each peer",
-        undo=old,
+        undo=f'sudo sysctl -w net.ipv4.ip_local_port_range="{ports[0]} {ports[1]}"' if ports else "",
         references=("https://docs.kernel.org/networking/ip-sysctl.html",),
     )
 

@@ -178,7 +178,6 @@ def _never_closed(fact: RollCallFact) -> Draft:
         wording.advice(
             f"On {head}, check whether the command still runs; then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
-            scope="node",
             untried=wording.ANOTHER_START,
         ),
         detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",

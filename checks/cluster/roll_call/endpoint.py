@@ -139,7 +139,6 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
                 "Correct the name, make it known there (DNS, /etc/hosts), or use the IP address of the head node",
                 f"getent ahosts {fact.endpoint_host}   # on {who}",
                 "hostname -I   # on the head: its addresses",
-                scope="node",
                 cost="a line in /etc/hosts has to be kept true by hand",
                 undo="take the line out again",
             ),
@@ -326,7 +325,6 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
                 f"Bring up the interface that leads there, or use an address of the head node that {who} can reach",
                 f"ip route get {there}; ip -br address   # on {who}",
                 f"ip -br address   # on {fact.endpoint_host}",
-                scope="node",
             ),
         )
 

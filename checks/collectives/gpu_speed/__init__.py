@@ -93,20 +93,14 @@ def summed_up(watched: GpuWatched) -> GpuLoad:
     in_force = Counter(name for names in recorded for name in names)
     clocks = [reading.sm_clock_mhz for reading in busy if reading.sm_clock_mhz is not None]
     return GpuLoad(
+        **dict(watched),
         looks=len(busy),
-        reason=watched.reason,
-        mig_enabled=watched.mig_enabled,
-        confidential=watched.confidential,
         sm_clock_mhz=median_low(clocks) if clocks else None,
-        sm_clock_max_mhz=watched.sm_clock_max_mhz,
         clock_events={name: round(count / len(recorded), 2) for name, count in in_force.items()},
         temperature_c=_highest(sample.temperature_c for sample in watched.samples),
         power_w=_highest(reading.power_w for reading in busy),
-        power_limit_w=watched.power_limit_w,
         pcie_generation=_highest(sample.pcie_generation for sample in watched.samples),
-        pcie_generation_max=watched.pcie_generation_max,
         pcie_width=_highest(sample.pcie_width for sample in watched.samples),
-        pcie_width_max=watched.pcie_width_max,
     )
 
 

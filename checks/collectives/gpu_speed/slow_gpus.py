@@ -1,6 +1,6 @@
 """DD801, DD802, DD805, DD808: a GPU that is slower than its peers, or whose clocks are held down, or all slow."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from ddp_doctor.checks.collectives.gpu_speed import comparison
@@ -98,18 +98,16 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
             )
 
 
-def _slow_gpus(recording: Recording, *, sure: bool) -> Slow:
+def _slow_gpus(recording: Recording, *, sure: bool) -> Iterator[comparison.Compared]:
     """The slow GPUs; with ``sure``, those that differ from a clear majority."""
-    found: Slow = []
     for group in [*beside_others(recording, MATMUL), *beside_others(recording, COPY)]:
         slow = [compared for compared in group if compared.is_below(gpu_speed.SLOWER_SHARE)]
         is_clear = len(group) >= gpu_speed.FEWEST_TO_JUDGE and 2 * len(slow) < len(group)
         if is_clear is sure:
-            found += slow
-    return found
+            yield from slow
 
 
-def _by_model(slow: Slow) -> list[Slow]:
+def _by_model(slow: Iterable[comparison.Compared]) -> list[Slow]:
     return list(grouped((model(compared.gpu), compared) for compared in slow).values())
 
 

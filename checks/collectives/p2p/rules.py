@@ -355,7 +355,7 @@ def _draft(
     ratio: float,
     slow: _Slow,
     *remedies: Remedy,
-    more: Sequence[Evidence] = (),
+    more: Iterable[Evidence] = (),
     severity: Severity | None = None,
     reproduced_by: Reproducer | None = None,
 ) -> Draft:
@@ -413,13 +413,11 @@ def _limit_below(recording: Recording, slow: Sequence[tuple[int, int]]) -> str |
     return fits[0] if fits else None
 
 
-def _network_evidence(recording: Recording, nodes: Collection[int]) -> tuple[Evidence, ...]:
+def _network_evidence(recording: Recording, nodes: Collection[int]) -> Iterator[Evidence]:
     """What NCCL's own log says of the network on these nodes."""
-    found = []
     for node in sorted(nodes)[:LINES_OF_EVIDENCE]:
         log = log_of(recording, node)
         devices = ", ".join(log.used_hcas())
         if log.network:
             text = f"NCCL's log on {host(recording, node)}: {log.network}{f', {devices}' if devices else ''}"
-            found.append(Evidence(text=text))
-    return tuple(found)
+            yield Evidence(text=text)

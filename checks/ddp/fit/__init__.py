@@ -41,11 +41,10 @@ def estimated(ctx: RankContext) -> FitFact:
     gpus = torch.cuda.device_count()
     there = ctx.world_size if options.measure else gpus
     ranks = options.ranks or there or 2
-    per_node = ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8)
     return _estimate(
         ctx.model,
         ranks=ranks,
-        ranks_per_node=per_node,
+        ranks_per_node=ctx.world_size if options.measure else options.ranks_per_node or gpus or min(ranks, 8),
         precision=options.precision,
         device=ctx.device.partition(":")[0] if options.measure else "cuda",
         batch=options.batch,

@@ -27,7 +27,7 @@ from ddp_doctor.checks.ddp.user_model import building, gradients, sharded
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Where
+from ddp_doctor.model.choices import Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
@@ -68,7 +68,6 @@ CHECK = Check(
     probe=probe,
     facts=(UserModel,),
     rules=rules_in(building, gradients, sharded),
-    level=Level.QUICK,
     cost_s=1.0,
     is_essential=True,
     deadline_s=deadlines.USER_MODEL_S,

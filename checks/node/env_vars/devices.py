@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from functools import partial
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
@@ -92,8 +91,7 @@ def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...
     return () if any(nccl_hca.takes(value, name) for name in names) else tuple(filter(None, wanted))
 
 
-@rule("DD106", "setting-names-absent-rdma-device", Severity.INFO, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD106", "setting-names-absent-rdma-device", Severity.INFO)
 def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
 
@@ -120,8 +118,7 @@ def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD107", "gloo-and-nccl-use-different-interfaces", Severity.INFO, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD107", "gloo-and-nccl-use-different-interfaces", Severity.INFO)
 def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 

@@ -15,9 +15,10 @@ from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed,
 from ddp_doctor.knowledge.topology.nccl_paths import bridged
 from ddp_doctor.knowledge.versions import Version, release
 from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
-from ddp_doctor.model.rule import RuleFunction
+from ddp_doctor.model.rule import Rule, RuleFunction, rule
 from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.settings.releases import Installed
@@ -260,8 +261,17 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
     return found
 
 
-def one_per_cause(of_node: Callable[[InForce], Iterable[Draft]]) -> RuleFunction:
-    """Makes a rule of what is said of one node: one draft about a variable on many nodes, which names them.
+#: What is said of one node.
+OfNode = Callable[[InForce], Iterable[Draft]]
+
+
+def rule_of_nodes(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callable[[OfNode], Rule]:
+    """Make a Rule of what is said of one node, beside its settings by what it ``needs``."""
+    return lambda of_node: rule(code, name, severity, EnvVars, *needs)(_one_per_cause(of_node))
+
+
+def _one_per_cause(of_node: OfNode) -> RuleFunction:
+    """What is said of all nodes: one draft about a variable on many of them, which names them.
 
     A job script's line is on all of them, and where the values differ (RANK=0, RANK=1) it is still one line. Nodes
     with the same settings are looked at once, because there may be thousands.

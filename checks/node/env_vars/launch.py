@@ -16,13 +16,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.launchers import Launcher
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft
-from ddp_doctor.model.rule import rule
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.remedies.kinds import in_job_script, unset
 from ddp_doctor.settings.table import variables
@@ -200,8 +198,7 @@ _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
-@rule("DD101", "leftover-launch-variables", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD101", "leftover-launch-variables", Severity.WARNING)
 def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     """Variables of a launcher in a process that no launcher started.
 
@@ -232,8 +229,7 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD102", "launch-variables-inconsistent", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD102", "launch-variables-inconsistent", Severity.WARNING)
 def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together.
 
@@ -251,37 +247,30 @@ def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     if lacking:
         known = "TORCHELASTIC_RUN_ID" if launcher == "torchrun" else "RANK"
         text = f"{shown(known, env.get(known, ''))} is set, but not {', '.join(lacking)}"
-        yield _inconsistent(env, lacking, text, launcher)
+        yield _inconsistent(env, Fault(lacking, text), launcher, None)
     sure = in_world and not lacking and bool(env.get("RANK"))
     for fault in faults(env, launcher):
         # Outside a world, ranks and sizes are leftovers, which are reported with what is wrong in them.
         if in_world or set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"}:
             severity = Severity.ERROR if fault.fatal and sure else None
-            yield _inconsistent(env, fault.names, fault.text, launcher, severity)
+            yield _inconsistent(env, fault, launcher, severity)
 
 
-def _inconsistent(
-    env: Mapping[str, str],
-    names: tuple[str, ...],
-    text: str,
-    launcher: Launcher | None,
-    severity: Severity | None = None,
-) -> Draft:
+def _inconsistent(env: Mapping[str, str], fault: Fault, launcher: Launcher | None, severity: Severity | None) -> Draft:
     signs = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-    saw = {name: env[name] for name in dict.fromkeys((*names, *RENDEZVOUS, *signs)) if name in env}
+    saw = {name: env[name] for name in dict.fromkeys((*fault.names, *RENDEZVOUS, *signs)) if name in env}
     return setting_draft(
-        names,
-        text,
+        fault.names,
+        fault.text,
         listed(saw),
         _STARTED_BY[launcher],
-        in_job_script(_MEETING if set(names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
+        in_job_script(_MEETING if set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
         detail="init_process_group() reads them: it would fail, or wait in vain for the other ranks.",
         severity=severity,
     )
 
 
-@rule("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING)
 def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
 
@@ -312,8 +301,7 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
             return
 
 
-@rule("DD104", "torchrun-options-left-behind", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD104", "torchrun-options-left-behind", Severity.WARNING)
 def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     """PET_* variables in a plain shell, which torchrun takes for options.
 
@@ -339,8 +327,7 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
-@rule("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING)
 def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 

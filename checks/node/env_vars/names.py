@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, one_per_cause, setting_draft
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.choices import Command, Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
-from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
 from ddp_doctor.settings.effects import effects, out_of_range
 from ddp_doctor.settings.interactions import disagreeing
@@ -24,8 +22,7 @@ from ddp_doctor.wording.nodes import name_list
 _STRANGE_SHOWN = 8
 
 
-@rule("DD111", "variable-misspelled", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD111", "variable-misspelled", Severity.WARNING)
 def variable_misspelled(node: InForce) -> Iterator[Draft]:
     """A variable that nothing reads and that is one slip away from one that is read.
 
@@ -56,8 +53,7 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD112", "variable-read-by-nothing", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD112", "variable-read-by-nothing", Severity.WARNING)
 def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
     """A variable that is passed on from script to script although no release ever read it.
 
@@ -96,8 +92,7 @@ def _see(name: str, instead: str | None) -> str:
     return f"Unset {name}; see {instead}" if instead else f"Unset {name}"
 
 
-@rule("DD113", "variable-obsolete", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD113", "variable-obsolete", Severity.WARNING)
 def variable_obsolete(node: InForce) -> Iterator[Draft]:
     """A variable from an older release.
 
@@ -144,8 +139,7 @@ def _library(variable: Variable) -> str:
     return "NCCL" if variable.owner == "nccl" else "torch"
 
 
-@rule("DD114", "variable-not-yet-read", Severity.WARNING, EnvVars, Software)
-@one_per_cause
+@rule_of_nodes("DD114", "variable-not-yet-read", Severity.WARNING, Software)
 def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
     """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
 
@@ -184,8 +178,7 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
 
-@rule("DD126", "setting-of-the-other-nccl-backend", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD126", "setting-of-the-other-nccl-backend", Severity.WARNING)
 def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
     """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
 

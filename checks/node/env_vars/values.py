@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 
-from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, one_per_cause, setting_draft
-from ddp_doctor.facts.node.env_vars import EnvVars
+from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, rule_of_nodes, setting_draft
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Reproducer
-from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.effects import out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
@@ -22,8 +20,7 @@ from ddp_doctor.wording.nodes import name_list
 _NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int", "python_int")
 
 
-@rule("DD121", "value-read-otherwise", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD121", "value-read-otherwise", Severity.WARNING)
 def value_read_otherwise(node: InForce) -> Iterator[Draft]:
     """A value that does not do what it says.
 
@@ -41,8 +38,7 @@ def value_read_otherwise(node: InForce) -> Iterator[Draft]:
             yield _value(value, Severity.INFO if value.found.harmless else None)
 
 
-@rule("DD122", "value-refused", Severity.ERROR, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD122", "value-refused", Severity.ERROR)
 def value_refused(node: InForce) -> Iterator[Draft]:
     """A value on which torch, gloo or torchrun stops.
 
@@ -79,8 +75,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     )
 
 
-@rule("DD115", "setting-without-effect-beside-another", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD115", "setting-without-effect-beside-another", Severity.WARNING)
 def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
@@ -116,8 +111,7 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD116", "settings-contradict-each-other", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD116", "settings-contradict-each-other", Severity.WARNING)
 def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
     """Settings that cannot both be meant, or that leave NCCL nothing to work with.
 
@@ -149,8 +143,7 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD117", "old-and-new-name-disagree", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD117", "old-and-new-name-disagree", Severity.WARNING)
 def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
     """One setting under two names, with two values.
 
@@ -171,8 +164,7 @@ def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule("DD118", "value-out-of-range", Severity.WARNING, EnvVars)
-@one_per_cause
+@rule_of_nodes("DD118", "value-out-of-range", Severity.WARNING)
 def value_out_of_range(node: InForce) -> Iterator[Draft]:
     """A number that a setting has no room for.
 

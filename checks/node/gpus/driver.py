@@ -36,7 +36,6 @@ def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
     for code, group in by_cause(recording.facts(GpusFact), _failure).items():
         fact = group[0].fact
         fault = nvml.fault_of(code, in_container=fact.in_container)
-        repair = by_operator(fault.repair, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,))
         expected = fact.gpus_expected()
         drivers = ", ".join(sorted({gpu.driver or "none" for gpu in expected}))
         bus = f"{len(expected)} on the PCI bus (kernel driver: {drivers})" if expected else ""
@@ -48,7 +47,7 @@ def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
                 *tuple(dict.fromkeys(_nvml_evidence(node.fact) for node in group))[:LINES_OF_EVIDENCE],
                 *_gpu_log_evidence(recording, group),
             ),
-            repair,
+            by_operator(fault.repair, *fault.commands, scope=fault.scope, references=(nvml.NVML_API,)),
             detail=f"NVIDIA GPUs: {', '.join(part for part in (bus, granted) if part) or 'none counted'}.",
             severity=severity_of_use(recording, group),
         )
@@ -85,14 +84,13 @@ def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
     for error, group in hung.items():
         call = error.call if error.gpu is None else f"{error.call} of GPU {error.gpu}"
         nodes = node_culprits(recording, group)
-        waited = group[0].fact.nvml_elapsed_s
         yield likely(
             (node.model_copy(update={"gpu": error.gpu}) for node in nodes),
             f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
             (
                 Evidence(
                     text=f"{call} without an answer",
-                    value=waited,
+                    value=group[0].fact.nvml_elapsed_s,
                     unit="s",
                     expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
                 ),

@@ -14,6 +14,7 @@ slows all ranks. A limit is a finding only where something uses it. Raw input (c
 import errno
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from ddp_doctor.checks.node.host import rules
 from ddp_doctor.checks.node.host.rules import shortage_draft, shortages
@@ -114,7 +115,6 @@ def probe(ctx: Context) -> Host:
     read = host_limits.reader(ctx)
     meminfo, group = read("/proc/meminfo") or "", cgroup.limits(read)
     shm, shm_problem = host_limits.shared_memory(ctx)
-    maker = host_limits.maker(ctx)
     fact = Host(
         kernel=(read("/proc/sys/kernel/osrelease") or "").strip() or None,
         in_container=host_gpus.in_container(ctx),
@@ -139,10 +139,7 @@ def probe(ctx: Context) -> Host:
         clock_source=(read(host_limits.CLOCK_SOURCE) or "").strip() or None,
         rdma_devices=host_limits.rdma_devices(ctx),
         rdma_unused_by=host_limits.rdma_unused_by(ctx.env),
-        vendor=maker.vendor,
-        product=maker.product,
-        asset_tag=maker.asset_tag,
-        network_drivers=maker.network_drivers,
+        **asdict(host_limits.maker(ctx)),
     )
     busy = fact.load_per_cpu > thresholds.LOAD_PER_CPU
     return fact.model_copy(update={"busiest": host_limits.busiest(ctx)}) if busy else fact

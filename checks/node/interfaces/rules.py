@@ -7,17 +7,7 @@ from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_FAMILY
-from ddp_doctor.knowledge.network.interface_faults import (
-    Better,
-    Fault,
-    Kind,
-    Offer,
-    apart,
-    better_interfaces,
-    can_speak,
-    family_sides,
-    faults,
-)
+from ddp_doctor.knowledge.network.interface_faults import Better, Fault, Kind, Offer, can_speak
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
@@ -94,7 +84,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
             cost="an administrator's work",
             undo="take the addresses away again",
         )
-    better = better_interfaces(offers, ipv6=common)
+    better = interface_faults.better_interfaces(offers, ipv6=common)
     if offers[0].backend != "gloo":
         family = "AF_INET6" if common else "AF_INET"
         return nccl.by_setting(
@@ -145,15 +135,16 @@ class Group:
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
     """The offers with a fault of this kind; those with the same value of ``alike`` share a cause."""
-    found = faults(offers)
+    found = interface_faults.faults(offers)
     sick = (offer for offer in offers if offer.node in found and found[offer.node].kind == kind)
     by_cause = grouped((alike(offer), offer) for offer in sick)
     return [Group(found[group[0].node], offers, group) for group in by_cause.values()]
 
 
-def draft(recording: Recording, group: Group, title: str, severity: Severity | None = None) -> Draft:
-    """A finding about the nodes of a group; ``severity`` where it is not the group's own."""
-    severity, offered = severity or group.severity(), remedies(recording, group)
+def draft(recording: Recording, group: Group, title: str) -> Draft:
+    """A finding about the nodes of a group; information where the run's backend is another one."""
+    is_used, offered = recording.backend == group.sick[0].backend, remedies(recording, group)
+    severity = group.severity() if is_used else Severity.INFO
     return finding(
         culprits(recording, group.sick),
         title,
@@ -259,11 +250,6 @@ def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]
 
 
-def severity_unless_used(recording: Recording, group: Group) -> Severity | None:
-    """Information where the run's backend is another one; else the group's own severity."""
-    return None if recording.backend == group.sick[0].backend else Severity.INFO
-
-
 @rule("DD523", "choices-in-different-networks", Severity.INFO, InterfacesFact)
 def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     """Nodes that choose addresses of different networks, although they share one.
@@ -276,10 +262,10 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
     offers = offers_of(recording)
-    if not offers or faults(offers) or not apart(offers):
+    if not offers or interface_faults.faults(offers) or not interface_faults.apart(offers):
         return
-    better = better_interfaces(offers)
-    sides = family_sides(offers)
+    better = interface_faults.better_interfaces(offers)
+    sides = interface_faults.family_sides(offers)
     if better.shared and not all(sides):
         backend = interfaces.backend_name(offers[0].backend)
         yield possible(
@@ -304,8 +290,8 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         gloo/transport/tcp/device.cc, Device::isInitiator
     """
     offers = offers_of(recording)
-    wrong = faults(offers)
-    old, new = family_sides([offer for offer in offers if offer.node not in wrong])
+    wrong = interface_faults.faults(offers)
+    old, new = interface_faults.family_sides([offer for offer in offers if offer.node not in wrong])
     if not old or not new:
         return
     backend = interfaces.backend_name(old[0].backend)
@@ -347,7 +333,7 @@ def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
         resolve = "resolve their own host names" if several else "resolves its own host name"
         tells = "tells the other nodes that address"
         title = f"{group.nodes(recording)} {resolve} to {group.given_out}, and gloo {tells}"
-        yield draft(recording, group, title, severity_unless_used(recording, group))
+        yield draft(recording, group, title)
 
 
 @rule("DD526", "own-host-name-does-not-resolve", Severity.ERROR, InterfacesFact)
@@ -366,7 +352,7 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
         fallback = f"; gloo then tells the other nodes {group.given_out}" if group.given_out else ""
         why = group.fault.why.replace("its own name", "the host's own name")
         title = f"{group.nodes(recording)}: {why}{fallback}"
-        yield draft(recording, group, title, severity=severity_unless_used(recording, group))
+        yield draft(recording, group, title)
 
 
 @rule("DD521", "no-usable-interface", Severity.ERROR, InterfacesFact)

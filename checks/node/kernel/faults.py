@@ -167,9 +167,6 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
         )
 
 
-_LIBRARY_FOLDERS = "/usr/lib*, as links from libcuda.so.1"
-
-
 @rule("DD338", "libcuda-differs-from-module", Severity.WARNING, KernelFact)
 def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The libcuda that programs load is of another version than the loaded kernel module.
@@ -203,7 +200,7 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
         yield likely(
             of_nodes(recording, group),
             f"libcuda {found} on {{who}} does not match the loaded NVIDIA kernel module {module}",
-            Evidence(text=f"libcuda: {found}; module: {module}", expected_from=_LIBRARY_FOLDERS),
+            Evidence(text=f"libcuda: {found}; module: {module}", expected_from="/usr/lib*, as links from libcuda.so.1"),
             repair,
             detail="CUDA refuses to start. Mostly the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.WARNING),

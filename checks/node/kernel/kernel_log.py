@@ -111,16 +111,12 @@ class _Group:
 
     def event(self, entry: _Line) -> KernelEvent:
         return KernelEvent(
-            kind=entry.kind,
-            device=entry.device,
-            code=entry.code,
-            detail=entry.detail,
+            **entry._asdict(),  # a line's own pid is left out
             text=_without_prefix(self.text),
             count=self.count,
             first_at_s=self.first_at_s,
             last_at_s=self.last_at_s,
             pids=tuple(self.pids),
-            past=entry.past,
         )
 
 

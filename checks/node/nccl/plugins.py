@@ -118,11 +118,13 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
 
 
 def _nobodys_network(fact: NcclFact) -> tuple[str, str | None] | None:
-    if fact.network is None or fact.network.lower() in OWN_NETWORKS:
-        return None
-    if any(network.works for network in fact.networks()):
+    if fact.network is None or fact.network.lower() in OWN_NETWORKS or _has_network_plugin(fact):
         return None
     return fact.network, _unsearched_plugin_folder(fact)
+
+
+def _has_network_plugin(fact: NcclFact) -> bool:
+    return any(network.works for network in fact.networks())
 
 
 def _unsearched_plugin_folder(fact: NcclFact) -> str | None:
@@ -171,9 +173,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
 
 
 def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
-    if not fact.efa_devices or (fact.network or "").lower() == "socket":
-        return None
-    if any(network.works for network in fact.networks()):
+    if not fact.efa_devices or (fact.network or "").lower() == "socket" or _has_network_plugin(fact):
         return None
     return len(fact.efa_devices), _unsearched_plugin_folder(fact)
 
@@ -198,7 +198,7 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     See: NCCL src/plugin/net.cc, ncclNetInit
     """
     asked = [node for node in nccl_of_gpu_nodes(recording) if (node.fact.network or "").lower() not in OWN_NETWORKS]
-    having = [node for node in asked if any(network.works for network in node.fact.networks())]
+    having = [node for node in asked if _has_network_plugin(node.fact)]
     without = [node for node in asked if node not in having]
     if not having or not without:
         return

@@ -88,10 +88,9 @@ def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
             text="; ".join(problems[:4]) + (f"; {len(problems) - 4} more" if problems[4:] else ""),
             expected_from="libibverbs opens one such device for each RDMA device",
         )
-        title = f"RDMA ports are up on {{who}} ({name_list(names)}), but {where} cannot open their devices"
         yield proved(
             of_nodes(recording, group),
-            title,
+            f"RDMA ports are up on {{who}} ({name_list(names)}), but {where} cannot open their devices",
             saw,
             *([GIVE_DEVICES] if in_container else [_LOAD_VERBS]),
             detail="NCCL then finds no RDMA device, and uses TCP without a warning.",
@@ -128,11 +127,10 @@ def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
         NCCL src/misc/ibvsymbols.cc
     """
     for lacking, group in by_cause(users(recording), _lacks).items():
-        saw = Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with")
         yield likely(
             of_nodes(recording, group),
             f"RDMA ports are up on {{who}}, but NCCL cannot use them: {lacking}",
-            saw,
+            Evidence(text=lacking, expected_from="what NCCL opens RDMA devices with"),
             remedy(
                 "Install rdma-core's libraries in the image: libibverbs1 and ibverbs-providers, or libibverbs",
                 "apt-get install libibverbs1 ibverbs-providers",

@@ -114,11 +114,10 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
     bare = [entry for entry in entries(recording) if not entry.is_fit and not entry.has_fit]
     if bare:
         detail = "NCCL is left with link-local or RoCE v1 addresses, which routers and many switches do not carry."
-        what = f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2"
         yield _draft(
             recording,
             bare,
-            what,
+            f"no IPv4 address{'' if len(bare) == 1 else 'es'} for RoCE v2",
             [
                 by_administrator(
                     "Give the interface of each such port an IPv4 address in the network of its rail",

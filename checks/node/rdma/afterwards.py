@@ -13,20 +13,8 @@ check rdma read before the ranks started::
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from ddp_doctor.checks.node.rdma import wording
 from ddp_doctor.checks.node.rdma.nodes import Change, changes, for_later_jobs
-from ddp_doctor.checks.node.rdma.wording import (
-    DEFAULT_RETRIES,
-    DEFAULT_TIMEOUT,
-    LONGER_TIMEOUT,
-    LOSSLESS,
-    SOCKETS_ON_ALL,
-    TIMEOUT,
-    look_at_link,
-    lowered,
-    port_draft,
-    port_name,
-    wait_s,
-)
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.rdma import RdmaAfterFact, RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
@@ -75,11 +63,11 @@ def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
     for used in (True, False):
         described = [(change.hit, _down_in_words(change)) for change in went_down if change.is_used == used]
         if described:
-            yield port_draft(
+            yield wording.port_draft(
                 recording,
                 described,
                 "the RDMA link went down while the ranks ran",
-                look_at_link(described, "A link that is unsteady"),
+                wording.look_at_link(described, "A link that is unsteady"),
                 detail="NCCL's connections over it stall, and fail where it lasts longer than their retries.",
                 severity=Severity.ERROR if used else Severity.INFO,
                 confidence=Confidence.PROVED,
@@ -121,11 +109,11 @@ def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
         if change.is_used and change.growth(_losses(change)) >= LEAST_ERRORS
     ]
     if described:
-        yield port_draft(
+        yield wording.port_draft(
             recording,
             described,
             "RDMA packets were lost while the ranks ran",
-            LOSSLESS,
+            wording.LOSSLESS,
             detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
         )
 
@@ -151,11 +139,11 @@ def rdma_link_errors_during_run(recording: Recording) -> Iterator[Draft]:
         if _has_errors(change) and not _went_down(change)
     ]
     if described:
-        yield port_draft(
+        yield wording.port_draft(
             recording,
             described,
             "errors on the RDMA link while the ranks ran",
-            look_at_link(described, "A link with errors"),
+            wording.look_at_link(described, "A link with errors"),
             detail="A cable or transceiver that begins to fail shows here first.",
             severity=for_later_jobs(recording, Severity.WARNING),
             expected=f"at most one wrong bit in {1 / BIT_ERROR_RATE:.0e}",
@@ -202,7 +190,7 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
     ]
     counted = [
-        f"{port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
+        f"{wording.port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
         for change in lossy[:_MOST_PORTS]
         for node, hca, port in [change.hit]
     ]
@@ -257,19 +245,19 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
     node = group[0].node
     env: Mapping[str, str] = next((at.fact.variables for at in recording.facts(EnvVars) if at.node == node), {})
     settings = {**env, **settings_in(texts(recording).get(node, ""))}
-    if sooner := lowered(settings):
+    if sooner := wording.lowered(settings):
         summary = f"Take {name_list(list(sooner))} away, which make NCCL give up sooner"
         yield unset(sooner, "NCCL then waits as long as it does by itself", summary, NO_TRIAL)
     elif lossy:
-        before, after = (wait_s(timeout, DEFAULT_RETRIES) for timeout in (DEFAULT_TIMEOUT, LONGER_TIMEOUT))
+        before, after = (wording.wait_s(timeout) for timeout in (wording.DEFAULT_TIMEOUT, wording.LONGER_TIMEOUT))
         why = f"NCCL then gives a send up after {after:.0f} s instead of {before:.0f} s"
         yield nccl.by_setting(
             "Wait longer for what the fabric delays, until it loses nothing any more",
-            Setting(name=TIMEOUT, value=str(LONGER_TIMEOUT), why=why),
+            Setting(name=wording.TIMEOUT, value=str(wording.LONGER_TIMEOUT), why=why),
             cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
         )
     if any(change.hit[2].is_roce for change in lossy):
-        yield LOSSLESS
+        yield wording.LOSSLESS
     used = (change.hit[1].name for change in changes(recording) if change.is_used)
     name = next((name for name in used if nccl_hca.is_name(name)), "DEVICE")
     yield by_administrator(
@@ -279,7 +267,7 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
         cost="some seconds; perftest must be installed",
         references=("https://github.com/linux-rdma/perftest",),
     )
-    yield SOCKETS_ON_ALL.model_copy(
+    yield wording.SOCKETS_ON_ALL.model_copy(
         update={"summary": "Rule RDMA out: let the nodes talk over TCP until the path is repaired"}
     )
 

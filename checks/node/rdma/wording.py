@@ -30,9 +30,9 @@ LONGER_TIMEOUT = 22
 _TICK_S = 4.096e-6
 
 
-def wait_s(timeout: int, retries: int) -> float:
+def wait_s(timeout: int) -> float:
     """Seconds until a send that nobody acknowledges fails."""
-    return _TICK_S * float(2**timeout) * retries
+    return _TICK_S * float(2**timeout) * DEFAULT_RETRIES
 
 
 def lowered(settings: Mapping[str, str]) -> dict[str, str]:
@@ -48,9 +48,6 @@ def lowered(settings: Mapping[str, str]) -> dict[str, str]:
 
 #: One port of one node.
 Hit = tuple[int, Hca, Port]
-
-#: Beside these no setting about RDMA does anything.
-_WITHOUT_RDMA = ("NCCL_IB_DISABLE", "NCCL_NET")
 
 
 def port_draft(

@@ -19,7 +19,6 @@ utilisation and nothing is logged; where an NVLink is down, every step waits for
 from ddp_doctor.checks.node.topology import complaints, differences, nics, nvlinks, p2p, p2p_status, sockets, unclear
 from ddp_doctor.checks.node.topology.formats.cpus import cpu_kind
 from ddp_doctor.checks.node.topology.live import CannotAsk, ask_nvidia_smi, ask_nvml
-from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import NvlinksFact, P2pStatusFact, RocmTopologyFact, TopologyFact, TopologyHangFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
@@ -28,8 +27,6 @@ from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.rule import rules_in
 from ddp_doctor.probing import host_gpus
-
-__all__ = ["CHECK", "probe", "read_pasted"]
 
 _SETTINGS = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_IB_HCA", "NCCL_IGNORE_DISABLED_P2P", "NCCL_TOPO_FILE")
 

@@ -147,9 +147,6 @@ def _gpus_gained(recording: Recording, place: Place, level: str) -> Iterator[ToN
             yield replace(way, why=then.why)
 
 
-_ENFORCE_BINDING = "https://slurm.schedmd.com/sbatch.html#OPT_gres-flags"
-
-
 @rule("DD408", "gpus-far-from-every-nic", Severity.INFO, TopologyFact)
 def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     """GPUs that no RDMA NIC of their host is near to.
@@ -216,7 +213,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
                 cost="none, but the job may wait longer for such CPUs",
                 undo="leave the option out",
                 untried="it takes another allocation, or another start of the job",
-                references=(_ENFORCE_BINDING,),
+                references=("https://slurm.schedmd.com/sbatch.html#OPT_gres-flags",),
             ),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",
             severity=asked_for(recording, Severity.INFO if some else Severity.WARNING),

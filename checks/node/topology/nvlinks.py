@@ -260,11 +260,10 @@ def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
             have = f"share {short.links}" if len(short.gpus) > 1 else f"has {short.links or 'none'}"
             where = hosts_of(recording, group)
             text, peers = f"NVLinks of {names}", "the other GPUs of the same matrix"
-            evidence = Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers)
             yield finding(
                 (culprit(recording, node.node, [gpu]) for node in group for gpu in short.gpus),
                 f"NVLinks are missing on {where}: {names} {have} where the others have {short.expected}",
-                evidence,
+                Evidence(text=text, value=short.links, expected=short.expected, expected_from=peers),
                 look_at_nvlinks(short.gpus),
                 confidence=Confidence.LIKELY if short.links else Confidence.POSSIBLE,
                 detail="All-reduce goes at the pace of the slowest link, so every GPU of the node loses by it.",

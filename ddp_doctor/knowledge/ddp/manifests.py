@@ -263,19 +263,13 @@ def _vote(
             )
 
 
-def _shape(tensor: Tensor) -> str:
-    return "none yet" if tensor.shape is None else f"({', '.join(map(str, tensor.shape))})"
-
-
-def _strides(tensor: Tensor) -> str:
-    return "contiguous" if tensor.strides is None else f"strides ({', '.join(map(str, tensor.strides))})"
-
-
 _ATTRIBUTES: tuple[Attribute, ...] = get_args(Attribute)
 #: Of those that are not told by their value alone.
 _DESCRIBED: Mapping[Attribute, Callable[[Tensor], str]] = {
-    "shape": _shape,
-    "strides": _strides,
+    "shape": lambda tensor: "none yet" if tensor.shape is None else f"({', '.join(map(str, tensor.shape))})",
+    "strides": lambda tensor: (
+        "contiguous" if tensor.strides is None else f"strides ({', '.join(map(str, tensor.strides))})"
+    ),
     "tied": lambda tensor: tensor.tied_to or tensor.memory_of or "a tensor of its own",
     "unit": lambda tensor: "none" if tensor.unit is None else tensor.unit or "(the model)",
 }

@@ -16,8 +16,7 @@ from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, is_result
 from ddp_doctor.model.choices import Severity
 
-_OPTIMIZER = re.compile(r"torch\.optim\.(\w+\.)?[A-Z]\w*")
-_NO_OPTIMIZER = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
+_OPTIMIZER = re.compile(r"torch\.optim\.(?!(?:lr_scheduler|swa_utils)\.)(\w+\.)?[A-Z]\w*")
 _CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
 _SHARDS = re.compile(r"\b(FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD|_HYBRID_SHARD_ZERO2)$")
 _ASKS = re.compile(r"hasattr|isinstance|no_sync")
@@ -35,7 +34,7 @@ def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
     shards = list(script.named(names.FSDP[1]))
-    optimizers = [call for call in script.calls if shards and _is_optimizer(call)]
+    optimizers = [call for call in script.calls if shards and _OPTIMIZER.fullmatch(call.name)]
     for optimizer in optimizers:
         for model in _trained(optimizer):
             later = [shard for shard in shards if optimizer.precedes(shard) and _is_of(shard, model)]
@@ -50,10 +49,6 @@ def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
                     f"fully_shard in line {later[0].node.lineno} replaces the parameters that this optimizer is given",
                     remedy="Make the optimizer after fully_shard",
                 )
-
-
-def _is_optimizer(call: Call) -> bool:
-    return bool(_OPTIMIZER.fullmatch(call.name)) and not call.name.startswith(_NO_OPTIMIZER)
 
 
 def _trained(optimizer: Call) -> list[Value]:

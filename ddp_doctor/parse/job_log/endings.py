@@ -3,7 +3,7 @@
 import re
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 #: More ranks than any job has: what a line lists beyond is not read.
@@ -169,9 +169,7 @@ class JobFacts:
     world_size: int | None = None
     backend: str | None = None
     launcher: str | None = None
-
-    def __post_init__(self) -> None:
-        self._nodes: dict[str, int] = {}
+    _nodes: dict[str, int] = field(default_factory=dict)
 
     def add(self, text: str) -> None:
         """Take one line that holds one of FACT_WORDS."""

@@ -17,7 +17,7 @@ there is no root. Inspector, plugins/profiler/inspector of NCCL 2.28, one object
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -79,7 +79,7 @@ class Table:
             # A reduce-scatter moves half of it: the bandwidth of its bus is below the other.
             if self._test.endswith("all_reduce_perf") or (not self._test and busbw >= algbw * 0.98):
                 wrong = int(row[5]) if row[5].isdigit() else 0
-                self.sizes.append(_size(int(row[1]), [time_us], algbw, busbw, wrong))
+                self.sizes.append(_size(int(row[1]), [time_us], [algbw], [busbw], wrong=wrong))
 
     def fact(self, ranks: int) -> AllReduceFact | None:
         """What was measured; ``ranks`` where the table does not tell."""
@@ -150,13 +150,9 @@ def inspected(data: bytes) -> Iterator[tuple[int, AllReduceFact]]:
     for (rank, ranks), sizes in sorted(found.items()):
         if ranks == largest:
             often = Counter({size: len(times) for size, times in sizes.items()}).most_common(_MOST_SIZES)
-            results = [_inspected(size, sizes[size]) for size, _ in sorted(often)]
-            yield (
-                rank,
-                AllReduceFact(
-                    ranks=ranks, tested=(), repeatable=True, sizes=tuple(results), measured_by="NCCL Inspector"
-                ),
-            )
+            runs = tuple(_size(size, *zip(*sizes[size], strict=True)) for size, _ in sorted(often))
+            fact = AllReduceFact(ranks=ranks, tested=(), repeatable=True, sizes=runs, measured_by="NCCL Inspector")
+            yield rank, fact
 
 
 def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float, float] | None]:
@@ -169,19 +165,16 @@ def _operation(entry: dict[str, Any]) -> tuple[int, int, tuple[int, float, float
     return (int(header["rank"]), int(header["n_ranks"]), (int(done["coll_msg_size_bytes"]), time_us, algbw, busbw))
 
 
-def _inspected(size: int, runs: list[tuple[float, float, float]]) -> SizeResult:
-    times, algbw, busbw = zip(*runs, strict=True)
-    return _size(size, list(times), median(algbw), median(busbw), 0)
-
-
-def _size(size: int, times_us: list[float], algbw: float, busbw: float, wrong: int) -> SizeResult:
+def _size(
+    size: int, times_us: Sequence[float], algbw: Sequence[float], busbw: Sequence[float], *, wrong: int = 0
+) -> SizeResult:
     return SizeResult(
         size_bytes=size,
         time_us=median(times_us),
         min_us=min(times_us),
         max_us=max(times_us),
         iterations=len(times_us),
-        algbw_gb_per_s=algbw,
-        busbw_gb_per_s=busbw,
+        algbw_gb_per_s=median(algbw),
+        busbw_gb_per_s=median(busbw),
         wrong=wrong,
     )

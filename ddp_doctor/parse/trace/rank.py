@@ -66,7 +66,7 @@ class _Rank:
         self.loaders = self._annotated("enumerate(DataLoader)")
         self.in_loader = Times.union(_spans(self.loaders))
         self.in_optimizer = Times.union(_spans(self.optimizers))
-        self.ops = list((found.ops[self.main] if self.main in found.ops else Rows()).sorted().outermost())
+        self.ops = list(found.ops.get(self.main, Rows()).sorted().outermost())
         self.autograd = found.backward.sorted()
         self.calls = collectives(found, lossy=stream.cut or stream.damaged > 0)
         self.averaging = sorted(_called(call) for call in self.calls if self._averages(call))
@@ -74,7 +74,7 @@ class _Rank:
         for rows in kept:
             rows.sort()
         self.kernels, self.launches = found.kernels.sorted(), found.launches.sorted()
-        self.stack = (found.frames[self.main] if self.main in found.frames else Rows()).sorted()
+        self.stack = found.frames.get(self.main, Rows()).sorted()
         self.on_device = self._parts_on_gpu() if self.on_gpu else self._parts_on_cpu()
 
     def fact(self) -> TraceFact:

@@ -14,6 +14,7 @@ What is alive when, of torch 2.13:
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from ddp_doctor.facts.ddp.fit import Estimate, Moment
 from ddp_doctor.knowledge.ddp.strategies import BROADCAST_BYTES, Strategy
@@ -31,10 +32,8 @@ class Parameter:
 
     def elements(self, ranks: int = 1) -> int:
         """Of a rank's shard along the first dimension, with its padding: of ``ceil(rows / ranks)`` rows."""
-        count = -(-self.shape[0] // ranks) if self.shape else 1
-        for size in self.shape[1:]:
-            count *= size
-        return count
+        rows = -(-self.shape[0] // ranks) if self.shape else 1
+        return rows * prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -201,8 +200,7 @@ class _Fsdp:
         if not unit.unsharded:
             if not unit.gathered:
                 self.gather(unit)
-            self.ledger.add("unsharded", unit.whole)
-            self.ledger.add("unsharded", -unit.whole)  # the buffer
+            self.ledger.for_a_moment("unsharded", unit.whole)  # the buffer
             unit.unsharded, unit.gathered = True, False
         place = len(self.order) - 1 - self.order[::-1].index(unit)  # the last of its calls
         if place and not (before := self.order[place - 1]).unsharded and not before.gathered:

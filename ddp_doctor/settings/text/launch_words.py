@@ -60,7 +60,7 @@ _RANKS_OF_POD = re.compile(r"^[ \t]+nprocPerNode:[ \t]*[\"']?(\d{1,6})\b", re.MU
 _EACH = re.compile(r"(?:ppr:)?(\d{1,6})(?::node.*)?")
 #: ``NNODES=4`` on a line of its own.
 _CONSTANT = re.compile(r"^(?:export[ \t]+)?([A-Za-z_]\w*)=([\"']?)(\d{1,6})\2[ \t]*(?:#.*)?$", re.ASCII | re.MULTILINE)
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 #: More words are no command that starts a job.
 _MOST_WORDS = 400
 
@@ -75,7 +75,7 @@ def resolver(text: str) -> Resolve:
     constants = {name: value for name, value in found.items() if names.count(name) == 1}
 
     def resolved(word: str) -> str:
-        return _VARIABLE.sub(lambda match: constants.get(match[1] or match[2], match[0]), word)
+        return VARIABLE.sub(lambda match: constants.get(match[1] or match[2], match[0]), word)
 
     return resolved
 

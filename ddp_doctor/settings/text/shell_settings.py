@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddp_doctor.facts.node.env_vars import Launch, Path
-from ddp_doctor.settings.text.launch_words import Resolve, launch_of
+from ddp_doctor.settings.text.launch_words import VARIABLE, Resolve, launch_of
 from ddp_doctor.settings.text.shell_words import Branches, Word, commands
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
@@ -37,7 +37,6 @@ _OF_ENV = frozenset(("-u", "--unset", "-C", "--chdir"))
 _JOINED = re.compile(r"(?:--export[= ]|--env[= ]|-[ex] ?(?=[A-Za-z_]\w*=))(.*)", re.DOTALL)
 #: The next two words are a name and its value.
 _PAIRS = frozenset(("-genv", "--setenv"))
-_VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 #: What a command writes into these, later shells and jobs have.
 _KEPT = re.compile(r"nccl\.conf|\.deepspeed_env|\.bashrc|\.(?:bash_)?profile|/etc/(?:environment|profile)")
 _WRITES = re.compile(r"(?:>|\btee\b)[^|;&\n]*$")
@@ -161,7 +160,7 @@ class Shell:
         if not words or depth >= _DEEPEST or words[0].text in _PRINTERS:
             return
         for word in words:
-            found = _VARIABLE.fullmatch(word.text)
+            found = VARIABLE.fullmatch(word.text)
             known = self.commands_in.get(found[1] or found[2]) if found else None
             if known and known not in self.ran:  # again it would set the same
                 self.ran.add(known)

@@ -48,19 +48,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ddp_doctor.checks.node.topology.formats.topo_rows import (
-    FIRST_GPU,
-    GPU,
-    NOTHING,
-    Header,
-    TopologyError,
-    bare,
-    columns_of,
-    label_of,
-    line_behind,
-    refuse_odd_columns,
-    shape_of,
-)
+from ddp_doctor.checks.node.topology.formats import topo_rows
+from ddp_doctor.checks.node.topology.formats.topo_rows import GPU, Header, TopologyError, bare, label_of
 from ddp_doctor.facts.node.topology import P2pStatusFact, RocmTopologyFact
 
 #: Takes a cell apart where separators were lost; empty where it holds something else.
@@ -83,16 +72,16 @@ def gpu_header(lines: Sequence[str], index: int) -> Header | None:
     if not lines[index]:
         return None
     line = bare(lines[index])
-    start = FIRST_GPU.search(line)
-    columns = columns_of(line[start.start() :]) if start else None
+    start = topo_rows.FIRST_GPU.search(line)
+    columns = topo_rows.columns_of(line[start.start() :]) if start else None
     if start is None or columns is None or not all(GPU.fullmatch(name) for name in columns):
         return None
-    return Header(index + 1, shape_of(line[: start.start()]), columns, ())
+    return Header(index + 1, topo_rows.shape_of(line[: start.start()]), columns, ())
 
 
 def read_table(lines: Sequence[str], header: Header, split: Split, what: str) -> Table:
     """The rows below ``header``; ``what`` names a cell in a refusal. Raises TopologyError."""
-    refuse_odd_columns(header.columns, header.line, lines[header.line - 1])
+    topo_rows.refuse_odd_columns(header.columns, header.line, lines[header.line - 1])
     table = Table(header.line, header.columns, len(lines))
     for index in range(header.line, len(lines)):
         line = bare(lines[index])
@@ -100,13 +89,13 @@ def read_table(lines: Sequence[str], header: Header, split: Split, what: str) ->
         complete = len(table.cells) == len(table.gpus)
         if label and (not complete or all(split(token) for token in line[start:].split()[1:])):
             _add_row(table, label, line[start:], index + 1, split, what)
-        elif complete or (not NOTHING.fullmatch(line) and shape_of(line) != header.shape):
+        elif complete or (not topo_rows.NOTHING.fullmatch(line) and topo_rows.shape_of(line) != header.shape):
             table.end = index
             break
     missing = [name for name in table.gpus if name not in table.cells]
     if missing:
         reason = f"the row of {missing[0]} is missing: the table is cut off or interrupted"
-        raise TopologyError(reason, line_behind(lines, table.end))
+        raise TopologyError(reason, topo_rows.line_behind(lines, table.end))
     return table
 
 
@@ -191,7 +180,6 @@ def _fact(table: Table, capability: str | None) -> P2pStatusFact:
 _PARTS = {"Weight": "weight", "Hops": "hops", "Link Type": "link_type", "Link accessibility": "access"}
 _TITLE = re.compile(rf"=\s({'|'.join(_PARTS)}) between two GPUs\s=")
 _NUMA = re.compile(r"GPU(?:\[| )([0-9]{1,4})\]?\s*: \(Topology\) Numa (Node|Affinity): (-?[0-9]{1,4})\s*$")
-_BANNER = re.compile(r"=\s(?:ROCm System Management Interface|End of ROCm SMI Log|Numa Nodes)\s=")
 _CELLS = {
     "weight": re.compile(r"[0-9]{1,6}|N/A"),
     "hops": re.compile(r"[0-9]{1,4}|N/A"),

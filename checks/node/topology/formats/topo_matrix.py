@@ -299,8 +299,7 @@ def _compare_with_the_others(block: Block, label: str, rest: str, printed: Mappi
 
 
 def _misread(block: Block, label: str, name: str, code: str, other: str) -> TopologyError:
-    line = block.cut.get(label) or block.tails[label].line
     return TopologyError(
         f"the end of row {label} is cut or garbled, and {label}-{name} is {code[:40]} there, {other} in row {name}",
-        line,
+        block.cut.get(label) or block.tails[label].line,
     )
