@@ -15,7 +15,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
-from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
@@ -211,11 +211,7 @@ class _Watch:
             with suppress(ValueError):
                 text = text_of_ras("".join(self._ras_said).encode())
                 ras_facts.append((None, fact_of_text("NCCL RAS", text, datetime.now(timezone.utc).year)))
-        return tuple(
-            Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-            for of_job in of_jobs
-            for rank, fact in (*of_job, *ras_facts)
-        )
+        return tuple(fact.collected("attach", rank=rank) for of_job in of_jobs for rank, fact in (*of_job, *ras_facts))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         found = stacks(pids, self._env, self._end, with_groups=with_groups)

@@ -16,7 +16,7 @@ from ddp_doctor.engine.plan import Plan, make_plan
 from ddp_doctor.engine.sizes import require_fitting_mesh, require_possible_sizes
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import is_configuration
@@ -149,4 +149,4 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
             held_by=holder_of(port),
             hostname=socket.gethostname(),
         )
-        return free, Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
+        return free, fact.collected("roll_call")

@@ -241,8 +241,7 @@ class ManyNodes(NodeRun):
 
     def note_roll_call(self, fact: RollCallFact, node: int) -> None:
         """Note how the roll call went here."""
-        reading = Reading(check=ROLL_CALL, status=Status.COLLECTED, node=node, fact=fact.recorded())
-        self.partial.readings.append(reading)
+        self.partial.readings.append(fact.collected(ROLL_CALL, node))
 
     def unfinished(self, why: str) -> None:
         """The verdict is to be unsure for this reason, unless what was found makes it sick."""
