@@ -117,13 +117,7 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
 
 
 def trace(
-    paths: Sequence[str],
-    outputs: Outputs,
-    *,
-    window: str,
-    against: str | None,
-    fail_on: FailOn,
-    ignore: Sequence[str] = (),
+    paths: Sequence[str], outputs: Outputs, *, window: str, against: str | None, fail_on: FailOn, ignore: Sequence[str]
 ) -> int:
     """``ddp-doctor trace``: where a step's time goes; the recording is kept. Raises UsageError."""
     from ddp_doctor.app.traces import trace
