@@ -24,7 +24,7 @@ from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
-from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged, waits_for
+from ddp_doctor.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
@@ -157,27 +157,21 @@ class _Watch:
         self.pids = [process.pid for job in jobs for process in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self.pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self.pids}
-        self._first: dict[int, Stack] = {}
-        self._last: dict[int, Stack] = {}
         self._gpus: list[GpuUse] = []
-        self._before: Mapping[int, Connections] = {}
-        self._after: Mapping[int, Connections] = {}
-        self._candidates = [process for job in jobs for process in job.ranks.values()]
         self._servers: Mapping[int, live_doors.Address] = {}
-        self._dumps: Mapping[int, bytes] = {}
-        self._ras_said = ["", ""]
         self._children = {
             process.pid: Children(job.children[rank]) for job in jobs for rank, process in job.ranks.items()
         }
 
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
+        candidates = [process for job in self._jobs for process in job.ranks.values()]
         with self._sampled_gpus():
             self._first = self._look(self.pids, with_groups=True)
         self._before = connections(self.pids)
-        self._servers = live_doors.worker_servers(self._candidates, self._end)
+        self._servers = live_doors.worker_servers(candidates, self._end)
         self._dumps = live_doors.flight_dumps(self._servers, self._end)
-        ras = live_doors.ras_port(self._candidates)
+        ras = live_doors.ras_port(candidates)
         self._ras_said = [live_doors.ras_status(ras, self._end) if ras else ""]
         for children in self._children.values():
             children.begin()
