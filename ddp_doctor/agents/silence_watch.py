@@ -17,7 +17,6 @@ from ddp_doctor.agents.store_client import HEAD
 from ddp_doctor.facts.cluster import Answer, SilenceFact
 from ddp_doctor.knowledge.deadlines import CONFIRM_S
 from ddp_doctor.model.base import Json
-from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.sources import network, sockets
 
@@ -103,7 +102,7 @@ class Watch:
                     silent_s=round(silent, 1),
                     answer="answers" if heard else "not_asked",
                 )
-                readings.append(_recorded(fact, rank))
+                readings.append(fact.collected("roll_call", rank))
         return readings
 
     def _dial_all(self, nodes: Sequence[int], *, heartbeat: frozenset[int] = frozenset()) -> list[Reading]:
@@ -154,17 +153,14 @@ class Watch:
             links_down=tuple(sorted(self.links_before - links_up())),
             stopped_s=round(self.group.client.stopped_s, 1),
         )
-        return _recorded(fact, self.group.my_rank)
+        return fact.collected("roll_call", self.group.my_rank)
 
 
 def _sleep_until(moment: float) -> None:
     time.sleep(max(moment - time.monotonic(), 0.0))
 
 
-def _recorded(fact: SilenceFact, observer: int) -> Reading:
-    return Reading(check="roll_call", status=Status.COLLECTED, node=observer, fact=fact.recorded())
-
-
 def goodbye(node: int, why: str) -> Reading:
     """A node that left before the end."""
-    return _recorded(SilenceFact(node=node, head=node == 0, answer="not_asked", said_goodbye=why), node)
+    farewell = SilenceFact(node=node, head=node == 0, answer="not_asked", said_goodbye=why)
+    return farewell.collected("roll_call", node)

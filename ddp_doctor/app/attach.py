@@ -15,7 +15,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
-from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
@@ -24,7 +24,7 @@ from ddp_doctor.parse.job_log.ras import stand_still
 from ddp_doctor.sources import live_doors, live_process, proc
 from ddp_doctor.sources.live_gpus import GpuUse, gpu_of, gpu_use, has_gpu
 from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
-from ddp_doctor.sources.live_process import Children, Connections, Watched, connections, unacknowledged, waits_for
+from ddp_doctor.sources.live_process import Children, Watched, connections, unacknowledged, waits_for
 from ddp_doctor.sources.live_stacks import Stack, source_line, stacks, user_name, why_refused
 
 #: Looks at each process, and how long they take: over four seconds a loop tells itself apart from work.
@@ -157,27 +157,21 @@ class _Watch:
         self.pids = [process.pid for job in jobs for process in job.ranks.values()]
         self._watched = {pid: Watched(pid) for pid in self.pids}
         self._looks: dict[int, list[Look]] = {pid: [] for pid in self.pids}
-        self._first: dict[int, Stack] = {}
-        self._last: dict[int, Stack] = {}
         self._gpus: list[GpuUse] = []
-        self._before: Mapping[int, Connections] = {}
-        self._after: Mapping[int, Connections] = {}
-        self._candidates = [process for job in jobs for process in job.ranks.values()]
         self._servers: Mapping[int, live_doors.Address] = {}
-        self._dumps: Mapping[int, bytes] = {}
-        self._ras_said = ["", ""]
         self._children = {
             process.pid: Children(job.children[rank]) for job in jobs for rank, process in job.ranks.items()
         }
 
     def readings(self) -> tuple[Reading, ...]:
         started = time.monotonic()
+        candidates = [process for job in self._jobs for process in job.ranks.values()]
         with self._sampled_gpus():
             self._first = self._look(self.pids, with_groups=True)
         self._before = connections(self.pids)
-        self._servers = live_doors.worker_servers(self._candidates, self._end)
+        self._servers = live_doors.worker_servers(candidates, self._end)
         self._dumps = live_doors.flight_dumps(self._servers, self._end)
-        ras = live_doors.ras_port(self._candidates)
+        ras = live_doors.ras_port(candidates)
         self._ras_said = [live_doors.ras_status(ras, self._end) if ras else ""]
         for children in self._children.values():
             children.begin()
@@ -211,11 +205,7 @@ class _Watch:
             with suppress(ValueError):
                 text = text_of_ras("".join(self._ras_said).encode())
                 ras_facts.append((None, fact_of_text("NCCL RAS", text, datetime.now(timezone.utc).year)))
-        return tuple(
-            Reading(check="attach", status=Status.COLLECTED, rank=rank, fact=fact.recorded())
-            for of_job in of_jobs
-            for rank, fact in (*of_job, *ras_facts)
-        )
+        return tuple(fact.collected("attach", rank=rank) for of_job in of_jobs for rank, fact in (*of_job, *ras_facts))
 
     def _look(self, pids: Sequence[int], *, with_groups: bool = False) -> dict[int, Stack]:
         found = stacks(pids, self._env, self._end, with_groups=with_groups)

@@ -84,5 +84,4 @@ def compare(earlier: str, later: str) -> Outcome:
     if speed.reason is not None:
         why = f"{later} cannot be compared: {speed.reason}"
         speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})
-    recording = blank(Options(command=Command.COMPARE))
-    return judge(recording.model_copy(update={"world": report.world, "readings": (speed, *rest)}))
+    return judge(blank(Options(command=Command.COMPARE), world=report.world, readings=(speed, *rest)))

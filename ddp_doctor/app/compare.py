@@ -6,8 +6,7 @@ from ddp_doctor.app import baselines
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.cluster import TracedSide, TracesFact
 from ddp_doctor.model.check import BASELINE
-from ddp_doctor.model.choices import Command, Status
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.given import is_folder
 
@@ -24,9 +23,7 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
         trace, other = (earlier, later) if kinds[0] else (later, earlier)
         raise UsageError(f"{trace} is a trace and {other} is none: compare takes two traces, or none")
     fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
-    reading = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
-    recording = blank(Options(command=Command.COMPARE))
-    return judge(recording.model_copy(update={"readings": (reading,)}))
+    return judge(blank(Options(command=Command.COMPARE), readings=(fact.collected(BASELINE),)))
 
 
 def _is_trace(path: str) -> bool:
@@ -46,8 +43,7 @@ def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
     read = read_traces([path], progress)
     if read.interrupted:  # a part of it would look faster
         raise KeyboardInterrupt
-    told = {"readings": tuple(map(collected, read.facts))}
-    recording = blank(Options(command=Command.TRACE)).model_copy(update=told)
+    recording = blank(Options(command=Command.TRACE), readings=tuple(map(collected, read.facts)))
     if (found := side(recording, path)) is None:
         raise UsageError(f"{path} cannot be compared: {problem(recording)}")
     return found

@@ -44,9 +44,7 @@ def _of_node(options: Options) -> list[Check]:
 
 def read_topology(text: str, ignore: tuple[str, ...] = ()) -> Outcome:
     """Judge a pasted topology; one that is not understood is a finding and unsure."""
-    options = Options(command=Command.TOPOLOGY, ignore=ignore)
-    recording = blank(options)
-    return judge(recording.model_copy(update={"readings": read_pasted(text)}))
+    return judge(blank(Options(command=Command.TOPOLOGY, ignore=ignore), readings=read_pasted(text)))
 
 
 def live_topology(env: Mapping[str, str], progress: Progress, ignore: tuple[str, ...] = ()) -> Outcome:
@@ -84,11 +82,10 @@ def read_settings(text: str, options: Options = _ENV) -> Outcome:
     """What a text sets: an environment that was saved, a job script, a manifest."""
     try:
         found = read_setting_text(text, also=(*launchers.OTHERS, _IN_KUBERNETES))
-        facts = [fact.recorded() for fact in (_as_environment(found), found)]
-        readings = [Reading(check="env_vars", status=Status.COLLECTED, fact=fact) for fact in facts]
+        readings = [fact.collected("env_vars") for fact in (_as_environment(found), found)]
     except NoSettings as why:
         readings = [Reading(check="env_vars", status=Status.ABSENT, reason=f"what was given {why}")]
-    return judge_settings(blank(options).model_copy(update={"readings": tuple(readings)}))
+    return judge_settings(blank(options, readings=tuple(readings)))
 
 
 def _as_environment(found: SettingText) -> EnvVars:

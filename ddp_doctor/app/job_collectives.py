@@ -14,8 +14,6 @@ from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.collectives import BARRIER
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.file_kinds import is_recording
@@ -173,7 +171,7 @@ def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall
             left_out[f"{groups[index].words}, in which all ranks wait that ever called it"] += 1
     wrapped = {rank for rank, dump in job.dumps.items() if any(group.wrapped for group in dump.groups)}
     facts = (*job.dumps.values(), *job.unread.values())
-    readings = tuple(Reading(check="logs", status=Status.COLLECTED, fact=fact.recorded()) for fact in facts)
+    readings = tuple(fact.collected("logs") for fact in facts)
     known = dict[str, object]()
     for cause in judged(Recording(readings=readings)):
         blamed = [culprit.rank for culprit in cause.culprits if culprit.rank is not None]

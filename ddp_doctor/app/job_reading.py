@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
 from ddp_doctor.facts.job_log import FileSeen, RecordingFact
-from ddp_doctor.model.choices import Command, Status
-from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.choices import Command
+from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
@@ -53,7 +53,7 @@ def _dump(file: JobFile, data: bytes) -> list[Reading]:
     fact = read_dump(data, file.name, file.modified_s)
     if fact.problem is not None:
         file.unread, file.size_bytes = fact.problem, 0
-    return [_collected(fact, fact.rank)]
+    return [fact.collected("logs", rank=fact.rank)]
 
 
 #: To read files of a further kind, add a row: the first that knows a file reads it. What none knows is output.
@@ -62,14 +62,16 @@ READERS: tuple[Reader, ...] = (
     Reader(
         RECORDING,
         lambda head, _: is_recording(head),
-        lambda file, data: [_collected(RecordingFact(file=file.name, recording=recording_in(Path(file.name), data)))],
+        lambda file, data: [
+            RecordingFact(file=file.name, recording=recording_in(Path(file.name), data)).collected("logs")
+        ],
     ),
     Reader("answers of NCCL's RAS", is_ras, lambda _, data: text_of_ras(data)),
     Reader("nccl-tests' report", is_nccl_tests, lambda _, data: text_of_nccl_tests(data)),
     Reader(
         "NCCL Inspector's lines",
         is_inspector,
-        lambda _, data: [_collected(fact, rank, "allreduce") for rank, fact in inspected(data)],
+        lambda _, data: [fact.collected("allreduce", rank=rank) for rank, fact in inspected(data)],
     ),
     Reader("torchelastic's error file", is_error_file, lambda _, data: text_of_error_file(data)),
     Reader("flight recorder", is_dump, _dump),
@@ -127,9 +129,9 @@ class _Reading:
             others = f"; nor were {len(self._files) - 1} others" if len(self._files) > 1 else ""
             raise UsageError(f"{self._files[0].name} was not read: {self._files[0].unread}{others}")
         job = Job(self._scans)
-        first = _collected(job.fact(self._files))
-        transports = (_collected(fact, rank) for rank, fact in job.transports())
-        measured = (_collected(fact, check="allreduce") for fact in job.all_reduces())
+        first = job.fact(self._files).collected("logs")
+        transports = (fact.collected("logs", rank=rank) for rank, fact in job.transports())
+        measured = (fact.collected("allreduce") for fact in job.all_reduces())
         return first, *transports, *measured, *self._readings
 
     def _take(self, file: JobFile, pool: ThreadPoolExecutor) -> None:
@@ -210,10 +212,6 @@ class _Reading:
                 yield first, found.result()
         for chunk, found in ahead:
             yield chunk, found.result()
-
-
-def _collected(fact: Fact, rank: int | None = None, check: str = "logs") -> Reading:
-    return Reading(check=check, status=Status.COLLECTED, rank=rank, fact=fact.recorded())
 
 
 def _is_binary(head: bytes) -> bool:

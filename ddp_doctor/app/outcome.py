@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Any
 
 from ddp_doctor import __version__
 from ddp_doctor.engine.diagnose import checks_for, diagnose
@@ -12,8 +13,7 @@ from ddp_doctor.engine.verdict import report as make_report
 from ddp_doctor.facts.cluster import NotStarted, Present, RollCallFact
 from ddp_doctor.knowledge.launchers import job_of
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, Status, UsageError
-from ddp_doctor.model.fact import Reading
+from ddp_doctor.model.choices import Command, UsageError
 from ddp_doctor.model.recording import SCHEMA_VERSION, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.starters.detect import Launcher
@@ -53,8 +53,8 @@ def judge(recording: Recording, checks: Sequence[Check] | None = None) -> Outcom
     return Outcome(recording, report, diagnosis.failures)
 
 
-def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | None = None) -> Recording:
-    """An empty recording of a run that begins now, in a process with the environment ``env``."""
+def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | None = None, **known: Any) -> Recording:
+    """A recording of a run that begins now, in a process with the environment ``env``, with the fields ``known``."""
     now = datetime.now(timezone.utc)
     return Recording(
         schema_version=SCHEMA_VERSION,
@@ -64,6 +64,7 @@ def blank(options: Options, plan: Plan = _NO_CHECKS, env: Mapping[str, str] | No
         job=job_of(env or {}),
         options=options,
         not_run=plan.not_run,
+        **known,
     )
 
 
@@ -85,9 +86,7 @@ def not_started(
         not_started=tuple(NotStarted(hostname=hosts[rank], reason=why) for rank, why in sorted(reasons.items())),
     )
     world = World(nnodes=len(hosts), world_size=len(hosts), launcher=launcher, expected_hosts=tuple(hosts))
-    reading = Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
-    recording = blank(options)
-    return judge(recording.model_copy(update={"world": world, "readings": (reading,)}))
+    return judge(blank(options, world=world, readings=(fact.collected("roll_call"),)))
 
 
 def judge_with_absent(head: Recording, absent: Sequence[Recording]) -> Outcome:

@@ -13,10 +13,10 @@ from ddp_doctor.checks import checks_of
 from ddp_doctor.engine.collect import with_node_facts
 from ddp_doctor.engine.node_run.node import NodeRun, OneNode, Session
 from ddp_doctor.engine.plan import Plan, make_plan
-from ddp_doctor.engine.sizes import require_fitting_mesh, require_possible_sizes
+from ddp_doctor.engine.sizes import require_possible
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.choices import Command
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import is_configuration
@@ -56,8 +56,7 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
             node_run.recording = with_node_facts(node_run.recording, plan, request, node_run.partial.readings)
             if request.nnodes == 1:
                 _require_gpus_and_ranks(node_run.recording)
-            require_possible_sizes(node_run.recording, request.nnodes)
-            require_fitting_mesh(node_run.recording, request.nnodes)
+            require_possible(node_run.recording, request.nnodes)
             if held is not None and node_run.rank_checks():
                 readings = (*node_run.recording.readings, held)
                 node_run.recording = node_run.recording.model_copy(update={"readings": readings})
@@ -149,4 +148,4 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
             held_by=holder_of(port),
             hostname=socket.gethostname(),
         )
-        return free, Reading(check="roll_call", status=Status.COLLECTED, fact=fact.recorded())
+        return free, fact.collected("roll_call")

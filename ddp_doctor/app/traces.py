@@ -71,8 +71,8 @@ def trace(
         options = options.model_copy(update={"expected_busbw": _busbw_in(against)})
     read = read_traces(paths, progress)
     readings = [*map(collected, read.facts), *_skipped(read.unread)]
-    told = {"readings": tuple(readings), "interrupted": read.interrupted, "duration_s": time.monotonic() - started}
-    recording = blank(options).model_copy(update=told)
+    duration_s = time.monotonic() - started
+    recording = blank(options, readings=tuple(readings), interrupted=read.interrupted, duration_s=duration_s)
     if options.window.isdecimal() and not windows(recording):
         every = recording.model_copy(update={"options": options.model_copy(update={"window": "all"})})
         if count := len(windows(every)):

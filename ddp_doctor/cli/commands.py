@@ -12,7 +12,7 @@ from pathlib import Path
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, UsageError, folders
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.cli.given import given_text, require_kind
+from ddp_doctor.cli.given import given_text, ignored, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.plan import no_such_check
@@ -117,17 +117,10 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
 
 
 def trace(
-    paths: Sequence[str],
-    outputs: Outputs,
-    *,
-    window: str,
-    against: str | None,
-    fail_on: FailOn,
-    ignore: Sequence[str] = (),
+    paths: Sequence[str], outputs: Outputs, *, window: str, against: str | None, fail_on: FailOn, ignore: Sequence[str]
 ) -> int:
     """``ddp-doctor trace``: where a step's time goes; the recording is kept. Raises UsageError."""
     from ddp_doctor.app.traces import trace
-    from ddp_doctor.cli.given import ignored
     from ddp_doctor.render.progress import bytes_read
 
     if window not in ("latest", "all") and not (window.isdecimal() and 0 < int(window) < 10**9):

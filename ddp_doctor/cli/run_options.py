@@ -74,10 +74,7 @@ class RunOptions:
     min_busbw: Annotated[
         list[str] | None,
         option(
-            VERDICT,
-            "COLLECTIVE:SIZE=RATE",
-            "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable).",
-            "--min-busbw",
+            VERDICT, "COLLECTIVE:SIZE=RATE", "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable)."
         ),
     ] = None
     mesh: Annotated[

@@ -1,7 +1,6 @@
 """Commands for a job that runs. What they do is imported when they are called."""
 
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -39,13 +38,6 @@ def attach(
 _LONGEST_STUCK_S = 86_400.0
 
 
-class OnHang(str, Enum):
-    """What is done with a job that hangs."""
-
-    REPORT = "report"
-    KILL = "kill"
-
-
 @command(
     "ddp-doctor watch -- torchrun --nproc-per-node 4 train.py",
     "srun ddp-doctor watch -- python train.py",
@@ -61,8 +53,9 @@ def watch(
         float, option(TIME, "SECONDS", "Judge a job of which a rank stands still so long.", min=10.0)
     ] = 120.0,
     on_hang: Annotated[
-        OnHang, option(VERDICT, None, "kill sends CMD, and nobody else, SIGTERM once the job is known to hang.")
-    ] = OnHang.REPORT,
+        Literal["report", "kill"],
+        option(VERDICT, None, "kill sends CMD, and nobody else, SIGTERM once the job is known to hang."),
+    ] = "report",
     keep_output: Annotated[
         bool,
         option(
@@ -87,5 +80,5 @@ def watch(
 
     if not stuck_after <= _LONGEST_STUCK_S:
         raise UsageError(f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day")
-    options = WatchOptions(stuck_after, on_hang is OnHang.KILL, keep_output, tell_slow)
+    options = WatchOptions(stuck_after, on_hang == "kill", keep_output, tell_slow)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

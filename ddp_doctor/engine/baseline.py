@@ -268,10 +268,10 @@ def compared(run: MeasuredRun, earlier: Baseline | MeasuredRun, file: str) -> tu
     else:
         preflight = None if isinstance(earlier, Baseline) else _preflight(run, earlier)
         fact = BaselineFact(file=file, runs=baseline.runs if baseline else 1, compared=beside, preflight=preflight)
-        speed = Reading(check=BASELINE, status=Status.COLLECTED, fact=fact.recorded())
+        speed = fact.collected(BASELINE)
     if not differences.differ and not differences.left_out:
         return (speed,)
-    return speed, Reading(check=BASELINE, status=Status.COLLECTED, fact=differences.recorded())
+    return speed, differences.collected(BASELINE)
 
 
 def _preflight(run: MeasuredRun, earlier: MeasuredRun) -> Preflight | None:

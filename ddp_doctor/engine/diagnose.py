@@ -15,7 +15,7 @@ from ddp_doctor.model.check import ENV_VARS, GPUS, NCCL, SOFTWARE, Check
 from ddp_doctor.model.choices import Command, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, Recording
-from ddp_doctor.model.rule import Described, Rule
+from ddp_doctor.model.rule import Described, Rule, rules_in
 from ddp_doctor.remedies.kinds import completed
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def diagnose(recording: Recording, rules: Iterable[Rule] | None = None) -> Diagn
 
 def _diagnose_job(recording: Recording) -> Diagnosis:
     """The causes that the judge names, then what NCCL fell back to, then what recordings beside the output show."""
-    from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES  # no other command has to wait for these tables
+    from ddp_doctor.engine.causes import fallbacks  # no other command has to wait for these tables
     from ddp_doctor.engine.causes.findings import finding_of
     from ddp_doctor.engine.causes.judge import causes
     from ddp_doctor.facts.job_log import JobLogFact, RecordingFact
@@ -117,7 +117,7 @@ def _diagnose_job(recording: Recording) -> Diagnosis:
         named = causes(recording)
         kept = tuple(judged for judged in named if not judged.cause.code.startswith(options.ignore))
         found = [finding_of(judged, options.command, job.backend if job else None) for judged in kept]
-    others = [diagnose(recording, FALLBACK_RULES), *map(diagnose, beside)]
+    others = [diagnose(recording, rules_in(fallbacks)), *map(diagnose, beside)]
     left_out = sorted({judged.cause.code for judged in named if judged not in kept})
     return Diagnosis(
         (

@@ -14,8 +14,6 @@ from ddp_doctor.engine.node_run.partial_recording import PartialRecording, inter
 from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.knowledge.deadlines import MOST_REPEATS
 from ddp_doctor.model.check import REPEATS, Check
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.settings.trials import GROUP_BYTES, HUNG_RATIO, NCCL_TRIAL_S
@@ -50,9 +48,8 @@ def repeat(checks: Iterable[Check], agent: Agent | None, recording: Recording, p
         raise
     finally:
         fact, took_s = RepeatsFact(tests=tuple(tests), stopped=stopped), time.monotonic() - began
-        partial.readings.append(
-            Reading(check=check.id, status=Status.COLLECTED, fact=fact.recorded(), duration_s=round(took_s, 3))
-        )
+        took = {"duration_s": round(took_s, 3)}
+        partial.readings.append(fact.collected(check.id).model_copy(update=took))
     return took_s
 
 

@@ -9,8 +9,11 @@ from ddp_doctor.probing.all_reduces import bytes_needed
 from ddp_doctor.probing.mesh import misfit
 
 
-def require_possible_sizes(recording: Recording, nnodes: int) -> None:
-    """Refuse sizes of --sizes and --min-busbw that fit no memory, or that leave a rank no share. Raises UsageError."""
+def require_possible(recording: Recording, nnodes: int) -> None:
+    """Refuse sizes of --sizes and --min-busbw that fit no memory, or leave a rank no share, and a mesh of other ranks.
+
+    Of several nodes only all together know how many ranks there are. Raises UsageError.
+    """
     options, world = recording.options, recording.world
     if world is None:
         return
@@ -32,15 +35,7 @@ def require_possible_sizes(recording: Recording, nnodes: int) -> None:
             raise UsageError(
                 f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
             )
-
-
-def require_fitting_mesh(recording: Recording, nnodes: int) -> None:
-    """Refuse a mesh that is not one of these ranks. Of several nodes only all together know how many there are.
-
-    Raises UsageError.
-    """
-    mesh, world = recording.options.mesh, recording.world
-    if mesh and world is not None and nnodes == 1 and (why := misfit(mesh, world.world_size)):
+    if options.mesh and nnodes == 1 and (why := misfit(options.mesh, world.world_size)):
         raise UsageError(why)
 
 

@@ -12,17 +12,8 @@ from ddp_doctor.model.rule import Rule
 
 #: The checks that the engine knows by name.
 ENV_VARS, NCCL, GPUS, ROLL_CALL, REPEATS = "env_vars", "nccl", "gpus", "roll_call", "repeats"
-PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES, P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = (
-    "process_group",
-    "collectives",
-    "mesh",
-    "job_collectives",
-    "p2p",
-    "user_model",
-    "compile",
-    "step_time",
-    "baseline",
-)
+PROCESS_GROUP, COLLECTIVES, MESH, JOB_COLLECTIVES = "process_group", "collectives", "mesh", "job_collectives"
+P2P, USER_MODEL, COMPILE, STEP_TIME, BASELINE = "p2p", "user_model", "compile", "step_time", "baseline"
 SOFTWARE, FIT, FIT_MEASURED = "software", "fit", "fit_measured"
 ISOLATION, STRAGGLERS = "isolation", "stragglers"
 

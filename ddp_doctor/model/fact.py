@@ -21,6 +21,10 @@ class Fact(Frozen):
         """The fact as it is in a recording: its fields and its kind."""
         return {"kind": self.KIND, **self.model_dump(mode="json")}
 
+    def collected(self, check: str, node: int = 0, rank: int | None = None) -> "Reading":
+        """The reading of a check that yielded this fact."""
+        return Reading(check=check, status=Status.COLLECTED, node=node, rank=rank, fact=self.recorded())
+
 
 class Reading(Frozen):
     """The outcome of one probe on one node or rank."""

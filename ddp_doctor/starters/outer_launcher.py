@@ -23,7 +23,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ddp_doctor.facts.cluster import RankSettings, Settings
-from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.probing.rank_identity import settings_of
 from ddp_doctor.starters.detect import OuterWorld
@@ -163,7 +162,7 @@ def readings(world: OuterWorld, folder: Path | None, env: Mapping[str, str]) -> 
             break
         time.sleep(0.02)
     fact = RankSettings(local_size=world.local_size, ranks=dict(sorted(ranks.items())))
-    return (Reading(check="env_vars", status=Status.COLLECTED, fact=fact.recorded()),)
+    return (fact.collected("env_vars"),)
 
 
 def forget(world: OuterWorld, folder: Path) -> None:

@@ -152,17 +152,15 @@ class Staged:
 @once_a_recording
 def staged(recording: Recording) -> list[Staged]:
     """The connections of all nodes whose kernel can do GPUDirect RDMA."""
-    connections = []
+    connections = list[Staged]()
     known = {place.seen.node: place for place in places(recording)}
     kernels = {node.node: node.fact for node in recording.facts(KernelFact)}
     for node in nodes_whose_log_has(recording, _STAGED):
         place, kernel = known.get(node), kernels.get(node)
         if place is None or (kernel is not None and kernel.gpudirect_rdma()[0] is False):
             continue
-        for crossing in crossings(recording, node):
-            connection = _staged_connection(recording, place, crossing)
-            if connection is not None:
-                connections.append(connection)
+        found = (_staged_connection(recording, place, crossing) for crossing in crossings(recording, node))
+        connections += filter(None, found)
     return connections
 
 

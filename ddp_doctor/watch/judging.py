@@ -115,12 +115,7 @@ class _Seen:
 
 
 def judge_the_end(
-    files: Sequence[str],
-    outputs: Sequence[Output],
-    env: Mapping[str, str],
-    say: Callable[[], None],
-    *,
-    was_told: bool = False,
+    files: Sequence[str], outputs: Sequence[Output], env: Mapping[str, str], say: Callable[[], None], *, was_told: bool
 ) -> int:
     """Print why the job failed, as ``logs`` does, after what ``say`` prints. Its exit code; 0 and 2 print nothing.
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Container, Sequence
 
 from ddp_doctor.facts.node.gpus import Gpu
-from ddp_doctor.facts.node.kernel import StuckProcess
+from ddp_doctor.facts.node.kernel import KernelEvent, StuckProcess
 from ddp_doctor.knowledge.gpu.xids import CATALOG, xid
 from ddp_doctor.model.finding import Culprit, CulpritKind, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, views
+from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, hits_in_log, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE
 from ddp_doctor.wording.nodes import host, on_hosts
 
@@ -63,15 +63,12 @@ def xid_lines(recording: Recording, concerns: Callable[[NodeView, str], bool]) -
 
     An old driver does not say which GPU it could not start: the device is "" then.
     """
-    hits = [
-        Hit(view, event.device, event)
-        for view in views(recording)
-        for event in view.fact.events
-        if not event.past and event.kind in ("init_failed", "off_bus", "xid")
-        if event.kind != "xid" or xid(event.code or 0).kind != "application"
-        if concerns(view, event.device or "")
-    ]
-    return line_evidence(recording, hits, CATALOG)
+
+    def counts(view: NodeView, event: KernelEvent) -> bool:
+        is_xid = event.kind == "xid" and xid(event.code or 0).kind != "application"
+        return (is_xid or event.kind in ("init_failed", "off_bus")) and concerns(view, event.device or "")
+
+    return line_evidence(recording, hits_in_log(recording, counts), CATALOG)
 
 
 def xids_of(recording: Recording, hits: Sequence[tuple[int, Gpu]]) -> tuple[Evidence, ...]:

@@ -17,6 +17,7 @@ UNCLEAR = "it was tried, and the trials lie too close together to tell"
 TOO_FEW = "it was tried, and the time was too short for enough trials to tell"
 NOT_SHOWN = "it was tried, and the fault did not show again: the trials without it passed as well"
 COMES_AND_GOES = "it was tried, and without it some trials passed as well"
+NOT_READ = "it was tried, and NCCL's log does not say that it read {}"
 AS_FOUND = "as found"
 #: Of a variable that goes with others of its remedy and was not in force when those were tried.
 NOT_ITSELF = "not tried itself, for torchrun reads it before there are ranks"
@@ -78,8 +79,3 @@ def price(reproducer: Reproducer, bytes_per_s: float) -> str | None:
         return None
     percent = 100 * (1 - bytes_per_s / healthy)
     return f"{percent:.0f} % slower than {reproducer.healthy or 'without the fault'} ({rate(healthy)})"
-
-
-def not_read(names: Iterable[str]) -> str:
-    """Why a trial that went well proves nothing."""
-    return f"it was tried, and NCCL's log does not say that it read {', '.join(sorted(names))}"

@@ -12,6 +12,7 @@ from ddp_doctor.engine.node_run.node import OneNode
 from ddp_doctor.engine.node_run.partial_recording import PartialRecording
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.facts.node.host import Host
+from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks.trial import TrialResult
@@ -29,7 +30,7 @@ def test_without_a_loopback_interface_no_rank_is_started_and_each_check_says_why
     node.run()
 
     left_out = {left_out.check: left_out.reason for left_out in session.partial.not_run}
-    assert set(left_out) == {check.id for check in (*node.rank_checks(), *node.afterwards())}
+    assert set(left_out) == {check.id for check in (*node.rank_checks(), *node.plan.at(Where.AFTERWARDS))}
     assert set(left_out.values()) == {"ranks of one node cannot meet: lo is down"}
 
 

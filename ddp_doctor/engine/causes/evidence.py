@@ -84,6 +84,12 @@ class Suspect:
         """What its signs tell, the first of several values."""
         return {key: value for sign in reversed(self.signs) for key, value in sign.values.items()}
 
+    @property
+    def speaks_of_a_machine(self) -> bool:
+        """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
+        texts = (f"{sign.values.get('type', '')} {sign.values.get('message', '')}" for sign in self.signs)
+        return any(map(_MACHINE.search, texts))
+
 
 def ranks_of(signs: Iterable[SignSeen]) -> frozenset[int]:
     """All ranks that printed any of these."""
@@ -349,11 +355,6 @@ def _is_own(exception: SignSeen) -> bool:
     """Whether an exception is of the rank itself, and no answer to what another process did."""
     kind = exception.values.get("type", "").rpartition(".")[2]
     return bool(kind) and kind not in _OTHERS_FAULT and not blames_peer(exception.values.get("message", ""))
-
-
-def speaks_of_a_machine(exception: SignSeen) -> bool:
-    """Whether an exception may follow from a fault of a GPU, a host or NCCL, as no ValueError of a job does."""
-    return bool(_MACHINE.search(f"{exception.values.get('type', '')} {exception.values.get('message', '')}"))
 
 
 def _alike(exception: SignSeen) -> tuple[str, ...]:

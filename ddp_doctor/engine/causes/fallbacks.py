@@ -220,11 +220,3 @@ def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
     look = remedy("Look at what the driver says of P2P between them", "nvidia-smi topo -p2p rw")
     why = f"the driver refuses it between connected GPUs {refused[0]} and {refused[1]}"
     yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {line}", look)
-
-
-FALLBACK_RULES = (
-    nccl_uses_tcp_between_nodes,
-    nccl_without_gpudirect_rdma,
-    nccl_uses_interface_of_containers,
-    nccl_without_p2p_between_gpus,
-)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from textwrap import shorten
 
-from ddp_doctor.engine.causes.fallbacks import FALLBACK_RULES
+from ddp_doctor.engine.causes import fallbacks
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Evidence, Finding
-from ddp_doctor.model.rule import Described
+from ddp_doctor.model.rule import Described, rules_in
 from ddp_doctor.wording.ranks import capital
 
 #: Evidence lines of a finding; the report's causes have all.
@@ -95,4 +95,4 @@ def _rule(cause: JobCause) -> CauseRule:
 
 
 _BY_CODE = {cause.code: _rule(cause) for cause in JOB_CAUSES}
-JOB_RULES = (*_BY_CODE.values(), *FALLBACK_RULES)
+JOB_RULES = (*_BY_CODE.values(), *rules_in(fallbacks))

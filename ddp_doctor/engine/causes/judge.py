@@ -24,15 +24,7 @@ from dataclasses import replace
 from shlex import quote
 
 from ddp_doctor.engine.causes import live, networks, time_outs, unproven, wait_graph
-from ddp_doctor.engine.causes.evidence import (
-    LEAST_LINES_OF_LIFE,
-    TIERS,
-    Output,
-    Suspect,
-    lines,
-    speaks_of_a_machine,
-    suspects,
-)
+from ddp_doctor.engine.causes.evidence import LEAST_LINES_OF_LIFE, TIERS, Output, Suspect, lines, suspects
 from ddp_doctor.engine.causes.judged import Judged, place_of
 from ddp_doctor.engine.causes.whose import culprits, places, rank_culprit, who
 from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
@@ -235,7 +227,7 @@ def _follows(output: Output, suspect: Suspect, by: Suspect) -> bool:
             bool(suspect.speakers)
             and suspect.speakers <= by.speakers
             and suspect.tier != "kernel"
-            and (tiers != ("exception", "nccl") or _speaks_of_a_machine(suspect))
+            and (tiers != ("exception", "nccl") or suspect.speaks_of_a_machine)
         )
         # What comes after the scheduler, a person or a signal ended the job is its answer; and the scheduler ends a
         # job that did nothing more after a complaint.
@@ -255,7 +247,7 @@ def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
             by.tier == "kernel"
             and tier != "kernel"
             and not ends
-            and (tier != "exception" or (output.same_host(suspect, by) and _speaks_of_a_machine(suspect)))
+            and (tier != "exception" or (output.same_host(suspect, by) and suspect.speaks_of_a_machine))
         )
         # A rank's own exception explains what others saw of it: warnings of NCCL, time-outs, the launcher's end.
         or (by.tier == "exception" and (tier in _SEEN_BY_OTHERS or (tier == "launcher" and not is_proved)))
@@ -272,7 +264,3 @@ def _may_follow(output: Output, suspect: Suspect, by: Suspect) -> bool:
 def _is_an_end(suspect: Suspect) -> bool:
     """Whether somebody ended a job that did not fail."""
     return suspect.cause.domain == "scheduler" and suspect.cause.restart == "on the same nodes"
-
-
-def _speaks_of_a_machine(suspect: Suspect) -> bool:
-    return any(map(speaks_of_a_machine, suspect.signs))

@@ -134,10 +134,6 @@ def _first_signs(ranks: Mapping[int, Wait], of: Iterable[int]) -> list[SignSeen]
     return [sign for rank in of for sign in ranks[rank].signs[:1]]
 
 
-def _callers(ruling: Ruling) -> list[int]:
-    return [wait.rank for wait in ruling.waits]
-
-
 def _other_collective(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """At one number, ranks are in different operations or sizes: the minority, or nobody where two halves differ."""
     what = "; ".join(f"{rank_list(side)} called {ranks[side[0]].collective}" for side in ruling.sides)
@@ -155,7 +151,7 @@ def _is_barrier(wait: Wait) -> bool:
 
 def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """One waits, mostly rank 0 in a barrier, and most had called less by then: it called one collective more."""
-    callers = _callers(ruling)
+    callers = [wait.rank for wait in ruling.waits]
     others = sorted((output.world | ranks.keys()) - {*callers})
     absent = ruling.sides[1] if ruling.kind == "one-more" else ()
     is_known = any((ranks[rank].enqueued or 0) > 0 for rank in absent)  # who has called none yet may only be late
@@ -168,7 +164,7 @@ def _only_some_called(output: Output, ranks: Mapping[int, Wait], ruling: Ruling)
 
 def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """Most wait, and a few say that they had called less: those never came to it."""
-    callers, behind = _callers(ruling), ruling.who
+    callers, behind = [wait.rank for wait in ruling.waits], ruling.who
     worked = ruling.kind == "at-work"
     name = "timeout-long-rank0-work" if worked else "stuck-outside-collective"
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
@@ -181,7 +177,7 @@ def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
 
 def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged | None:
     """As many wait as had called less: the numbers tell that they differ, and not which of them is wrong."""
-    here, there = _callers(ruling), ruling.who
+    here, there = [wait.rank for wait in ruling.waits], ruling.who
     if any(ranks[rank].seq is not None for rank in there):
         return None
     far = " and ".join(

@@ -13,8 +13,6 @@ from ddp_doctor.engine.prove.experiments import first_message, why_nothing_follo
 from ddp_doctor.facts.collectives import NcclDiagnosticsFact
 from ddp_doctor.knowledge.versions import NCCL_DIAGNOSTICS, release
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Status
-from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.nccl_diagnostics import parse_nccl_diagnostics
@@ -71,6 +69,5 @@ def _run(check: Check, agent: Agent, partial: PartialRecording) -> str:
     why = f"they were stopped after {record.duration_s:.0f} s" if hung else first_message(record)
     printed = dict.fromkeys(line for rank in record.evidence for line in parse_nccl_diagnostics(rank.output_tail))
     if printed:
-        fact = NcclDiagnosticsFact(results=tuple(printed))
-        partial.readings.append(Reading(check=check.id, status=Status.COLLECTED, fact=fact.recorded()))
+        partial.readings.append(NcclDiagnosticsFact(results=tuple(printed)).collected(check.id))
     return f"NCCL's diagnostics did not end: {why}"

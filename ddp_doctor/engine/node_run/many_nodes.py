@@ -146,7 +146,7 @@ class ManyNodes(NodeRun):
         world = world_of(here, self.place.nnodes, self.place.expected_hosts, self.place.launcher)
         readings = at_node(self.recording.readings, own)
         self.recording = self.recording.model_copy(update={"world": world, "readings": readings})
-        untested = [check for check in (*self.between(), *self.rank_checks()) if check.id != ROLL_CALL]
+        untested = [check for check in (*self.plan.at(Where.NODES), *self.rank_checks()) if check.id != ROLL_CALL]
         self.partial.leave_out(untested, "the nodes did not meet")
         names = {check.id for check in untested}
         kept = [reading for reading in self.partial.readings if reading.check not in names]  # not torch's import
@@ -241,8 +241,7 @@ class ManyNodes(NodeRun):
 
     def note_roll_call(self, fact: RollCallFact, node: int) -> None:
         """Note how the roll call went here."""
-        reading = Reading(check=ROLL_CALL, status=Status.COLLECTED, node=node, fact=fact.recorded())
-        self.partial.readings.append(reading)
+        self.partial.readings.append(fact.collected(ROLL_CALL, node))
 
     def unfinished(self, why: str) -> None:
         """The verdict is to be unsure for this reason, unless what was found makes it sick."""
@@ -310,13 +309,13 @@ def decide(node: ManyNodes, group: AgentGroup) -> None:
     group.order({"do": "begin", "begin": begin.model_dump(mode="json")})
     node.note_roll_call(node.roll_call.met_fact(group), 0)
     run = node.session.run_of(node.recording, time.monotonic() + begin.options.budget_s)
-    _probe(node, group, "between", [check for check in node.between() if check.id != ROLL_CALL])
+    _probe(node, group, "between", [check for check in node.plan.at(Where.NODES) if check.id != ROLL_CALL])
     agent = node.session.agent(run, node.roll_call.control, group)
     _isolate(node, agent)
     _run_ranks(node, group, agent)
     repeats_s = repeat(node.plan.checks, agent if _is_whole(node, group) else None, node.so_far(), node.partial)
     run = replace(run, until=run.until + repeats_s)
-    afterwards = list(node.afterwards())
+    afterwards = list(node.plan.at(Where.AFTERWARDS))
     if not node.partial.trials:
         afterwards = _leave_out(node, afterwards, "no ranks ran, after which it looks")
     if _is_lost(group):

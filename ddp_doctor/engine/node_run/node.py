@@ -153,7 +153,8 @@ class NodeRun:
 
     def failed(self, why: str, trace: str) -> None:
         """The doctor failed itself here: the checks without a reading have failed."""
-        self.partial.fail((*self.between(), *self.rank_checks(), *self.afterwards()), why, trace)
+        between, afterwards = self.plan.at(Where.NODES), self.plan.at(Where.AFTERWARDS)
+        self.partial.fail((*between, *self.rank_checks(), *afterwards), why, trace)
 
     def finish(self) -> Recording:
         """The whole recording, when all has ended."""
@@ -174,17 +175,9 @@ class NodeRun:
         if any(check.id == ENV_VARS for check in self.plan.checks):
             self.partial.readings.extend(self.request.of_ranks())
 
-    def between(self) -> tuple[Check, ...]:
-        """The plan's checks between nodes."""
-        return self.plan.at(Where.NODES)
-
     def rank_checks(self) -> list[Check]:
         """The plan's checks that need ranks, torchrun's first."""
         return [check for check in self.plan.checks if check.where.needs_ranks]
-
-    def afterwards(self) -> tuple[Check, ...]:
-        """The plan's checks for when the ranks have ended."""
-        return self.plan.at(Where.AFTERWARDS)
 
 
 @dataclass
@@ -194,18 +187,19 @@ class OneNode(NodeRun):
     def run(self) -> None:
         """Run the checks on ranks and those that come after them, then try remedies."""
         world, budget_s = self.recording.world, self.request.options.budget_s
+        afterwards = self.plan.at(Where.AFTERWARDS)
         if not self.rank_checks() or world is None:
             return
         host = self.recording.first(Host)
         if host is not None and host.loopback_problem is not None:
             why = f"ranks of one node cannot meet: {host.loopback_problem}"
-            self.partial.leave_out((*self.rank_checks(), *self.afterwards()), why)
+            self.partial.leave_out((*self.rank_checks(), *afterwards), why)
             return
         run = self.session.run_of(self.recording, time.monotonic() + budget_s)
         self._run_ranks(run)
         agent = self.session.agent(run) if self.session.can_fork else None
         repeats_s = repeat(self.plan.checks, agent, self.so_far(), self.partial)
-        self.partial.readings.extend(read_node(self.afterwards(), world, self.request, self.partial.readings))
+        self.partial.readings.extend(read_node(afterwards, world, self.request, self.partial.readings))
         recording, run = self.so_far(), replace(run, until=self.started + budget_s + repeats_s)
         prove(recording, diagnose(recording).findings, run, agent, self.partial.experiments)
         run_alone(self.plan.checks, recording, run, agent, self.partial)

@@ -74,7 +74,7 @@ def proof_of(experiment: Experiment) -> Proof:
     names = {setting.name for setting in experiment.settings if setting.action == "set"}
     unread = {name for attempt in treated for name in attempt.unread}
     if names and names <= unread:  # not one of them was read: what changed then was something else
-        return Proof(before=before, after=after, reason=proofs.not_read(unread))
+        return Proof(before=before, after=after, reason=proofs.NOT_READ.format(", ".join(sorted(unread))))
     if not controls:
         return Proof(before=before, after=after, reason=proofs.NOTHING_DONE)
     return _compared(experiment.reproducer, controls, treated, before, after)
