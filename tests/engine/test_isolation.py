@@ -182,7 +182,7 @@ def test_a_pair_of_a_bad_leaf_that_was_slow_by_chance_is_tested_again():
     tests += [GroupTest(round=1, nodes=tuple(range(8)), outcome="hung")]
     tests += rated((2, 0, 1, 965.0), (2, 2, 3, 937.0), (2, 4, 5, 955.0), (2, 6, 7, 194.0), (3, 0, 2, 868.0))
     tests += rated((3, 1, 3, 1074.0), (4, 1, 2, 810.0), (5, 2, 4, 911.0))
-    tests += [GroupTest(round=number, nodes=pair, outcome="hung") for number, *pair in across]
+    tests += [GroupTest(round=number, nodes=(one, other), outcome="hung") for number, one, other in across]
 
     assert settle(tests, range(8), of_leaf).leaves[0].leaf == "leaf3"
     assert (6, 7) in next_round(tests, range(8), of_leaf)
