@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 #: How long the lab waits for what comes in a moment: only a test that fails waits so long, on however busy a machine.
-PATIENCE_S = 90.0
+PATIENCE_S = 140.0
 
 
 def comes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
