@@ -26,6 +26,8 @@ Group = tuple[int, ...]
 How = Literal["failed", "hung", "wrong", "slow", "lost"]
 #: With so few tests a round has no median of its own: half of them may be of nodes under suspicion.
 _FEW = 7
+#: With more degrees of freedom Student's t hardly changes.
+_MOST_FREEDOM = 200
 
 
 @dataclass(frozen=True)
@@ -286,17 +288,21 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
     aside_of_chance = suspects.keys() | {n for n, bad in known.bad.items() if len(bad) > 1 and not known.good.get(n)}
     others = [pair for pair in known.pairs if aside_of_chance.isdisjoint(pair)]
     fails = sum(known.pairs[pair].bad > 0 and pair not in known.slow for pair in others) / max(len(others), 1)
-    usual = [share for pair in others for share in known.shares.get(pair, ())]
+    rates = [share for pair in others for share in known.shares.get(pair, ())]
+    usual = _logs(rates) if rates else None
     ways = comb(count, min(2, sum(slowly for slowly, _ in suspects.values())))
     for node, (slowly, who) in suspects.items():
         good = known.good.get(node, ())
         pairs = known.with_each(node, (*who, *good))
-        if slowly:
-            by_chance = ways * _slower_by_chance([one for pair in pairs for one in known.shares.get(pair, ())], usual)
-        else:
+        if not slowly:
             by_chance = count * comb(len(pairs), len(who)) * fails ** len(who)
+        elif usual is not None:
+            own = _logs(share for pair in pairs for share in known.shares.get(pair, ()))
+            by_chance = ways * _slower_by_chance(own, usual)
+        else:
+            continue
         if by_chance <= bars.CHANCE:
-            yield replace(known.fault((node,), known.with_each(node, (*who, *good))), partners=who)
+            yield replace(known.fault((node,), pairs), partners=who)
 
 
 def _has_one_rate(known: Tests, node: int) -> bool:
@@ -313,18 +319,30 @@ def _has_one_rate(known: Tests, node: int) -> bool:
     return _same_rate(bad, tests - known.passed(node), known.passed(node)) >= bars.ONE_RATE_RATIO
 
 
-def _slower_by_chance(some: Sequence[float], usual: Sequence[float]) -> float:
+class _Logs(NamedTuple):
+    """Logarithms of rates: how many, their mean, and the sum of their squared distances from it."""
+
+    rates: int
+    mean: float
+    squares: float
+
+
+def _logs(rates: Iterable[float]) -> _Logs:
+    """Of one rate or more."""
+    logs = [log(rate) for rate in rates]
+    middle = mean(logs)
+    return _Logs(len(logs), middle, sum((value - middle) ** 2 for value in logs))
+
+
+def _slower_by_chance(some: _Logs, usual: _Logs) -> float:
     """How likely rates are so far below usual ones where both are drawn alike: Student's t of their logarithms.
 
     Of few rates the variance is moderated by that of healthy clusters (knowledge/isolation.py).
     """
-    if not some or not usual:
-        return 1.0
-    own, other = [log(rate) for rate in some], [log(rate) for rate in usual]
-    freedom = len(own) + len(other) - 2 + bars.USUAL_FREEDOM
-    squares = sum((value - mean(logs)) ** 2 for logs in (own, other) for value in logs)
-    variance = (squares + bars.USUAL_FREEDOM * bars.USUAL_SPREAD**2) / freedom
-    apart = (mean(other) - mean(own)) / sqrt(variance * (1 / len(own) + 1 / len(other)))
+    freedom = some.rates + usual.rates - 2 + bars.USUAL_FREEDOM
+    variance = (some.squares + usual.squares + bars.USUAL_FREEDOM * bars.USUAL_SPREAD**2) / freedom
+    apart = (usual.mean - some.mean) / sqrt(variance * (1 / some.rates + 1 / usual.rates))
+    freedom = min(freedom, _MOST_FREEDOM)
     # The integral of the distribution for an even number of degrees of freedom, rounded down.
     sine = apart / sqrt(freedom + apart**2)
     term = total = 1.0
@@ -344,9 +362,11 @@ def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
     is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES
     if not is_often or any(often[node] > 1 or is_end(known, node, pair) for node in pair):
         return False
+    if pair not in known.slow:
+        return True
     others = [share for other, shares in known.shares.items() if other != pair for share in shares]
-    by_chance = _slower_by_chance(known.shares[pair], others) if pair in known.slow else 0.0
-    return known.slow.get(pair, 0.0) < bars.SLOW_PAIR and len(known.pairs) * by_chance <= bars.CHANCE
+    by_chance = _slower_by_chance(_logs(known.shares[pair]), _logs(others)) if others else 1.0
+    return known.slow[pair] < bars.SLOW_PAIR and len(known.pairs) * by_chance <= bars.CHANCE
 
 
 def is_end(known: Tests, node: int, pair: Group) -> bool:
