@@ -34,6 +34,7 @@ class Interruption:
     def disarm(self) -> None:
         """Ignore signals from here on: cleaning up must not be cut short."""
         self._armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def handle(self, _number: int, frame: FrameType | None) -> None:
         """Raise Interrupted at the first signal, as soon as the doctor's own code runs.
@@ -48,9 +49,10 @@ class Interruption:
         name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
         is_library = name.partition(".")[0] not in ("ddp_doctor", "__main__")
         if is_library and now - self._since < _COURTESY_S:
-            signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S)
+            # Again and again: one that the kernel gives to another thread does not wake this one.
+            signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S, _ASK_AGAIN_S)
             return
-        self._armed = False
+        self.disarm()
         raise Interrupted
 
 

@@ -72,6 +72,22 @@ def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
     assert seconds_until_interrupted(work) < PATIENCE_S
 
 
+def test_an_alarm_that_goes_to_another_thread_is_not_the_last():
+    """The kernel may give a signal to any thread, and only the main thread's call is cut short by its own."""
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        taken = threading.Event()
+        other = threading.Thread(target=lambda: (signal.sigtimedwait({signal.SIGALRM}, PATIENCE_S), taken.set()))
+        other.start()
+        taken.wait(PATIENCE_S)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+        time.sleep(1000.0)
+
+    assert seconds_until_interrupted(work) < PATIENCE_S
+
+
 def test_the_doctors_own_code_is_interrupted_at_once():
     reached: list[str] = []
 
