@@ -78,10 +78,9 @@ def test_an_alarm_that_goes_to_another_thread_is_not_the_last():
     def work() -> None:
         signal.raise_signal(signal.SIGINT)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
-        taken = threading.Event()
-        other = threading.Thread(target=lambda: (signal.sigtimedwait({signal.SIGALRM}, PATIENCE_S), taken.set()))
+        other = threading.Thread(target=signal.sigtimedwait, args=({signal.SIGALRM}, PATIENCE_S))
         other.start()
-        taken.wait(PATIENCE_S)
+        other.join()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         time.sleep(1000.0)
 
