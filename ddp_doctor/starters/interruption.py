@@ -58,8 +58,7 @@ class Interruption:
 
 def heeded() -> list[signal.Signals]:
     """What ends this run early: not what nohup, or a shell that starts it in the background, has it ignore."""
-    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
-    return [number for number in SIGNALS if number is signal.SIGTERM or number not in ignored]
+    return [each for each in SIGNALS if each is signal.SIGTERM or signal.getsignal(each) is not signal.SIG_IGN]
 
 
 @contextmanager

@@ -128,7 +128,7 @@ class Tests:
     @cached_property
     def slow(self) -> dict[Group, float]:
         """The pairs that are slow at their best, and their share of the median: one far off by chance is none of them
-        once it was tested again, and none is slower than usual by less than healthy ones are in one of two tests."""
+        once it was tested again."""
         best = {group: max(some) for group, some in self.shares.items()}
         of_node = grouped((node, share) for group, share in best.items() for node in group)
         # Of few nodes half of all pairs may have the slow one, but half of the nodes have not.
@@ -137,9 +137,7 @@ class Tests:
         usual = median(healthy) if healthy else 0.0
         # Of factors: no rate is below zero.
         spread = SIGMA * median(abs(log(share / usual)) for share in healthy) if healthy else 0.0
-        # Of those that were well at first: the others were tested again because they were slow.
-        again = [min(some) / max(some) for some in self.shares.values() if len(some) > 1 and 2 * some[0] > middle]
-        limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread), median(again) if again else 1.0)
+        limit = usual * min(1 - bars.SLOW_SHARE, exp(-bars.SLOW_DEVIATIONS * spread))
         return {group: share / usual for group, share in best.items() if share < limit}
 
     def count(self, group: Group) -> Count:
@@ -288,19 +286,15 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
     aside_of_chance = suspects.keys() | {n for n, bad in known.bad.items() if len(bad) > 1 and not known.good.get(n)}
     others = [pair for pair in known.pairs if aside_of_chance.isdisjoint(pair)]
     fails = sum(known.pairs[pair].bad > 0 and pair not in known.slow for pair in others) / max(len(others), 1)
-    rates = [share for pair in others for share in known.shares.get(pair, ())]
-    usual = _logs(rates) if rates else None
+    usual = _logs(share for pair in others for share in known.shares.get(pair, ()))
     ways = comb(count, min(2, sum(slowly for slowly, _ in suspects.values())))
     for node, (slowly, who) in suspects.items():
         good = known.good.get(node, ())
         pairs = known.with_each(node, (*who, *good))
-        if not slowly:
-            by_chance = count * comb(len(pairs), len(who)) * fails ** len(who)
-        elif usual is not None:
+        by_chance = count * comb(len(pairs), len(who)) * fails ** len(who)
+        if slowly:
             own = _logs(share for pair in pairs for share in known.shares.get(pair, ()))
             by_chance = ways * _slower_by_chance(own, usual)
-        else:
-            continue
         if by_chance <= bars.CHANCE:
             yield replace(known.fault((node,), pairs), partners=who)
 
@@ -328,9 +322,9 @@ class _Logs(NamedTuple):
 
 
 def _logs(rates: Iterable[float]) -> _Logs:
-    """Of one rate or more."""
+    """Of none, the mean is 0."""
     logs = [log(rate) for rate in rates]
-    middle = mean(logs)
+    middle = mean(logs) if logs else 0.0
     return _Logs(len(logs), middle, sum((value - middle) ** 2 for value in logs))
 
 
@@ -339,6 +333,8 @@ def _slower_by_chance(some: _Logs, usual: _Logs) -> float:
 
     Of few rates the variance is moderated by that of healthy clusters (knowledge/isolation.py).
     """
+    if not usual.rates:
+        return 1.0
     freedom = some.rates + usual.rates - 2 + bars.USUAL_FREEDOM
     variance = (some.squares + usual.squares + bars.USUAL_FREEDOM * bars.USUAL_SPREAD**2) / freedom
     apart = (usual.mean - some.mean) / sqrt(variance * (1 / some.rates + 1 / usual.rates))
@@ -364,8 +360,8 @@ def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
         return False
     if pair not in known.slow:
         return True
-    others = [share for other, shares in known.shares.items() if other != pair for share in shares]
-    by_chance = _slower_by_chance(_logs(known.shares[pair]), _logs(others)) if others else 1.0
+    others = (share for other, shares in known.shares.items() if other != pair for share in shares)
+    by_chance = _slower_by_chance(_logs(known.shares[pair]), _logs(others))
     return known.slow[pair] < bars.SLOW_PAIR and len(known.pairs) * by_chance <= bars.CHANCE
 
 

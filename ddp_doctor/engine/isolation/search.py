@@ -63,6 +63,7 @@ class _Search:
     ) -> None:
         self.known = Tests(tests)
         self.settled = settle(self.known, nodes, leaf_of)
+        self.bad_leaves = {fault.leaf for fault in self.settled.leaves}
         self.leaf_of = leaf_of
         self.repeat = repeat
         self.used = set[int]()  # nodes that have a part in this round
@@ -160,10 +161,9 @@ class _Search:
         known, seekers, again = self.known, list[int](), list[Group]()
         often = Counter(node for pair in self.settled.open_pairs for node in pair)
         least = min(2, len(self.part) - 2)
-        leaves = {fault.leaf for fault in self.settled.leaves}
         for pair in self.settled.open_pairs:
             bad, tests = known.pairs[pair]
-            ends = [node for node in pair if self.leaf_of.get(node) not in leaves]  # those fail with most others
+            ends = [node for node in pair if self.leaf_of.get(node) not in self.bad_leaves]  # those fail with most
             lonely = [node for node in ends if not known.good.get(node)]
             short = [node for node in ends if len(known.good.get(node, ())) < least and often[node] < bars.PARTNERS]
             if lonely:
@@ -186,9 +186,8 @@ class _Search:
 
         Only where more than two nodes failed together, and too few of these have passed together.
         """
-        leaves = {fault.leaf for fault in self.settled.leaves}
         ends = {fault.nodes[0] for fault in self.settled.pairs}
-        others = {node for node in self.part if node not in ends and self.leaf_of.get(node) not in leaves}
+        others = {node for node in self.part if node not in ends and self.leaf_of.get(node) not in self.bad_leaves}
         larger = self.known.larger.items()
         most = max((len(others.intersection(group)) for group, count in larger if not count.bad), default=0)
         may_fail = any(count.bad for _, count in larger) and len(others) - most > len(self.settled.blamed)
