@@ -289,8 +289,7 @@ def _with_others(known: Tests, count: int, is_told: Callable[[int, int], bool], 
     usual = _logs(share for pair in others for share in known.shares.get(pair, ()))
     ways = comb(count, min(2, sum(slowly for slowly, _ in suspects.values())))
     for node, (slowly, who) in suspects.items():
-        good = known.good.get(node, ())
-        pairs = known.with_each(node, (*who, *good))
+        pairs = known.with_each(node, (*who, *known.good.get(node, ())))
         by_chance = count * comb(len(pairs), len(who)) * fails ** len(who)
         if slowly:
             own = _logs(share for pair in pairs for share in known.shares.get(pair, ()))
@@ -355,8 +354,7 @@ def _log_likelihood(bad: int, tests: int) -> float:
 
 def _is_bad_pair(known: Tests, pair: Group, often: Counter[int]) -> bool:
     """Whether two nodes are bad together again and again, and neither is bad with anybody else."""
-    is_often = known.pairs[pair].bad >= bars.PAIR_FAILURES
-    if not is_often or any(often[node] > 1 or is_end(known, node, pair) for node in pair):
+    if known.pairs[pair].bad < bars.PAIR_FAILURES or any(often[node] > 1 or is_end(known, node, pair) for node in pair):
         return False
     if pair not in known.slow:
         return True
