@@ -49,7 +49,7 @@ class Interruption:
         name = str(frame.f_globals.get("__name__", "")) if frame is not None else ""
         is_library = name.partition(".")[0] not in ("ddp_doctor", "__main__")
         if is_library and now - self._since < _COURTESY_S:
-            # Again and again: one that the kernel gives to another thread does not wake this one.
+            # Again and again: one that comes just before the library begins to wait wakes nobody.
             signal.setitimer(signal.ITIMER_REAL, _ASK_AGAIN_S, _ASK_AGAIN_S)
             return
         self.disarm()
