@@ -25,7 +25,7 @@ LOOK_S = 1.0
 #: Processor time below which a rank is still: waiting ranks used 0.00 to 0.01 s in 5 s, a library's polling
 #: threads use a hundredth of a core (judgement).
 STILL_CPU_S_PER_S = 0.03
-#: From the fork of the workers until each has reported in.
+#: From the fork of the workers, or of the control store, until each has reported in.
 WORKER_START_S = 15.0
 #: Import of torch in the forkserver; a cold one from a shared file system takes tens of seconds.
 IMPORT_S = 60.0

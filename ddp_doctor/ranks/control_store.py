@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
+from ddp_doctor.knowledge.deadlines import WORKER_START_S
 from ddp_doctor.probing.host_limits import loopback_problem
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper, HelperLost
@@ -51,7 +52,7 @@ class Control:
         self.process.join(1.0)
 
 
-def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s: float = 5.0) -> Control:
+def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control:
     """Fork the store's process and wait until it listens. Port 0 takes a free one.
 
     Raises RuntimeError where it cannot listen, HelperLost where the process is killed or stopped.
@@ -59,7 +60,7 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s:
     answer_path = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
     helper = Helper("the control store", process.pid or 0)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + WORKER_START_S
     while time.monotonic() < deadline:
         lost = helper.lost()  # asked first: what it wrote before it died is still read
         with suppress(FileNotFoundError):
@@ -78,7 +79,7 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int, timeout_s:
         time.sleep(0.005)
     process.kill()
     raise RuntimeError(
-        f"the control store did not start within {timeout_s:.0f} s"
+        f"the control store did not start within {WORKER_START_S:.0f} s"
         + (f": {problem}" if (problem := loopback_problem(interfaces)) else "")
     )
 

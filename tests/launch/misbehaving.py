@@ -109,6 +109,7 @@ def segfaults(ctx: RankContext) -> Done:
 
 
 def all_crash(ctx: RankContext) -> Done:
+    ctx.exchange("all here", "")  # else one may still be on its way when the other was long dead
     ctypes.string_at(0)  # the line that the report must name
     return _all_reduce(ctx)
 
@@ -119,12 +120,14 @@ def all_exit(ctx: RankContext) -> Done:
 
 
 def all_are_killed(ctx: RankContext) -> Done:
+    ctx.exchange("all here", "")
     with ctx.step("all_reduce", "float32 [8] sum"):
         os.kill(os.getpid(), signal.SIGKILL)
     return Done()
 
 
 def all_abort(ctx: RankContext) -> Done:
+    ctx.exchange("all here", "")
     os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
     os.abort()
 

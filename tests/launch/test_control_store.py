@@ -28,5 +28,6 @@ def test_a_process_that_dies_leaves_its_last_words(tmp_path):
 def test_a_store_that_nobody_reaches_names_a_loopback_interface_that_is_down(tmp_path, monkeypatch, up, end):
     lo = Interface(name="lo", loopback=True, up=up, addresses=("127.0.0.1/8",))
     monkeypatch.setattr(control_store, "interfaces", lambda: (lo,))
+    monkeypatch.setattr(control_store, "WORKER_START_S", 0.01)
     with pytest.raises(RuntimeError, match=end):
-        control_store.start(server(alive=True), tmp_path, "127.0.0.1", 0, timeout_s=0.01)
+        control_store.start(server(alive=True), tmp_path, "127.0.0.1", 0)
