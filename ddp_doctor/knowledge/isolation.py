@@ -6,8 +6,8 @@
 #: 15 % there, and the tests of a round share a network (judgement).
 SLOW_SHARE = 0.25
 SLOW_DEVIATIONS = 3.0
-#: The standard deviation of the logarithms of healthy pairs' rates (judgement), and as of how many degrees of freedom it
-#: counts beside what was measured, so that a few rates that happen to agree prove nothing. A moderated t: Smyth,
+#: The standard deviation of the logarithms of healthy pairs' rates (judgement), and as of how many degrees of freedom
+#: it counts beside what was measured, so that a few rates that happen to agree prove nothing. A moderated t: Smyth,
 #: Statistical Applications in Genetics and Molecular Biology 3 (2004).
 USUAL_SPREAD = 0.2
 USUAL_FREEDOM = 4
