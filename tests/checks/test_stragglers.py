@@ -38,6 +38,7 @@ def warned(recording: Recording) -> list[Finding]:
 
 @pytest.mark.ranks
 @pytest.mark.lab
+@pytest.mark.serial
 def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(ranks: Ranks):
     [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
 

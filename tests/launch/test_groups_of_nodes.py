@@ -34,6 +34,7 @@ def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobo
 def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_path: Path):
     port = free_port()
     options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "5")
+    options += ("--join-timeout", "120")
     agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
     reports, _ = reports_of(agents)
 
@@ -46,7 +47,7 @@ def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_p
 def _run(folder: Path, rounds: Any, *options: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[str]]:
     port, seen = free_port(), folder / "tests.json"
     told = {"DDP_DOCTOR_GROUPS": json.dumps(rounds), "DDP_DOCTOR_GROUP_TESTS": str(seen)}
-    options = ("--only", "process_group", *options)
+    options = ("--only", "process_group", "--join-timeout", "120", *options)  # four import torch at once
     agents = [
         Agent(folder, port, 4, 0, *options, module=isolating.__name__, more_env=told),
         *(Agent(folder, port, 4, node, *options) for node in (1, 2, 3)),
