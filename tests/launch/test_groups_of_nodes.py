@@ -33,8 +33,10 @@ def test_disjoint_groups_of_nodes_with_and_without_the_head_run_at_once_and_nobo
 
 def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_path: Path):
     port = free_port()
-    options = ("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20", "--budget", "5")
-    options += ("--join-timeout", "120")
+    options = (
+        *("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20"),
+        *("--budget", "5", "--join-timeout", "120"),
+    )
     agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
     reports, _ = reports_of(agents)
 
