@@ -289,6 +289,11 @@ def test_a_slow_trial_blames_nobody():
     assert blamed(rank(0, WAITING), rank(1, step(2, left=True)), outcome="slow") == ("slow", ())
 
 
+def test_a_stopped_rank_is_named_though_another_still_moves():
+    frozen = rank(1, step(2, left=True)).model_copy(update={"state": "T"})
+    assert blamed(rank(0, WAITING), frozen, outcome="slow") == ("stopped", (1,))
+
+
 # --- places ---------------------------------------------------------------------------------------
 
 

@@ -67,8 +67,8 @@ _BELOW = 500
 def judge(trial: TrialRecord) -> Judgement:
     """Name the cause of a trial that did not finish."""
     ranks = [rank for rank in trial.evidence if not rank.done]
-    if trial.outcome == "slow":
-        return Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
+    if trial.outcome == "slow":  # which a rank that is stopped is not, however busy the others are
+        return _stopped(ranks, trial) or Judgement("slow", waiting=tuple(rank.rank for rank in ranks))
     causes = (
         _mismatch,
         _died,
