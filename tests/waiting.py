@@ -1,0 +1,29 @@
+"""The one way in which tests wait: for a condition, with one limit, however busy the machine is."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+#: Longest wait for a condition, in seconds. Only a failing test waits this long.
+LIMIT_S = 140.0
+#: Pause between two evaluations of a condition, in seconds.
+_PAUSE_S = 0.01
+
+Value = TypeVar("Value")
+
+
+def wait_until(condition: Callable[[], Value], what: str = "", limit_s: float = LIMIT_S) -> Value:
+    """Return the first true value of the condition. Raises AssertionError with ``what`` at the limit."""
+    end = time.monotonic() + limit_s
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not true within {limit_s:g} s: {what or condition}")
+        time.sleep(_PAUSE_S)
+    return value
+
+
+def wait_forever() -> NoReturn:
+    """Block until the process is killed, like a rank that hangs."""
+    while True:
+        threading.Event().wait()
