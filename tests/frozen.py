@@ -57,7 +57,7 @@ from tests.lint.documents import OF_RULES, PUBLIC
 from tests.machines.faults import FAULTS, Planted
 from tests.machines.healthy import MACHINES
 from tests.machines.whole import record
-from tests.recorded import SITUATIONS, load
+from tests.recordings import SITUATIONS, load
 from tests.settings.cases import bad, clean
 
 FORMS = [output.name for output in OUTPUTS if "topology" in output.commands and output.name not in ("json", "record")]

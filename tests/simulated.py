@@ -14,7 +14,7 @@ from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.model.trial import RankEvidence, Step, TrialRecord
-from tests.recorded import raw
+from tests.recordings import raw
 
 GPUS = 8
 #: Changes the fact of one check on one node and, where it is a rank's, one rank; None leaves it.

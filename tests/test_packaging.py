@@ -18,7 +18,7 @@ import pytest
 
 from ddp_doctor import __version__
 from tests.once import once
-from tests.recorded import path_of
+from tests.recordings import path_of
 from tools import single_file, single_file_start
 
 ROOT = Path(__file__).parent.parent

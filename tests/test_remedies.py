@@ -20,7 +20,7 @@ from ddp_doctor.settings.interactions import conflicts, does_not_go_with, silenc
 from ddp_doctor.settings.releases import Installed
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.values import misread
-from tests.recorded import SITUATIONS, judged, load
+from tests.recordings import SITUATIONS, judged, load
 
 
 class Offer(NamedTuple):

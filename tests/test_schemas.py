@@ -14,7 +14,7 @@ from ddp_doctor.render import junit
 from tests.cli.test_cli import doctor
 from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
-from tests.recorded import SITUATIONS, judged, load
+from tests.recordings import SITUATIONS, judged, load
 from tests.schemas import refused, refused_junit
 from tests.schemas.kept import REPORTS, Comparison, kept, major, today
 from tools.generate_docs import REFERENCE

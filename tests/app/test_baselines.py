@@ -16,7 +16,7 @@ from ddp_doctor.model.choices import Severity, Verdict
 from ddp_doctor.model.finding import Finding
 from tests.app.test_fleet import made
 from tests.job_logs.test_facts import INSPECTOR
-from tests.recorded import judged, load
+from tests.recordings import judged, load
 
 #: Healthy runs of a node, their speeds some per cent apart.
 SPEEDS = (0.97, 0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.03, 1.0, 0.99)

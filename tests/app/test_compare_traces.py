@@ -12,7 +12,7 @@ from ddp_doctor.facts.cluster import TracedPart, TracedSide, TracesFact
 from ddp_doctor.model.choices import Confidence, Severity, Verdict
 from ddp_doctor.render import fleet
 from ddp_doctor.views.trace.compared import changes, efficiency
-from tests.recorded import load
+from tests.recordings import load
 from tests.traces.written import steps, written
 
 

@@ -21,7 +21,7 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
 from ddp_doctor.render.fleet import lines
 from ddp_doctor.render.screen import console
-from tests.recorded import judged, path_of
+from tests.recordings import judged, path_of
 from tests.simulated import recording as simulated
 
 

@@ -11,7 +11,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.model.choices import Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Options, Recording, World
-from tests.recorded import SITUATIONS, codes, judged, load
+from tests.recordings import SITUATIONS, codes, judged, load
 
 UUID = "8932f933-d72c-4106-c12f-20bd9faed9f6"
 LINES = (

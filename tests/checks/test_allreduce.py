@@ -17,7 +17,7 @@ from ddp_doctor.probing import all_reduces
 from ddp_doctor.probing.all_reduces import Sweep
 from tests.rank_harness import HarnessContext
 from tests.readings import of_ranks, plain_world
-from tests.recorded import judged
+from tests.recordings import judged
 
 
 def off(dtype: str = "int64", blamed: tuple[int, ...] = (2,), **more: Any) -> Wrong:

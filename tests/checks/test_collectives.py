@@ -24,7 +24,7 @@ from ddp_doctor.probing.all_reduces import bytes_needed
 from ddp_doctor.probing.collectives import count_differing
 from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import findings_of, plain_world
-from tests.recorded import load
+from tests.recordings import load
 
 #: In which collectives a rank may give wrongly, and what torch calls there.
 MOVED = {

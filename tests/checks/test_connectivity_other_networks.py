@@ -18,7 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, only, oserror
-from tests.recorded import load, path_of
+from tests.recordings import load, path_of
 
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
 

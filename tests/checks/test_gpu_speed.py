@@ -18,7 +18,7 @@ from ddp_doctor.model.report import Report
 from tests.lab.processes import PATIENCE_S, to_its_end
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks
-from tests.recorded import judged
+from tests.recordings import judged
 
 SMALL = Workload(
     matrices=(256, 64),

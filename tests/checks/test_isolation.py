@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.recorded import judged
+from tests.recordings import judged
 
 
 def title(situation: str) -> str:

@@ -13,7 +13,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording
 from tests.readings import collected, uneven_world
-from tests.recorded import judged, load
+from tests.recordings import judged, load
 
 MEASURED = {"size_bytes": 1 << 20, "time_us": 1.0, "min_us": 1.0, "max_us": 1.0, "iterations": 5, "wrong": 0}
 

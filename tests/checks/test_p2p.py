@@ -23,7 +23,7 @@ from ddp_doctor.probing import exchanges
 from ddp_doctor.probing.matrix_of_pairs import MatrixOfPairs
 from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import collected, findings_of, uneven_world
-from tests.recorded import load
+from tests.recordings import load
 
 SIZE = 1 << 16
 

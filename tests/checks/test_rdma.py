@@ -23,7 +23,7 @@ from tests import rdma_trees as trees
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
 from tests.readings import findings_of
-from tests.recorded import load
+from tests.recordings import load
 
 NEW = "2.27.5"
 

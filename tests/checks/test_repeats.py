@@ -20,7 +20,7 @@ from ddp_doctor.facts.collectives import GroupTest, RepeatsFact
 from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
-from tests import recorded
+from tests import recordings
 from tests.lab.processes import comes_true
 from tests.launch.agents import PATIENCE_S, Agent, end
 from tests.once import free_port
@@ -236,7 +236,7 @@ def test_a_soak_that_ended_before_its_first_repeat_is_no_healthy_run():
 
 
 def test_repeats_that_nobody_began_are_no_healthy_run_either():
-    recording = recorded.load("repeats/forty-pass")
+    recording = recordings.load("repeats/forty-pass")
     left_out = (NotRun(check="repeats", reason="no word of a node"),)
     report = app.judge(recording.model_copy(update={"readings": (), "not_run": left_out})).report
 

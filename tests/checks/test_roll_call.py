@@ -31,7 +31,7 @@ from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
 from tests.readings import collected, finding_of, findings_of
-from tests.recorded import load
+from tests.recordings import load
 
 SITUATIONS = {
     "endpoint-name-unknown": "node1 cannot resolve nodeX, the name of the endpoint: Temporary failure in name"

@@ -15,7 +15,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import TraceAdvice
 from tests.checks.judged_ranks import blamed, judge_by, only, record
-from tests.recorded import load
+from tests.recordings import load
 
 pytestmark = pytest.mark.ranks
 

@@ -23,7 +23,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests import rdma_trees
 from tests.fakes import FakeContext
 from tests.readings import collected, findings_of
-from tests.recorded import load
+from tests.recordings import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"

@@ -18,7 +18,7 @@ from ddp_doctor.render.findings import lines
 from ddp_doctor.render.topology.report import matrix_text
 from ddp_doctor.render.topology.tree import machine_of
 from tests.readings import findings_of
-from tests.recorded import load
+from tests.recordings import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"

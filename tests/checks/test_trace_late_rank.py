@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rules_in
-from tests.recorded import load
+from tests.recordings import load
 from tests.views.trace_facts import job, moved, of_rank, recording, with_steps
 
 EVEN, SLOW = [20_000.0] * 5, [60_000.0] * 5

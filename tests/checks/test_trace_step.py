@@ -12,7 +12,7 @@ from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.windows import windows
 from tests.readings import collected, findings_of
-from tests.recorded import SITUATIONS, codes, judged, load
+from tests.recordings import SITUATIONS, codes, judged, load
 
 MIB = 1 << 20
 OF_TRACES = [situation for situation in SITUATIONS if situation.startswith("trace/")]

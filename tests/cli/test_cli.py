@@ -20,7 +20,7 @@ from ddp_doctor.model.choices import Detail, UsageError
 from ddp_doctor.model.recording import Recording
 from tests.lab.processes import to_its_end
 from tests.once import free_port
-from tests.recorded import judged, load, path_of
+from tests.recordings import judged, load, path_of
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
 NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'

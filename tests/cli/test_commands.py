@@ -18,7 +18,7 @@ from ddp_doctor.starters.fanout import Ended
 from ddp_doctor.starters.start_all_nodes import StartedNodes
 from ddp_doctor.starters.starter_channel import AgentState
 from ddp_doctor.wording.run_options import typed
-from tests.recorded import load, path_of
+from tests.recordings import load, path_of
 
 
 @pytest.mark.parametrize("recording", ["no JSON", "[]", '{"readings": [{}]}'])

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from tests.recorded import path_of
+from tests.recordings import path_of
 
 Asked = Callable[..., "CompletedProcess[str]"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_cli import doctor
 from tests.forked import UNREAD, Forked
-from tests.recorded import path_of
+from tests.recordings import path_of
 
 HERE = Path(__file__).parent.parent
 TOPOLOGY = str(HERE / "samples/topology/classic-two-socket.txt")

@@ -11,7 +11,7 @@ from ddp_doctor.model.trial import Raised, RankEvidence
 from tests.engine.test_trial_rules import _rank, _with
 from tests.job_logs.documents import SAMPLES
 from tests.readings import only, trial_of
-from tests.recorded import load
+from tests.recordings import load
 
 #: What a rank itself prints; of each the first sample of one file.
 NAMED = (

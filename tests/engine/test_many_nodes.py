@@ -14,7 +14,7 @@ from ddp_doctor.model.choices import Where
 from ddp_doctor.model.recording import Node, Options, Recording, World
 from ddp_doctor.starters.place import Place
 from ddp_doctor.starters.request import RunRequest
-from tests.recorded import load
+from tests.recordings import load
 
 OF_RANKS = [check for check in CHECKS if check.where is Where.RANK]
 

@@ -13,7 +13,7 @@ from ddp_doctor.model.finding import Finding, Proof, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, Raised, RankEvidence, TrialRecord
 from ddp_doctor.ranks.trial import PAUSED, TrialResult
-from tests.recorded import load
+from tests.recordings import load
 
 MEET = Reproducer(kind="meet")
 SPEED = Reproducer(kind="all_reduce", size_bytes=1 << 20)

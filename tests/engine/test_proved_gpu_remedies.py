@@ -15,7 +15,7 @@ from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.model.trial import Arm, Attempt, Experiment, RankEvidence, TrialRecord
 from ddp_doctor.settings.trials import why_not
 from tests.readings import collected
-from tests.recorded import SITUATIONS, load
+from tests.recordings import SITUATIONS, load
 
 Outcome = Literal["passed", "hung", "failed"]
 

@@ -14,7 +14,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
 from tests.readings import collected, only, plain_world, trial_of
-from tests.recorded import load, raw
+from tests.recordings import load, raw
 
 
 def _with(recording: Recording, *trials: TrialRecord) -> Recording:

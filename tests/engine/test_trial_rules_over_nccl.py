@@ -16,7 +16,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Raised, RankEvidence, Step
 from tests.readings import collected, only, plain_world, trial_of
-from tests.recorded import judged, load
+from tests.recordings import judged, load
 
 ENTERED = Step(check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98")
 FIRST = Step(check="process_group", name="all_reduce", seq=1, entered_at=3.0, where="p.py:38")

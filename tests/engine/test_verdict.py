@@ -20,7 +20,7 @@ from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.about import lines
 from tests.readings import collected, plain_world
-from tests.recorded import codes, raw
+from tests.recordings import codes, raw
 
 
 class Light(Fact):

@@ -14,7 +14,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Culprit, CulpritKind, Finding, MissingNode
 from ddp_doctor.model.recording import Job, Options
 from ddp_doctor.model.report import finished_at
-from tests.recorded import judged
+from tests.recordings import judged
 
 ROOT = Path(__file__).parent.parent.parent
 

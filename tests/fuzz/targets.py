@@ -66,7 +66,7 @@ from tests.fuzz.machine_targets import MACHINE_TARGETS
 from tests.fuzz.target import Target, direct, reader
 from tests.job_logs.dumps import DUMPS, as_json, as_pickle, verdicts
 from tests.lint.documents import OF_RULES
-from tests.recorded import path_of
+from tests.recordings import path_of
 from tests.traces.written import steps, written
 
 TESTS = Path(__file__).parent.parent

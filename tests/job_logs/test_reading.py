@@ -25,7 +25,7 @@ from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import job_story
 from ddp_doctor.sources import job_files, unpacking
 from ddp_doctor.sources.slurm import files_of_job
-from tests.recorded import judged, path_of
+from tests.recordings import judged, path_of
 
 SIGN = "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9 bytes: No space left on device"
 NOON_S = 1772366400.0  # 2026-03-01 12:00 UTC

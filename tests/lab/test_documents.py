@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.documents import ROOT, UNDERSTOOD, blocks, is_part
-from tests.recorded import path_of
+from tests.recordings import path_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 

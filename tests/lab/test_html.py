@@ -18,7 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
 from tests.app.test_fleet import made
 from tests.job_logs.test_facts import ROWS
-from tests.recorded import load
+from tests.recordings import load
 from tests.render.test_html import EVIL, hang_of, named_page
 
 pytestmark = pytest.mark.lab

@@ -23,7 +23,7 @@ from ddp_doctor.model.report import Report
 from ddp_doctor.render import prometheus
 from tests.lab.processes import PATIENCE_S
 from tests.once import free_port
-from tests.recorded import SITUATIONS, judged
+from tests.recordings import SITUATIONS, judged
 
 TOOLS = ("promtool", "prometheus", "prometheus-node-exporter")
 pytestmark = [

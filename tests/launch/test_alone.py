@@ -28,7 +28,7 @@ from ddp_doctor.ranks.node_ranks import Run
 from tests.lab.processes import PATIENCE_S
 from tests.launch import misbehaving
 from tests.launch.conftest import _descendants
-from tests.recorded import load
+from tests.recordings import load
 
 pytestmark = pytest.mark.ranks
 

@@ -25,7 +25,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests.app.test_fleet import made
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
-from tests.recorded import path_of
+from tests.recordings import path_of
 
 #: What a file may hold where JSON of the doctor's own is looked for.
 FILES = {

@@ -4,7 +4,7 @@ import pytest
 
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.render import tables
-from tests.recorded import judged
+from tests.recordings import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:

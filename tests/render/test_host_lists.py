@@ -13,7 +13,7 @@ from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.parse.hostlist import read_host_file
 from ddp_doctor.render import host_lists
 from tests.readings import collected
-from tests.recorded import judged, load
+from tests.recordings import judged, load
 
 
 def _lists(recording: Recording) -> tuple[list[str], list[str]]:

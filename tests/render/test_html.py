@@ -20,7 +20,7 @@ from ddp_doctor.model.report import CheckResult
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.render.html import page
 from tests import simulated
-from tests.recorded import judged, load
+from tests.recordings import judged, load
 from tests.render.reports import error, hostile_reports, remedy, report, world
 from tests.render.test_job_story import FAILED
 

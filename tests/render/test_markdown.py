@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.render import markdown
-from tests.recorded import SITUATIONS, judged
+from tests.recordings import SITUATIONS, judged
 from tests.render.reports import error, report
 
 FOLDS = {"<details>", "</details>", "<summary>", "</summary>"}

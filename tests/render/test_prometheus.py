@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import CheckStatus, UsageError, Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import CheckResult, Measurement, NodeVerdict, Report
 from ddp_doctor.render import prometheus
-from tests.recorded import judged
+from tests.recordings import judged
 from tests.render.reports import error, report, warning, world
 
 #: Labels of which there may be as many values as nodes, message sizes or world sizes; the others are fixed words.

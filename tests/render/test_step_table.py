@@ -1,7 +1,7 @@
 """The table of step times, of recorded runs."""
 
 from ddp_doctor.render import tables
-from tests.recorded import judged
+from tests.recordings import judged
 
 
 def shown(situation: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import CheckResult, Measurement, Report, Tool
 from ddp_doctor.render import layout, screen, terminal
 from ddp_doctor.wording.findings import LOAD
-from tests.recorded import judged
+from tests.recordings import judged
 from tests.render.reports import Screen
 
 

@@ -20,7 +20,7 @@ from ddp_doctor.render.topology.layout import Rect, lay_out
 from ddp_doctor.render.topology.picture import Picture, topology_svg
 from ddp_doctor.render.topology.tree import machine_of
 from tests.readings import findings_of
-from tests.recorded import load
+from tests.recordings import load
 
 TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"

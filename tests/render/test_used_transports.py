@@ -6,7 +6,7 @@ import pytest
 
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.used_transports import used_table
-from tests.recorded import load
+from tests.recordings import load
 
 
 def rows(recording: Recording) -> list[list[str]]:

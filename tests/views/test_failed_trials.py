@@ -11,7 +11,7 @@ from ddp_doctor.engine.diagnose import all_rules
 from ddp_doctor.knowledge.job_causes import SIGNS
 from ddp_doctor.model.trial import Raised, RankEvidence
 from ddp_doctor.views.failed_trials import complaints, words_of
-from tests.recorded import load
+from tests.recordings import load
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
 LINES = [

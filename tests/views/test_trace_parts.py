@@ -4,7 +4,7 @@ import pytest
 
 from ddp_doctor.views.trace.parts import Parts, median_parts, parts
 from ddp_doctor.views.trace.windows import windows
-from tests.recorded import load
+from tests.recordings import load
 from tests.views.trace_facts import TRANSFER_US, job, of_rank, recording
 
 SLOW = recording(job([[20_000.0, 20_000.0, 26_000.0], [50_000.0] * 3]))

@@ -10,7 +10,7 @@ from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.topology.report import network_table, transport_table
 from ddp_doctor.views.network import to_network
 from ddp_doctor.views.transports import places, used_within
-from tests import recorded
+from tests import recordings
 from tests.machines import servers
 from tests.machines.whole import record
 from tests.readings import findings_of
@@ -18,7 +18,7 @@ from tests.simulated import group_fact
 
 
 def load(name: str) -> Recording:
-    return recorded.load(f"topology/transports-{name}")
+    return recordings.load(f"topology/transports-{name}")
 
 
 judge = partial(findings_of, CHECK)
