@@ -18,7 +18,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, only, oserror
-from tests.recordings import load, path_of
+from tests.recordings import path_of
 
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
 
@@ -316,13 +316,3 @@ def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_bac
 
     assert {(one.kind, one.name) for one in finding.culprits} == {("setting", "GLOO_SOCKET_IFNAME")}
     assert finding.remedies[0].undo == "export GLOO_SOCKET_IFNAME=eth0"
-
-
-def test_where_host_names_lead_to_the_dead_network_torchrun_is_told_each_nodes_address():
-    assert settings(only(load("connectivity/first-network-dead-names-differ"))) == [
-        ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
-        ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
-        ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
-        ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
-    ]
-    assert settings(only(load("connectivity/slower-network-is-used"))) == [("GLOO_SOCKET_IFNAME", "eth1", None)]

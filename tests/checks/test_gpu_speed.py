@@ -10,11 +10,8 @@ from ddp_doctor.checks.collectives.gpu_speed import HOST_COPY, MATMUL, Plan, Wor
 from ddp_doctor.checks.collectives.gpu_speed.comparison import median_without
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
-from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.model.fact import Absent
-from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.report import Report
 from tests.lab.processes import PATIENCE_S, to_its_end
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks
@@ -200,70 +197,10 @@ def test_the_link_counts_at_its_best_and_the_clock_during_the_products():
 # --- the rules ------------------------------------------------------------------------------------------
 
 
-def report(situation: str) -> Report:
-    return judged(f"gpu_speed/{situation}").report
-
-
-def only(situation: str) -> Finding:
-    (finding,) = report(situation).findings
-    return finding
-
-
-def test_a_slow_gpu_is_named_with_its_power_limit_beside_its_peers():
-    finding = only("one-h100-at-half-its-power")
-    assert (finding.code, finding.severity) == ("DD801", Severity.WARNING)
-    assert finding.title == ("Rank 3 (GPU3): matrix products 39% slower than on the other 7 NVIDIA H100 80GB HBM3")
-    assert [(one.kind, one.rank, one.gpu) for one in finding.culprits] == [("gpu", 3, 3)]
-    assert "349 of 350 W (others' limit 700)" in finding.evidence[1].text
-    uuid = finding.culprits[0].name
-    assert finding.remedies[0].commands == (f"nvidia-smi -i {uuid} -pl 700",)
-    assert finding.remedies[0].undo == f"nvidia-smi -i {uuid} -pl 350"
-
-
-def test_what_a_lowered_power_limit_costs_is_information_beside_the_finding_about_the_limit():
-    limit, cost = report("one-h100-with-its-power-limit-lowered").findings
-    assert [(one.code, one.severity) for one in (limit, cost)] == [
-        ("DD318", Severity.WARNING),
-        ("DD801", Severity.INFO),
-    ]
-    assert cost.detail.startswith("This is what the lowered power limit costs (DD318).")
-    assert cost.remedies == ()
-
-
-@pytest.mark.parametrize(
-    ("situation", "kind", "culprits", "words"),
-    [
-        ("one-a100-three-times-slower", "DD801 error", ["gpu 0"], "matrix products 3.1 times slower"),
-        ("one-of-sixteen-on-two-nodes", "DD801 warning", ["gpu 12"], "Rank 12 (node1, GPU4)"),
-        ("two-4090-differ", "DD802 warning", ["pair 1-0"], "unsure which is at fault"),
-        ("one-a100-on-four-lanes", "DD803 error", ["gpu 2"], "PCIe link runs at Gen4 x4, the GPU supports Gen4 x16"),
-        ("four-a100-in-slots-of-eight-lanes", "DD803 info", [f"gpu {rank}" for rank in range(4)], "some slots"),
-        ("copies-below-their-link", "DD804 error", ["gpu 1"], "copies from the host at"),
-        (
-            "one-h100-brakes-under-load",
-            "DD805 warning",
-            ["gpu 6"],
-            "makes the hardware reduce the clocks to half or less",
-        ),
-    ],
-)
-def test_a_slow_gpu_link_or_copy_is_named(situation, kind, culprits, words):
-    finding = only(situation)
-    pairs = [(one.kind, one.rank, one.peer_rank) for one in finding.culprits]
-    assert f"{finding.code} {finding.severity.value}" == kind
-    assert [f"{kind} {rank}" + ("" if peer is None else f"-{peer}") for kind, rank, peer in pairs] == culprits
-    assert words in finding.title
-
-
-def test_a_busy_gpu_is_named_with_its_program_and_not_judged():
-    by_code = {one.code: one for one in report("one-h100-busy").findings}
-    assert set(by_code) == {"DD305", "DD806"}
-    assert by_code["DD806"].severity is Severity.INFO
-    assert "pid 4194000 (python)" in by_code["DD806"].evidence[0].text
-
-
 def test_measurements_carry_rank_and_gpu():
-    measured = [one for one in report("one-h100-at-half-its-power").measurements if "rank" in one.labels]
+    measured = [
+        one for one in judged("gpu_speed/one-h100-at-half-its-power").report.measurements if "rank" in one.labels
+    ]
     rates = {one.name: one for one in measured if one.labels["rank"] == 3}
     assert rates["matmul_rate"].unit == "FLOP/s"
     assert rates["matmul_rate"].value == pytest.approx(428e12, rel=0.02)

@@ -97,13 +97,6 @@ def test_a_mesh_of_which_no_collective_could_be_called_is_not_healthy():
     assert (report.verdict.value, "no collective of an axis was called" in report.summary) == ("unsure", True)
 
 
-def test_ranks_by_turns_are_told_in_place_of_an_axis_that_the_job_does_not_have():
-    [finding] = judged("mesh/srun-numbers-ranks-by-turns").report.findings
-
-    assert finding.code == "DD646"
-    assert finding.remedies[0].commands == ("srun --distribution=block ...",)
-
-
 @pytest.mark.parametrize(
     ("variable", "values"),
     [

@@ -23,7 +23,6 @@ from tests import rdma_trees as trees
 from tests.fakes import FakeContext
 from tests.rdma_trees import Tree
 from tests.readings import findings_of
-from tests.recordings import load
 
 NEW = "2.27.5"
 
@@ -620,12 +619,3 @@ def test_a_recorded_fact_survives_being_written():
     fact = probe(trees.with_storage(trees.roce()).context())
 
     assert RdmaFact.model_validate(json.loads(json.dumps(fact.recorded()))) == fact
-
-
-def test_ports_of_a_node_that_look_alike_share_a_line_of_evidence() -> None:
-    recording = load("rdma/no-subnet-manager")
-    (found,) = findings_of(CHECK, recording)
-    names = ", ".join(f"mlx5_{at}" for at in range(8))
-    state = "state INIT, LID 5, subnet manager's LID 0"
-    assert [one.text for one in found.evidence] == [f"{names} on node{at}: {state}" for at in (0, 1)]
-    assert len(found.culprits) == 16

@@ -33,48 +33,7 @@ from tests.fakes import FakeContext
 from tests.readings import collected, finding_of, findings_of
 from tests.recordings import load
 
-SITUATIONS = {
-    "endpoint-name-unknown": "node1 cannot resolve nodeX, the name of the endpoint: Temporary failure in name"
-    " resolution",
-    "endpoint-refused": "Nothing listens on node0:29400: node1 was refused for 60 s",
-    "endpoint-port-dropped": "node0:29400 does not answer node1 (10.77.0.1: no answer within 4 s):"
-    " a firewall drops the packets, or the host is down",
-    "endpoint-without-route": "node1 has no route to node0:29400 (10.77.0.1: Network is unreachable)",
-    "endpoint-port-held": "Port 29400 of node0 is in use by nc (pid 712), so it cannot be used for the rendezvous",
-    "endpoint-port-mute": "Another program listens on node0:29400: it accepted node1's connection, but sent no answer",
-    "endpoint-known-by-ipv6-only": "node1 has only IPv4, and knows the endpoint node0 only by IPv6 (fd77::1)",
-    "endpoint-name-means-the-caller": "On node1 the name node0 resolves to 127.0.1.1, which is node1 itself: it"
-    " cannot reach the head node",
-    "one-rank-twice": "node1 and node2 have the same node rank 1: each needs its own",
-    "second-node-never-came": "1 of 2 nodes reported in within 60 s, only node0; the others were not started, or cannot"
-    " reach node0:29400",
-    "endpoint-port-closed-by-the-head": "The firewall of node0 drops all connections from other hosts to"
-    " TCP port 29400: no other node can reach it",
-    "endpoint-port-rejected-by-a-filter": "A firewall on node0 rejects node1's connections to node0:29400",
-    "node-not-started-by-ssh": "node2 could not be started: ssh said: Permission denied (publickey).",
-    "head-lost-in-it": "Contact with head node node0 was lost before all nodes had joined: node1 had connected, then"
-    " heard nothing more",
-    "numbers-of-nodes-differ": "--nnodes is not the same on all nodes: node2: 3; node0 and node1: 4",
-    "node-frozen": "Contact with node2 was lost 14.2 s after all nodes had joined: its host answers, ddp-doctor there"
-    " does not (stopped or frozen)",
-    "node-powered-off": "Contact with node2 was lost 14.2 s after all nodes had joined: node0, node1 and node3 get"
-    " no answer (host down, cable out, or a dead switch port)",
-    "node-killed-whole": "Contact with node2 was lost 14.2 s after all nodes had joined: its host answers, ddp-doctor"
-    " there is gone (killed, crashed, or it had given up)",
-    "head-powered-off": "Contact with head node node0 was lost 14.2 s after all nodes had joined: node1, node2 and"
-    " node3 get no answer (host down, cable out, or a dead switch port)",
-    "node-cut-off-from-all": "node1 was cut off 14.2 s after all nodes had joined: it gets nothing from the others"
-    " (node0, node2 and node3)",
-    "node-lost-its-own-link": "node1 lost the link of eth0 and stopped hearing node0 14.2 s after all nodes had joined",
-    "node-one-sided-silence": "node0 stopped hearing node1 14.2 s after all nodes had joined: either end may be at"
-    " fault, or the path between",
-    "path-between-two-nodes-broken": "The path between node0 and node2 broke 14.2 s after all nodes had joined: node1"
-    " and node3 still hear node2",
-    "node-interrupted": "node2 left before the end: it was interrupted",
-}
 NODES = ("node0", "node1", "node2", "node3")
-HEALTHY = ("all-met", "node-answers-when-asked")
-
 findings = partial(findings_of, CHECK)
 only = partial(finding_of, CHECK)
 
@@ -92,25 +51,6 @@ def blamed(found: Finding) -> list[tuple[str, str | None, str | None]]:
 
 
 # --- recorded situations --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("name", "title"), SITUATIONS.items(), ids=list(SITUATIONS))
-def test_a_recorded_situation_is_one_finding_with_this_title_evidence_and_remedies_with_their_price(name, title):
-    found = only(recorded(name))
-
-    assert found.title == title
-    assert [one.text for one in found.evidence if one.text]
-    assert found.remedies
-    for remedy in found.remedies:
-        assert remedy.summary
-        assert remedy.cost
-        assert remedy.undo
-        assert remedy.proof.reason
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_roll_call_is_no_finding(name: str):
-    assert findings(recorded(name)) == []
 
 
 def test_nothing_is_left_for_the_probe_itself():
@@ -449,13 +389,6 @@ def test_of_a_node_too_many_the_option_is_blamed_for_any_may_be_the_one_that_is_
     found = only(met_by(follower("too_many", hostname="node4", nnodes=4)))
 
     assert (found.code, blamed(found)) == ("DD518", [("setting", "node4", None)])
-
-
-def test_how_long_a_node_was_not_heard_stands_at_the_end_where_its_value_follows():
-    (seen,) = only(recorded("node-lost-its-own-link")).evidence
-
-    assert seen.text.endswith("; node1 itself has lost the link of eth0; node1 has heard nothing of node0 for")
-    assert (seen.value, seen.unit) == (6.2, "s")
 
 
 # --- who fell silent ------------------------------------------------------------------------------

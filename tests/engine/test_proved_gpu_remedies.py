@@ -229,25 +229,6 @@ def slow_pair(rates: dict[tuple[int, int], float], codes: dict[tuple[int, int], 
     return Recording(world=world, readings=tuple(readings), trials=(trial,))
 
 
-def test_the_classic_hang_of_two_sockets_is_mended_by_taking_the_leftover_level_away():
-    finding = found(load("topology/classic-two-socket-remedy-proved"), "DD401")
-
-    first, *others = finding.remedies
-    assert [(one.name, one.action) for one in first.settings] == [("NCCL_P2P_LEVEL", "unset")]
-    assert (first.proof.status, first.proof.before) == ("proved", "no end in 8.0 s (2 of 2)")
-    assert first.proof.after == "11.2 GB/s (median of 3, 11.1 to 11.3)"
-    stop_gap = next(one for one in others if one.settings)
-    assert [(one.name, one.value) for one in stop_gap.settings] == [("NCCL_P2P_DISABLE", "1")]
-    assert stop_gap.proof.status == "proved"
-
-
-def test_the_classic_hang_that_p2p_does_not_explain_recommends_no_setting():
-    finding = found(load("topology/classic-two-socket-remedy-disproved"), "DD401")
-
-    assert {one.proof.status for one in made_of_settings(finding)} == {"disproved"}
-    assert finding.remedies[0].settings == ()
-
-
 def test_recordings_of_experiments_are_of_the_remedies_that_the_rules_offer():
     for situation in SITUATIONS:
         for code in {experiment.code for experiment in load(situation).experiments}:

@@ -147,13 +147,6 @@ def test_a_torchrun_out_of_files_is_explained_by_a_low_limit():
     assert {f.code for f in app.judge(_limited(few, 1 << 20)).report.findings} == {"DD501"}
 
 
-def test_two_ranks_on_one_gpu_are_both_named_once():
-    found = only(list(app.judge(load("hang/nccl-refuses-two-ranks-on-one-gpu")).report.findings))
-
-    assert found.title == "NCCL cannot start because ranks share a GPU: ranks 1, 2 on CUDA device 3000"
-    assert [one.rank for one in found.culprits] == [1, 2]
-
-
 def test_the_interface_setting_of_nccl_is_named_only_where_it_is_set():
     plain = load("hang/nccl-finds-no-socket-interface")
     environment = raw("env_vars/ordinary-settings")["readings"]

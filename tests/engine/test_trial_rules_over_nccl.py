@@ -11,12 +11,11 @@ from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Raised, RankEvidence, Step
 from tests.readings import collected, only, plain_world, trial_of
-from tests.recordings import judged, load
+from tests.recordings import load
 
 ENTERED = Step(check="process_group", name="init_process_group", seq=1, detail="nccl", entered_at=2.0, where="w.py:98")
 FIRST = Step(check="process_group", name="all_reduce", seq=1, entered_at=3.0, where="p.py:38")
@@ -103,58 +102,6 @@ def test_of_two_ranks_the_one_still_in_init_makes_the_link_a_suspect_with_the_ne
 
 
 # --- over the real NCCL on planted GPUs, in recordings -----------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("situation", "code", "title", "names", "taken_away"),
-    [
-        (
-            "nccl-both-ranks-raise-in-init",
-            "DD617",
-            "The nccl process group cannot start: nvmlDeviceGetHandleByPciBusId() failed: Not Found",
-            [],
-            {},
-        ),
-        (
-            "nccl-net-ib-without-adapters",
-            "DD617",
-            "The nccl process group cannot start with NCCL_NET=IB: Failed to initialize any NET plugin",
-            ["NCCL_NET"],
-            {"NCCL_NET": "proved", "NCCL_IB_HCA": "not_tried"},
-        ),
-        (
-            "nccl-buffsize-kills-every-rank",
-            "DD612",
-            "Every rank was killed by SIGFPE in all_reduce 29 of the check allreduce with NCCL_BUFFSIZE=4MB",
-            ["NCCL_BUFFSIZE"],
-            {"NCCL_BUFFSIZE": "proved"},
-        ),
-        (
-            "nccl-nodes-with-other-channels",
-            "DD551",
-            "NCCL_MAX_NCHANNELS differs: NCCL_MAX_NCHANNELS unset on node0; NCCL_MAX_NCHANNELS=1 on node1",
-            [],
-            {"NCCL_MAX_NCHANNELS": "proved"},
-        ),
-        (
-            "nccl-ranks-do-not-understand-each-other",
-            "DD621",
-            "The ranks do not understand each other in all_reduce 1 of the check process_group: every rank got what",
-            [],
-            {},
-        ),
-    ],
-)
-def test_the_first_finding_names_the_setting_that_a_trial_proves_and_no_rank(situation, code, title, names, taken_away):
-    first = judged(f"hang/{situation}").report.findings[0]
-    proofs = {setting.name: remedy.proof.status for remedy in first.remedies for setting in remedy.settings}
-
-    assert (first.code, first.severity) == (code, Severity.ERROR)
-    assert first.title.startswith(title)
-    assert [(culprit.kind, culprit.name) for culprit in first.culprits if culprit.kind != "node"] == [
-        ("setting", name) for name in names
-    ]
-    assert proofs == taken_away
 
 
 def test_before_any_trial_a_crash_blames_no_setting_and_a_text_the_only_one_that_it_speaks_of():
