@@ -12,19 +12,14 @@ from typing import Any
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, recordings
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 
 FOLDER = Path(__file__).parent
 SITUATIONS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.json"))
 _WIDTH = 100  # a shorter reading, trial or part of one is on one line
 #: Constant for each code, or computed from the other fields.
-_NOT_EXPECTED = {
-    "name": True,
-    "page": True,
-    "fingerprint": True,
-    "evidence": {"__all__": {"check"}},
-    "remedies": {"__all__": {"references"}},
-}
+_NOT_EXPECTED = {"name": True, "page": True, "fingerprint": True, "remedies": {"__all__": {"references"}}}
 
 
 def path_of(situation: str) -> Path:
@@ -59,13 +54,21 @@ def as_found(situation: str) -> str:
     """Return the text of the file with the findings of now."""
     file = raw(situation)
     report = judged(situation).report
-    findings = [one.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_EXPECTED) for one in report.findings]
+    findings = [*map(_expected, report.findings)]
     found = {"about": file["expected"]["about"], "verdict": report.verdict.value, "findings": findings}
     lines = (
         f" {json.dumps(name)}: {_formatted(value, ' ', 0 if name == 'expected' else _WIDTH)}"
         for name, value in {**file, "expected": found}.items()
     )
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _expected(finding: Finding) -> dict[str, Any]:
+    fields = finding.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_EXPECTED)
+    for evidence in fields.get("evidence", ()):
+        if f"/{evidence['check']}.md#" in finding.page:
+            del evidence["check"]
+    return fields
 
 
 def _formatted(value: object, indent: str, width: int) -> str:
