@@ -19,7 +19,12 @@ FOLDER = Path(__file__).parent
 SITUATIONS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.json"))
 _WIDTH = 100  # a shorter reading, trial or part of one is on one line
 #: Constant for each code, or computed from the other fields.
-_NOT_EXPECTED = {"name": True, "page": True, "fingerprint": True, "remedies": {"__all__": {"references"}}}
+_NOT_EXPECTED: dict[str, Any] = {
+    "name": True,
+    "page": True,
+    "fingerprint": True,
+    "remedies": {"__all__": {"references"}},
+}
 
 
 def path_of(situation: str) -> Path:
