@@ -1,4 +1,4 @@
-"""How the tests run: examples without a clock, what all share, ``serial`` tests found without reading all modules."""
+"""How the tests run: examples without a clock, shared fixtures, tests of a mark found without importing all modules."""
 
 import gc
 import os
@@ -115,6 +115,14 @@ SHARED = {"ranks": 1, "session": 2}
 BRIEF = {"test_hosts.py", "test_host_faults.py", "test_network_faults.py"}
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a test that starts ranks without the mark that keeps it out of ``make test``."""
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    starts = {*SHARED, "play"}.intersection(getattr(item, "fixturenames", ())).difference(given)
+    if starts and not {"ranks", "lab", "gpu"} & {mark.name for mark in item.iter_markers()}:
+        raise pytest.UsageError(f"{item.nodeid} starts ranks ({', '.join(starts)}): mark it with pytest.mark.ranks")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each worker's row begins with tests that start ranks, which wait for long, and ends with what only computes.
@@ -125,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if not _is_worker(config):
         return
-    in_lab = re.search(r"(?<!not )\blab\b", config.option.markexpr)
+    in_lab = "lab" in _required_marks(config)
     workers = config.workerinput["workercount"]  # type: ignore[attr-defined]
     first = [item for item in items if item.get_closest_marker("ranks") or (in_lab and item.path.name not in BRIEF)]
     begins = set(first)
@@ -161,8 +169,16 @@ def _groups(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
     return groups.values()
 
 
+def _required_marks(config: pytest.Config) -> list[str]:
+    """Return the marks of which a selected test has at least one; empty if there are none."""
+    required = re.match(r"\(?(?!not )([a-z_]+(?: or [a-z_]+)*)", config.option.markexpr)
+    return required[1].split(" or ") if required else []
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only serial tests are wanted, modules without any are not imported: all of them take some seconds."""
-    only_serial = re.search(r"(?<!not )\bserial\b", config.option.markexpr)
-    is_module = collection_path.suffix == ".py"
-    return True if only_serial and is_module and "mark.serial" not in collection_path.read_text() else None
+    """Skip modules that do not mention a required mark: importing all modules takes some seconds."""
+    required = _required_marks(config)
+    if not required or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    return None if any(f"mark.{mark}" in text for mark in required) else True

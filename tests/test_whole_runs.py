@@ -32,9 +32,9 @@ PASSES = {
 @pytest.mark.parametrize(
     ("level", "nproc"),
     [
-        pytest.param("quick", 3, marks=pytest.mark.lab),
-        ("standard", 2),  # under torchrun each of them imports torch
-        pytest.param("thorough", 3, marks=pytest.mark.lab),
+        pytest.param("quick", 3, marks=pytest.mark.smoke),
+        pytest.param("standard", 2, marks=pytest.mark.smoke),  # torchrun imports torch once per rank
+        ("thorough", 3),
     ],
 )
 def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(asked, tmp_path, state, level, nproc):

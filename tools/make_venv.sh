@@ -1,6 +1,7 @@
 #!/bin/sh
-# Make or refresh the development environment: tools/make_venv.sh FOLDER
+# Make or refresh the development environment: tools/make_venv.sh DIRECTORY EXTRA
 #
+# EXTRA is test (what `make test` needs) or dev (what the other targets need, too).
 # CONSTRAINTS names the file of versions, constraints.txt by default.
 # PYTHON names the interpreter; without it the first Python 3.10 or newer found is taken. An
 # environment whose interpreter still works is kept and only brought up to date.
@@ -35,14 +36,15 @@ create() {
     "$python" -m venv --clear "$venv" || fail "$venv could not be made; the reason stands above"
 }
 
-venv=$1
+venv=$1 extra=$2
+echo "Installing what 'make' needs into $venv (torch alone may take some minutes) ..."
 is_new_enough "$venv/bin/python" || create
 
 # An unpacked source distribution holds checks/ without the link under which it is imported.
 [ -e ddp_doctor/checks ] || ln -s ../checks ddp_doctor/checks
 
-echo "Installing into $venv (torch alone may take some minutes) ..."
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --editable '.[dev]' --constraint "${CONSTRAINTS:-constraints.txt}" ||
+    --editable ".[$extra]" --constraint "${CONSTRAINTS:-constraints.txt}" ||
     fail "the packages could not be installed; the reason stands above, and make can simply be repeated"
 touch "$venv/.installed"
+[ "$extra" = test ] || touch "$venv/.installed-$extra"

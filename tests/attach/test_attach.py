@@ -64,6 +64,7 @@ def _wait_until_still(pid: int, folder: Path) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.smoke
 def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
     jobs = _tree()[worlds]
     hanging = [pid for job in jobs[:-1] for pid in below(job, _tree())]

@@ -265,7 +265,6 @@ def test_parts_are_those_of_torch_s_chunk(ranks, each):
         assert chunk.tolist() == list(range(first, end))
 
 
-@pytest.mark.lab  # long
 def test_ranks_without_numpy_say_why_they_load_no_shards():
     code = """
 import sys

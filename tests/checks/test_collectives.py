@@ -101,6 +101,7 @@ def all_of_them(ctx: HarnessContext, culprit: int | None = None) -> dict[str, Co
     return {part: looked_at(ctx, part, culprit) for part in (of_all if culprit is None else [*MOVED, *ADDED])}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_healthy_ranks_are_right_in_every_collective(ranks: Ranks, count: int):
     found = ranks.facts(all_of_them, on=tuple(range(count)))
@@ -114,6 +115,7 @@ def test_healthy_ranks_are_right_in_every_collective(ranks: Ranks, count: int):
     assert {fact.repeatable for fact in found[0].values()} == {True, None}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("count", "culprit"), [(2, 1), (3, 0), (4, 2)])
 def test_a_rank_that_gives_wrong_shares_is_named_by_every_collective(ranks: Ranks, count: int, culprit: int):
     found = ranks.facts(all_of_them, culprit, on=tuple(range(count)))
@@ -139,6 +141,7 @@ def memory_to_look(_: HarnessContext) -> int:
     return int(max(held) - min(held)) + kept.nbytes
 
 
+@pytest.mark.ranks
 def test_looking_at_a_result_takes_no_more_memory_than_is_asked_for_beside_it(ranks: Ranks):
     """To count the wrong elements of 256 MiB took 512 MiB more once, and a healthy H100 was called sick."""
     (most,) = ranks.facts(memory_to_look, on=(0,))
@@ -167,6 +170,7 @@ def takes_wrongly(ctx: HarnessContext, sources: tuple[int, ...] | None) -> Colle
         setattr(dist, "all_gather_into_tensor", honest)  # noqa: B010
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("sources", "culprit", "words"),
     [

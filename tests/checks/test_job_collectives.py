@@ -59,6 +59,7 @@ def found(report: Report) -> Finding:
     return finding
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("situation", "code", "culprits", "stands"),
     [
@@ -89,6 +90,7 @@ def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_pat
     assert report.verdict.value == ("healthy" if code == "DD652" else "sick")
 
 
+@pytest.mark.ranks
 def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(ranks: Ranks, tmp_path):
     for rank in range(4):
         calls = [entry(1), entry(2, sizes=[[5 if rank == 2 else 4]], retired=False)]
@@ -101,6 +103,7 @@ def test_a_tensor_of_another_size_on_one_rank_is_named_and_no_rank_is_ended(rank
     assert "ranks 0, 1, 3 called all_reduce of 4 float32; rank 2 called all_reduce of 5 float32" in finding.title
 
 
+@pytest.mark.ranks
 def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, tmp_path):
     """Rank 1 gave another size once, and all went on; later rank 2 did not come."""
     for rank in range(4):
@@ -116,6 +119,7 @@ def test_who_hangs_elsewhere_is_not_blamed_for_calls_that_differ(ranks: Ranks, t
     assert "rank 1 called all_reduce of 5 float32" in finding.title
 
 
+@pytest.mark.ranks
 def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ranks, tmp_path):
     for rank in range(4):
         calls = [entry(1, sizes=[[5 if rank == 2 else 4]], retired=False), entry(1, sizes=[[8]], retired=False)]
@@ -128,6 +132,7 @@ def test_of_calls_that_were_coalesced_all_are_named_where_one_differs(ranks: Ran
     assert "rank 2 called all_reduce of 5 float32 and all_reduce of 8 float32" in finding.title
 
 
+@pytest.mark.ranks
 def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, tmp_path):
     """Of ranks 1 and 3 there are no dumps, and rank 2 has a group with rank 3 that rank 0 does not call."""
     groups = {"0": "[0, 1, 2, 3]", "1": "[2, 3]"}
@@ -142,6 +147,7 @@ def test_a_hang_of_calls_that_were_assumed_is_no_fault_of_the_job(ranks: Ranks, 
     assert "the dumps tell nothing of ranks 1, 3, whose calls were assumed" in report.summary
 
 
+@pytest.mark.ranks
 def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tmp_path):
     for rank in (0, 1):
         calls = [entry(1, sizes=[[4 + rank]], retired=False)]
@@ -154,6 +160,7 @@ def test_nothing_is_said_of_what_a_rank_called_that_has_no_dump(ranks: Ranks, tm
     assert "rank 0 called all_reduce of 4 float32; rank 1 called all_reduce of 5 float32" in finding.title
 
 
+@pytest.mark.ranks
 def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
 
@@ -163,6 +170,7 @@ def test_a_rank_that_told_nothing_makes_the_run_unsure(ranks: Ranks):
     assert "--replay dumps (nothing came back from rank 3)" in report.summary
 
 
+@pytest.mark.ranks
 def test_every_kind_of_collective_comes_through(ranks: Ranks):
     kinds = sorted(set(knowledge.OPERATIONS.values()))
     calls = [JobCall(group=0, seq=number, op=kind, elements=10) for number, kind in enumerate(kinds, 1)]
@@ -177,6 +185,7 @@ def test_every_kind_of_collective_comes_through(ranks: Ranks):
     assert f"{len(kinds) + 1} collectives of 2 groups ran through" in finding.title
 
 
+@pytest.mark.ranks
 def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
     first, second = JobCall(group=0, seq=1, op="barrier"), JobCall(group=0, seq=2, op="barrier")
     job = job_of([[first, second]] * 3 + [[first]], blamed=[0])
@@ -187,6 +196,7 @@ def test_a_hang_where_the_job_went_on_blames_nobody(ranks: Ranks):
     assert "ranks 0-2 wait in barrier 2 of the default group; the job did not hang" in finding.title
 
 
+@pytest.mark.ranks
 def test_what_torch_refuses_makes_the_run_unsure(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
     facts = ranks.facts(replayed, job)
@@ -215,6 +225,7 @@ def test_what_was_not_recorded_or_not_run_is_never_healthy(more, says):
     assert says in report.summary
 
 
+@pytest.mark.ranks
 def test_large_tensors_are_cut_alike_on_all_ranks_and_that_is_said(ranks: Ranks, monkeypatch):
     calls = [JobCall(group=0, seq=seq, op="all_gather", elements=1 << 40) for seq in range(1, 101)]
     job = job_of([calls] * 4)
@@ -227,6 +238,7 @@ def test_large_tensors_are_cut_alike_on_all_ranks_and_that_is_said(ranks: Ranks,
     assert "Tensors larger than 4096 KiB were cut to that." in found(judged(job, [fact] * 4)).detail
 
 
+@pytest.mark.ranks
 def test_a_job_of_another_size_is_not_run(ranks: Ranks):
     job = job_of([[JobCall(group=0, seq=1, op="barrier")]] * 4)
     with pytest.raises(Failed, match="the dumps have 4 ranks, and 2 run"):

@@ -76,7 +76,6 @@ def shares(report: Report) -> dict[str, float]:
     return {measured.name: measured.value for measured in report.measurements}
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 def test_twenty_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp_path: Path):
     report = run(tmp_path, "--repeat", "20")
@@ -86,7 +85,6 @@ def test_twenty_healthy_repeats_are_healthy_and_say_which_rate_that_excludes(tmp
     assert shares(report)["repeats_failed"] == 0.0
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reason_and_nobody_is_named(tmp_path: Path):
     report = run(tmp_path, "--repeat", "15", **planted(tmp_path))
@@ -97,7 +95,6 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
     assert "3 of 3: rank 1: RuntimeError: a link that comes and goes" in [evidence.text for evidence in found.evidence]
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
     env = planted(tmp_path)
@@ -125,7 +122,6 @@ def test_a_soak_of_three_seconds_ends_in_time(tmp_path: Path):
     assert 3.0 <= check.duration_s <= time.monotonic() - began
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 def test_the_ranks_of_two_nodes_are_repeated_and_a_node_that_falls_silent_ends_it(tmp_path: Path):
     port = free_port()

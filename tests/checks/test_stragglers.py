@@ -37,7 +37,6 @@ def warned(recording: Recording) -> list[Finding]:
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 @pytest.mark.serial
 def test_a_rank_that_is_stopped_again_and_again_is_named_on_a_busy_machine_too(ranks: Ranks):
     [finding] = warned(of_ranks(ranks, 2, planted_stragglers.stopped_in_bursts))
@@ -61,7 +60,6 @@ def control_groups() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
@@ -77,7 +75,6 @@ def test_a_rank_under_a_quota_or_beside_a_neighbour_is_named(control_groups, ran
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
     for number in range(50):
         (tmp_path / f"{number}").write_bytes(os.urandom(30_000))
@@ -91,7 +88,6 @@ def test_slow_reads_of_one_rank_are_named(ranks: Ranks, tmp_path: Path):
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 def test_nobody_is_named_where_nothing_is_planted_however_busy_the_machine(ranks: Ranks):
     assert warned(of_ranks(ranks, None, planted_stragglers.quota)) == []
 
@@ -102,7 +98,6 @@ def without(ctx: HarnessContext, path: str) -> Reading:
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 def test_a_path_that_one_rank_does_not_have_is_a_finding_about_that_rank(ranks: Ranks, tmp_path: Path):
     (tmp_path / "file").write_bytes(b"data")
 
@@ -128,7 +123,6 @@ def hung(ctx: HarnessContext, path: str) -> Reading:
 
 
 @pytest.mark.ranks
-@pytest.mark.lab
 def test_reads_that_hang_end_in_time_and_are_named_as_such(ranks: Ranks, tmp_path: Path):
     (tmp_path / "file").write_bytes(b"data")
 

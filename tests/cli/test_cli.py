@@ -338,8 +338,8 @@ def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
     assert "Healthy" in done.stdout
 
 
-@pytest.mark.lab  # long
 @pytest.mark.ranks
+@pytest.mark.smoke
 def test_under_torchrun_all_ranks_give_one_report_and_one_code(state):
     argv = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ddp_doctor")
     done = to_its_end((*argv, "run", "-q", "--only", "process_group"), {**os.environ, **state})
@@ -604,7 +604,6 @@ def test_over_ssh_one_command_reports_all_nodes_once_where_it_was_typed(asked, t
     assert (tmp_path / f"record-{socket.gethostname()}-0.json").exists()
 
 
-@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_a_host_that_ssh_cannot_reach_is_a_finding_with_sshs_words(asked, tools, state):
     done = asked(*quick("--hosts", f"{socket.gethostname()},denied", "-q"), env={**state, **tools})
@@ -629,7 +628,6 @@ def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
     assert done.stderr.count("there is no check 'gpu'") == 1
 
 
-@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURMD_NODENAME": "fan1", "SLURM_NODEID": "0"}
@@ -641,7 +639,6 @@ def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
     assert "recording.json" in {path.name for path in run.iterdir()}
 
 
-@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_type(state):
     try:
@@ -677,7 +674,7 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"
 
 
-@pytest.mark.lab  # long
+@pytest.mark.ranks
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_makes_no_node_sick(closed, tmp_path):
     command = f"exec {sys.executable} -m ddp_doctor run --only process_group {closed}"

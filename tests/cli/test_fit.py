@@ -84,7 +84,6 @@ def test_a_factory_that_raises_cannot_be_used_and_the_line_is_named(asked: Asked
     assert "net.py:7" in done.stdout
 
 
-@pytest.mark.lab  # long
 @pytest.mark.ranks
 def test_what_fits_is_measured_on_the_ranks_that_are_here(asked: Asked, here: Path):
     done = asked("fit", "net:make", "--memory", "1GiB", "--measure", "--json", "report.json", cwd=here)

@@ -119,7 +119,7 @@ def test_a_reader_that_left_changes_no_exit_code_and_nothing_is_said_of_it(asked
     assert "-" in args or not done.stderr
 
 
-@pytest.mark.lab  # long
+@pytest.mark.ranks
 def test_a_run_whose_reader_left_goes_on_and_writes_what_was_asked_for(asked, tmp_path):
     report, state = tmp_path / "report.json", {"XDG_STATE_HOME": str(tmp_path)}
     done = asked("run", "--only", "process_group", "--json", str(report), stdout=UNREAD, env=state)

@@ -11,7 +11,7 @@ import pytest
 from tests.lab.processes import to_its_end
 
 ROOT = Path(__file__).parent.parent.parent
-pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
+pytestmark = pytest.mark.ranks
 #: ``python -c`` of a doctor in which one function raises.
 BROKEN = """
 from unittest.mock import patch

@@ -16,7 +16,6 @@ def test_an_estimate_is_what_a_rank_takes():
     assert abs(outcome.error) <= 0.1, outcome
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 @pytest.mark.timeout(1200)
 def test_estimates_of_six_models_under_four_strategies_are_what_ranks_take(record_property):
@@ -28,7 +27,6 @@ def test_estimates_of_six_models_under_four_strategies_are_what_ranks_take(recor
     assert statistics.median(errors) <= 0.05
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
 def test_estimates_for_four_ranks_are_what_they_take():
@@ -37,7 +35,6 @@ def test_estimates_for_four_ranks_are_what_they_take():
     assert all(abs(outcome.error) <= 0.1 for outcome in outcomes), outcomes
 
 
-@pytest.mark.lab
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
 def test_estimates_with_checkpointing_and_mixed_precision_are_what_ranks_take():

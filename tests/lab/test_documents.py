@@ -21,7 +21,8 @@ TOOLS = {
     "ddp-doctor": f'exec {sys.executable} -m ddp_doctor "$@"',
     "python": f'exec {sys.executable} "$@"',
     "make": f'case $1 in run|help) ;; *) set -- -n "$@" ;; esac\n'
-    f'exec {shutil.which("make")} -C {ROOT} VENV={sys.prefix} -o {sys.prefix}/.installed "$@"',
+    f"cd {ROOT} && venv={sys.prefix} && "
+    f'exec {shutil.which("make")} VENV=$venv -o $venv/.installed -o $venv/.installed-dev "$@"',
     "nvidia-smi": f"[ \"$*\" != 'topo -m' ] || cat {TOPOLOGY}",
     "ssh": 'shift; exec sh -c "$*"',
     # A shell that reads the start-up file of the home, where /etc has what lies in etc there.

@@ -13,7 +13,7 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.request import RunRequest
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab, pytest.mark.usefixtures("own_forkserver")]  # long
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("own_forkserver")]
 
 
 class Noted(Fact):

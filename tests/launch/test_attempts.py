@@ -20,7 +20,7 @@ from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("own_forkserver")]  # long
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("own_forkserver")]
 
 NO_SUCH = "GLOO_SOCKET_IFNAME"
 WITHOUT = (Setting(name=NO_SUCH, action="unset"),)

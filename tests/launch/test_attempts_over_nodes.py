@@ -8,7 +8,7 @@ from tests.launch import attempting
 from tests.launch.agents import Agent, reports_of
 from tests.once import free_port
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
+pytestmark = pytest.mark.ranks
 
 
 def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_everywhere(tmp_path):

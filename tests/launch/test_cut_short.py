@@ -32,6 +32,8 @@ from tests.lab.processes import to_its_end
 from tests.launch import misbehaving
 from tests.launch.conftest import Play
 
+pytestmark = pytest.mark.ranks
+
 PAIR = World(nproc_per_node=2, world_size=2)
 
 
@@ -42,7 +44,6 @@ def interrupts_where_ranks_stand(trial: Trial, now: float) -> None:
         raise Interrupted
 
 
-@pytest.mark.ranks
 def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
     play: Play, session: Session, monkeypatch: pytest.MonkeyPatch
 ):
@@ -66,7 +67,6 @@ def test_an_interrupted_check_tells_where_its_ranks_stood_live_and_on_replay(
     assert app.judge(Recording.model_validate_json(recording.model_dump_json())).report == report
 
 
-@pytest.mark.ranks
 def test_a_trial_that_loses_a_process_of_the_doctors_own_names_it_and_no_rank(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ):

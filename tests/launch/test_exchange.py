@@ -12,6 +12,8 @@ from ddp_doctor.model.fact import Failed
 from ddp_doctor.ranks import store as module
 from ddp_doctor.ranks.store import exchange
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.fixture(scope="module")
 def client() -> Callable[[], Any]:

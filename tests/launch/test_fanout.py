@@ -18,6 +18,8 @@ from ddp_doctor.starters.start_all_nodes import ends_by_host
 from ddp_doctor.starters.started_process import Start
 from tests.lab.processes import comes_true
 
+pytestmark = pytest.mark.ranks
+
 AGENT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -230,7 +232,6 @@ def test_a_host_that_gives_no_answer_for_the_join_timeout_is_told_to_the_head(st
 
 
 @pytest.mark.serial
-@pytest.mark.lab  # long
 def test_of_many_hosts_each_is_heard_with_the_usual_limit_of_open_files_and_ended_at_once(monkeypatch):
     """ulimit -n 1024, the default of most systems; each host takes three pipes."""
     hosts = 400

@@ -10,7 +10,7 @@ from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.ranks.worker.torch_private import flight_entries
 from tests.rank_harness import HarnessContext, Ranks
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab, pytest.mark.torches("the flight recorder")]  # long
+pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tests.launch import isolating
 from tests.launch.agents import Agent, reports_of
 from tests.once import free_port
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # long
+pytestmark = pytest.mark.ranks
 
 ROUNDS = [
     [[0], [1], [2], [3]],

@@ -16,6 +16,8 @@ import pytest
 from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
 from tests.launch.agents import PATIENCE_S
 
+pytestmark = pytest.mark.ranks
+
 
 class Library:
     """Foreign code that takes a lock without a ``with``, as coverage's collector and conditions do."""

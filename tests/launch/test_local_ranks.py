@@ -20,6 +20,8 @@ from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import ROOT
 from tests.once import free_port
 
+pytestmark = pytest.mark.ranks
+
 AGENT = OuterWorld(launcher="slurm", local_rank=0, local_size=3, nnodes=1, key="slurm-7-0-0")
 TREE = {"NCCL_ALGO": "Tree"}
 
@@ -198,8 +200,6 @@ def meeting_files(folder: Path) -> list[str]:
     return [name for name in files(folder / f"ddp-doctor-{os.getuid()}") if not name.endswith(".agent")]
 
 
-@pytest.mark.lab  # long
-@pytest.mark.ranks
 def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) -> None:
     script = '[ "$LOCAL_RANK" != 2 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL'
 
@@ -214,8 +214,6 @@ def test_a_setting_of_one_torchrun_rank_is_found_and_replayed(tmp_path: Path) ->
     assert meeting_files(tmp_path) == []
 
 
-@pytest.mark.lab  # long
-@pytest.mark.ranks
 def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: Path) -> None:
     script = (
         "export CUDA_VISIBLE_DEVICES=$LOCAL_RANK NCCL_DEBUG_FILE=/tmp/$RANK.%h.%p NCCL_DEBUG=WARN GLOO_SOCKET_IFNAME=lo"
@@ -230,8 +228,6 @@ def test_a_gpu_and_a_log_for_each_torchrun_rank_are_nobodys_business(tmp_path: P
     assert meeting_files(tmp_path) == []
 
 
-@pytest.mark.lab  # long
-@pytest.mark.ranks
 def test_a_rank_of_another_node_is_named_with_its_node(tmp_path: Path) -> None:
     script, port = '[ "$RANK" != 6 ] || export TORCH_DISTRIBUTED_DEBUG=DETAIL', free_port()
 

@@ -73,7 +73,6 @@ def started_by_one_command(port: int, *where: str, **env: str) -> "subprocess.Co
     return to_its_end(whole, {**os.environ, **env}, limit_s=200)  # and not the 600 s of --join-timeout
 
 
-@pytest.mark.lab  # long
 @pytest.mark.parametrize("victim", ["fan1", "fan2"], ids=["the head", "another"])
 @pytest.mark.parametrize("tool", ["ssh", "srun"])
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
@@ -106,7 +105,6 @@ def another_server() -> Iterator[int]:
         thread.join(60.0)
 
 
-@pytest.mark.lab  # long
 def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):
     port = free_port()
     with another_server() as wrong:

@@ -12,7 +12,7 @@ from tests.launch.agents import PATIENCE_S, Agent, Start, codes
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.lab  # long
+@pytest.mark.smoke
 def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start):
     head, other = start(2, 0), start(2, 1)
 
@@ -27,7 +27,7 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
     assert "The full report is the head's" in other.said.read_text()
 
 
-@pytest.mark.lab  # long
+@pytest.mark.smoke
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     other = start(3, 1, *WITHOUT_DDP)
     other.wait_for("nobody listens yet")
@@ -45,7 +45,6 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert {became[name] for name in ("connectivity", "process_group", "allreduce", "p2p")} == {"skipped"}
 
 
-@pytest.mark.lab  # long
 def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     head = start(3, 0, "--join-timeout", "20", *WITHOUT_DDP)
     twins = start(3, 1, *WITHOUT_DDP, name="one"), start(3, 1, *WITHOUT_DDP, name="other")
@@ -54,7 +53,6 @@ def test_two_agents_with_one_node_rank_are_both_told_so(start: Start):
     assert head.process.returncode == 1
 
 
-@pytest.mark.lab  # long
 def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Start):
     head = start(2, 0, *WITHOUT_DDP)
     head.wait_for("import torch")
@@ -69,14 +67,12 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
     assert first.process.wait(PATIENCE_S) == 130
 
 
-@pytest.mark.lab  # long
 def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
     head, other = start(2, 0, *WITHOUT_DDP), start(3, 1, *WITHOUT_DDP)
 
     assert [codes(agent.report()) for agent in (head, other)] == [["DD518"], ["DD518"]]
 
 
-@pytest.mark.lab  # long
 def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
     agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
     agents[1].wait_for("allreduce")
@@ -90,7 +86,6 @@ def test_when_the_head_is_killed_the_others_name_it_and_end(start: Start):
         assert [culprit["node_rank"] for culprit in report["findings"][0]["culprits"]] == [0]
 
 
-@pytest.mark.lab  # long
 def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     agents = [start(3, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(3)]
     agents[1].wait_for("allreduce")
@@ -101,7 +96,6 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
     assert codes(agents[0].report()) == []
 
 
-@pytest.mark.lab  # long
 def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(start: Start):
     agents = [start(3, rank, *WITHOUT_DDP) for rank in range(2)]
     agents[1].wait_for("2 of 3 nodes here")
@@ -115,7 +109,6 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
     assert reasons["p2p"] == "interrupted before it began"
 
 
-@pytest.mark.lab  # long
 def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start: Start):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")
@@ -129,7 +122,6 @@ def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start:
     agents[1].process.wait(PATIENCE_S)
 
 
-@pytest.mark.lab  # long
 def test_a_stopped_agent_is_named_by_the_others(start: Start):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")
@@ -149,7 +141,6 @@ def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
     os.kill(int(pid), number)
 
 
-@pytest.mark.lab  # long
 @pytest.mark.parametrize(
     ("whose", "helper", "number"),
     [
@@ -182,7 +173,6 @@ def test_a_helper_that_is_killed_or_stopped_ends_the_run_and_leaves_no_node_heal
     assert {culprit["node_rank"] for culprit in blamed if culprit["kind"] == "node"} <= {whose}
 
 
-@pytest.mark.lab  # long
 def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
     head, other = start(2, 0), start(2, 1)
     head.wait_for("consistency")

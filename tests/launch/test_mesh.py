@@ -18,6 +18,8 @@ from ddp_doctor.probing import collectives
 from ddp_doctor.probing.mesh import compared_and_driven
 from tests.launch.conftest import Play, Scenario
 
+pytestmark = pytest.mark.ranks
+
 #: The rank that misbehaves.
 BAD = 1
 FOR_EVER = 600

@@ -14,17 +14,16 @@ torches = pytest.mark.torches("ranks that misbehave or hang")
 DEADLINE_S = 2.0
 #: Of a rank that hangs, where the machine may be busy; of one that ends by itself, for which none is waited for.
 HANGS_S, PATIENCE_S = 4.0, 60.0
-RANKS = [pytest.param(2, marks=pytest.mark.lab), pytest.param(4, marks=torches)]  # lab: long
+RANKS = [2, pytest.param(4, marks=torches)]
 
 #: probe, the one finding, what its title says
 CASES = [
-    # where others want the processors, too, it is not told from one that is slow
-    pytest.param(misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1", marks=pytest.mark.serial),
+    pytest.param(misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1", marks=pytest.mark.smoke),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
-    (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
+    pytest.param(misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)", marks=pytest.mark.smoke),
     (misbehaving.exits, "DD612", "Rank 1 exited early with code 3"),
-    (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
+    pytest.param(misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL", marks=pytest.mark.smoke),
     (misbehaving.segfaults, "DD612", "Rank 1 was killed by SIGSEGV"),
     (misbehaving.raises, "DD613", "Rank 1 raised ValueError"),
     (misbehaving.calls_another_operation, "DD614", "Rank 1 called broadcast"),
@@ -80,7 +79,6 @@ def test_ranks_that_all_end_for_themselves_are_a_fault_and_no_rank_is_named(
     assert all(why and why.startswith("its process ") for why in ends)
 
 
-@pytest.mark.lab  # long
 @pytest.mark.serial
 def test_a_rank_that_hangs_is_named_within_the_deadline_and_three_seconds(play: Play):
     scenario = play(misbehaving.never_enters, deadline_s=DEADLINE_S)
@@ -89,6 +87,7 @@ def test_a_rank_that_hangs_is_named_within_the_deadline_and_three_seconds(play: 
     assert scenario.outcome.recording.trials[0].duration_s < DEADLINE_S + 3.0
 
 
+@pytest.mark.smoke
 def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbers(play: Play):
     scenario = play(misbehaving.never_enters)
 
@@ -145,6 +144,7 @@ def test_a_killed_trial_leaves_no_shared_memory(play: Play, one_trial):
     assert not list(Path("/dev/shm").glob("nccl-ddp-doctor-test*"))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_doubled_share_names_its_rank(play: Play, one_trial, ranks):
     scenario = play(misbehaving.adds_to_the_sum, ranks=ranks, deadline_s=60.0)

@@ -11,6 +11,8 @@ from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.node_ranks import NodeRanks, Run
 from ddp_doctor.starters.request import RunRequest
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/tmp/elsewhere", "", "t", "t1/2", "t\u0661"])
 def test_a_trial_whose_name_would_be_a_path_elsewhere_is_refused(name):

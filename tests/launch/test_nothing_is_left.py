@@ -27,6 +27,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run.kill()
 
 
+@pytest.mark.smoke
 def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
     assert run.wait_for("rank") is not None
     run.process.kill()
@@ -35,6 +36,7 @@ def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
     assert [what for what in run.left() if not what.startswith("ddp-doctor-")] == []
 
 
+@pytest.mark.smoke
 def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_leaves_nothing(run: Run):
     tracker = run.wait_for("tracker")
     assert tracker is not None
@@ -68,7 +70,6 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
     assert [finding for finding in report["findings"] if finding["severity"] == "error"] == []
 
 
-@pytest.mark.lab  # long
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_of_the_attack_ends_in_time_leaves_nothing_and_gives_no_false_verdict(seed: int, tmp_path: Path):
     _, wrong = Round(seed).play(tmp_path)

@@ -1,5 +1,7 @@
 """A check of several parts: a rank that hangs in one of them costs the others nothing."""
 
+import pytest
+
 from ddp_doctor.checks.collectives import collectives
 from ddp_doctor.facts.collectives import CollectiveFact
 from ddp_doctor.knowledge.collectives import TABLE
@@ -7,6 +9,8 @@ from ddp_doctor.model.choices import CheckStatus, Level, Status
 from ddp_doctor.model.recording import Floor, Options
 from tests.launch import misbehaving
 from tests.launch.conftest import Play, Scenario
+
+pytestmark = pytest.mark.ranks
 
 PARTS = ("broadcast", "all_gather", "all_to_all", "gather")
 HANGS_S = 4.0

@@ -15,6 +15,8 @@ from ddp_doctor.model.choices import UsageError
 from ddp_doctor.ranks import folders
 from tests.lab.processes import comes_true
 
+pytestmark = pytest.mark.ranks
+
 RUN = "import sys; from ddp_doctor.ranks import folders; print(folders.make_run_folder(), flush=True); sys.stdin.read()"
 
 
@@ -152,7 +154,6 @@ def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):
     assert (tmp_path / "mine").exists()
 
 
-@pytest.mark.lab  # long
 def test_a_run_that_is_killed_leaves_a_folder_that_the_next_run_removes(temporary):
     doctor = (sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", "2", "--level", "quick")
     env = {**os.environ, "XDG_STATE_HOME": str(temporary / "state")}

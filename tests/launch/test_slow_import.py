@@ -14,6 +14,8 @@ from ddp_doctor.ranks import preload
 from ddp_doctor.starters.request import RunRequest
 from tests.lab.processes import to_its_end
 
+pytestmark = pytest.mark.ranks
+
 SCRIPT = """
 import sys
 from pathlib import Path

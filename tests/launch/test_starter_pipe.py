@@ -6,8 +6,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.ranks
+
 AGENT = """
 import os, signal, sys, time
+import pytest
+
 from ddp_doctor.starters import starter_channel
 def say(*words):  # whole, and also where a signal comes in the middle of another line
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())

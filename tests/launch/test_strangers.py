@@ -15,7 +15,7 @@ from ddp_doctor.ranks.store import connect
 from tests.lab.hosts import WITHOUT_DDP
 from tests.launch.agents import PATIENCE_S, Agent, Start, codes
 
-pytestmark = [pytest.mark.ranks, pytest.mark.lab]  # lab: long
+pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture

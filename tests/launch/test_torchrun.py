@@ -10,6 +10,8 @@ import pytest
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.ranks.torchrun import launch
 
+pytestmark = pytest.mark.ranks
+
 #: Started as a program of its own, so that its signals and children are its own.
 PROGRAM = """
 import os, random, signal, threading, time
@@ -77,7 +79,6 @@ def test_a_signal_before_the_launch_is_entered_leaves_no_torchrun():
     assert interrupted(at_spec="signal.raise_signal(signal.SIGTERM)", at_once="launches(-1)") == 1
 
 
-@pytest.mark.lab  # long
 def test_signals_at_any_moment_of_the_launch_leave_no_torchrun():
     assert interrupted(storm="True", rounds="60") > 20
 

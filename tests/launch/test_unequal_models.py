@@ -33,7 +33,7 @@ def buffer_on_rank_1_alone(ctx):
 @pytest.mark.parametrize(
     ("probe", "code", "rank"),
     [
-        (extra_head_on_rank_1, "DD740", 1),
+        pytest.param(extra_head_on_rank_1, "DD740", 1, marks=pytest.mark.smoke),
         (other_type_on_rank_1, "DD740", 1),
         (other_order_on_rank_2, "DD741", 2),
         (buffer_on_rank_1_alone, "DD742", 1),

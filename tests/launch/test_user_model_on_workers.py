@@ -146,7 +146,6 @@ def test_a_sharded_model_gives_no_finding_on_workers(with_model, ranks):
     assert [(fact.sharded.steps, fact.sharded.not_compared) for fact in facts if fact.sharded] == [(2, None)] * ranks
 
 
-@pytest.mark.lab  # long
 @pytest.mark.parametrize(
     ("name", "words"), [("lost_in_the_forward", "hangs in your forward"), ("lost_in_the_step", "hangs in your step")]
 )
@@ -158,7 +157,6 @@ def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_full
     assert "`time.sleep(1000.0)`; ranks 0, 2 have waited " in scenario.title
 
 
-@pytest.mark.lab  # long
 def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model):
     scenario = with_model("sharded_planted:raises_in_the_step", ranks=3, deadline_s=60.0)
 
@@ -167,7 +165,6 @@ def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model
     assert f"Rank 1 raised ValueError at {line} in the sharded step of your model; " in scenario.title
 
 
-@pytest.mark.lab  # long
 def test_an_exception_of_all_ranks_in_your_step_has_a_finding_that_does_not_speak_of_ddp(with_model):
     scenario = with_model("sharded_planted:raises_in_every_step", deadline_s=60.0)
 

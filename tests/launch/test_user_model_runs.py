@@ -41,7 +41,6 @@ def named(report: dict[str, Any], code: str) -> dict[str, Any]:
     return finding
 
 
-@pytest.mark.lab  # long
 def test_a_node_without_the_model_is_named(tmp_path):
     (tmp_path / "net.py").write_text(SLOW)
     port = free_port()
@@ -59,7 +58,6 @@ def test_a_node_without_the_model_is_named(tmp_path):
     assert [one["rank"] for one in finding["culprits"]] == [1]
 
 
-@pytest.mark.lab  # long
 def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_path):
     (tmp_path / "net.py").write_text(SLOW)
     options = ("--nproc-per-node", "2", "--only", "user_model", "--model", "net:make")

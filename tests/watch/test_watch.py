@@ -20,6 +20,8 @@ from ddp_doctor.facts.job_log import JobLogFact
 from tests.lab.processes import comes_true
 from tests.launch.agents import PATIENCE_S
 
+pytestmark = pytest.mark.ranks
+
 ROOT = Path(__file__).parent.parent.parent
 
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
@@ -168,6 +170,7 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.smoke
 def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, tmp_path):
     (tmp_path / "cmd.py").write_text(TELLING)
 
@@ -178,6 +181,7 @@ def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, t
     assert shell("\x1c", "ready> ").count("Quit") == 1
 
 
+@pytest.mark.smoke
 def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(watching, tmp_path, state):
     """Not by what was in the file before; and the words of the watcher come last."""
     log = tmp_path / "log"

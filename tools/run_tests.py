@@ -1,0 +1,32 @@
+"""Run one part of the tests, which the Makefile selects by their marks.
+
+    python -m tools.run_tests NAME MARKS JUNIT PYTHON [OPTION ...] -- [ARGUMENT ...]
+
+NAME is the target of make, JUNIT a file for the results or empty, PYTHON a command that takes ``-m pytest``. If the
+arguments select none of these tests, it prints one line and exits with 0.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def main(argv: list[str]) -> int:
+    """Become pytest, so that signals reach it alone; return only if there is nothing to run."""
+    name, marks, junit, python = argv[:4]
+    end = argv.index("--")
+    options, arguments = argv[4:end], argv[end + 1 :]
+    if arguments:
+        listing = (sys.executable, "-m", "pytest", "-m", marks, "--collect-only", "-qq", *arguments)
+        if subprocess.run(listing, capture_output=True, check=False).returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+            sys.stdout.write(f"make {name}: ARGS selects none of these tests\n")
+            return 0
+    results = [f"--junit-xml={junit}"] if junit else []
+    command = [*python.split(), "-m", "pytest", "-m", marks, *options, *results, *arguments]
+    return os.execv(command[0], command)  # noqa: S606 - the developer's own command
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
