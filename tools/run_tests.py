@@ -20,9 +20,13 @@ def main(argv: list[str]) -> int:
     options, arguments = argv[4:end], argv[end + 1 :]
     if arguments:
         listing = (sys.executable, "-m", "pytest", "-m", marks, "--collect-only", "-qq", *arguments)
-        if subprocess.run(listing, capture_output=True, check=False).returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-            sys.stdout.write(f"make {name}: ARGS selects none of these tests\n")
+        listed = subprocess.run(listing, capture_output=True, text=True, check=False)
+        if listed.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
+            sys.stdout.write(f"make {name}: ARGS selects none of these tests; `make help` lists the other parts\n")
             return 0
+        if listed.returncode != pytest.ExitCode.OK:
+            sys.stdout.write(listed.stdout + listed.stderr)
+            return listed.returncode
     results = [f"--junit-xml={junit}"] if junit else []
     command = [*python.split(), "-m", "pytest", "-m", marks, *options, *results, *arguments]
     return os.execv(command[0], command)  # noqa: S606 - the developer's own command
