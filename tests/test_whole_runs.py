@@ -10,9 +10,9 @@ import pytest
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.report import Report
 from tests.cli.test_cli import doctor, state
-from tests.lab.processes import PATIENCE_S
 from tests.measured import MEASURED
 from tests.schemas import refused
+from tests.waiting import LIMIT_S
 
 __all__ = ["state"]  # a fixture
 
@@ -74,7 +74,7 @@ def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     path = tmp_path / "report.json"
     argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
 
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=PATIENCE_S)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=LIMIT_S)
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done.stdout

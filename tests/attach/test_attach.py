@@ -17,7 +17,7 @@ from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
 from tests.attach import RANKS
 from tests.attach.stillness import wait_until_still
-from tests.lab.processes import comes_true
+from tests.waiting import wait_until
 
 #: What is to be named for each way, and which rank.
 NAMED = {
@@ -57,7 +57,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def _wait_until_still(pid: int, folder: Path) -> None:
     """Until each rank has begun, and no main thread of the jobs that hang runs any more."""
-    assert comes_true(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED), 120.0)
+    wait_until(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED), 120.0)
     tree = _tree()  # of the last two one gets on, and in the other ranks look into the file of their store
     *hanging, killed, _ = tree[pid]
     wait_until_still((rank for job in hanging for rank in tree[job]), ended=tree[killed][2:])

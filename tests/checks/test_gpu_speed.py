@@ -12,10 +12,11 @@ from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed as known
 from ddp_doctor.model.context import GpuSample, GpuWatched
 from ddp_doctor.model.fact import Absent
-from tests.lab.processes import PATIENCE_S, to_its_end
+from tests.lab.processes import to_its_end
 from tests.nvml_stand_in import environment
 from tests.rank_harness import HarnessContext, Ranks
 from tests.recordings import judged
+from tests.waiting import LIMIT_S
 
 SMALL = Workload(
     matrices=(256, 64),
@@ -134,7 +135,7 @@ print(watch.stop().model_dump_json())
 
 def watched(fault: str, uuid: str, *defines: str) -> GpuWatched:
     """A real process, the real pynvml, and the compiled stand-in."""
-    argv = (sys.executable, "-c", WATCH, uuid, "0.4" if fault == "hang_init" else str(PATIENCE_S / 2))
+    argv = (sys.executable, "-c", WATCH, uuid, "0.4" if fault == "hang_init" else str(LIMIT_S / 2))
     done = to_its_end(argv, {"PATH": "/usr/bin:/bin", **environment(fault, *defines)}, check=True)
     return GpuWatched.model_validate_json(done.stdout)
 

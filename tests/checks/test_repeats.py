@@ -21,10 +21,10 @@ from ddp_doctor.model.choices import CheckStatus, Verdict
 from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from tests import recordings
-from tests.lab.processes import comes_true
-from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.launch.agents import Agent, end
 from tests.once import free_port
 from tests.readings import collected, plain_world
+from tests.waiting import LIMIT_S, wait_until
 
 #: Rank 1 raises in the fourth of five worlds. It is planted in the process from which ranks are forked.
 _NOW_AND_THEN = """
@@ -67,7 +67,7 @@ def start(folder: Path, *options: str, **env: str) -> "subprocess.Popen[str]":
 
 def run(folder: Path, *options: str, **env: str) -> Report:
     with start(folder, *options, **env) as process:
-        said = process.communicate(timeout=PATIENCE_S)[0]
+        said = process.communicate(timeout=LIMIT_S)[0]
     assert (folder / "r.json").exists(), said
     return Report.model_validate_json((folder / "r.json").read_text())
 
@@ -99,9 +99,9 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
 def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
     env = planted(tmp_path)
     with start(tmp_path, "--repeat", "9999", **env) as process:
-        assert comes_true(lambda: (tmp_path / "worlds").exists() and (tmp_path / "worlds").stat().st_size >= 6)
+        wait_until(lambda: (tmp_path / "worlds").exists() and (tmp_path / "worlds").stat().st_size >= 6)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=PATIENCE_S)
+        process.communicate(timeout=LIMIT_S)
     report = Report.model_validate_json((tmp_path / "r.json").read_text())
 
     (check,) = [check for check in report.checks if check.id == "repeats"]

@@ -16,9 +16,9 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.sources.machine import LiveContext
 from tests.checks.sysfs_tree import SysfsTree, nvswitch_board
 from tests.fakes import FakeContext
-from tests.lab.processes import PATIENCE_S
 from tests.nvml_stand_in import answer
 from tests.readings import findings_of, of_nodes, replayed
+from tests.waiting import LIMIT_S
 
 OUR_CPUS = "Cpus_allowed:\tff\nCpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n"
 MATRIX = (
@@ -199,7 +199,7 @@ def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tr
     gpu_on_the_bus(tree)
     limit_s = 0.5
     while not isinstance(fact := look("hang_ancestor", "two", LIMIT=str(limit_s)), TopologyHangFact) or not fact.call:
-        assert limit_s < PATIENCE_S  # it had no time to reach the driver
+        assert limit_s < LIMIT_S  # it had no time to reach the driver
         limit_s *= 2
     assert (fact.asked, fact.call) == ("NVML", "nvmlDeviceGetTopologyCommonAncestor")
     assert fact.waited_s >= limit_s

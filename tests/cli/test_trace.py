@@ -19,9 +19,9 @@ import pytest
 
 from ddp_doctor.app.traces import read_traces
 from tests.cli.test_cli import DOCTOR
-from tests.lab.processes import PATIENCE_S, comes_true
 from tests.schemas import refused
 from tests.traces.written import RUNLOOP, event, written
+from tests.waiting import LIMIT_S, wait_until
 
 ROW = re.compile(r"^[ !]+(\S+) +10\.00 ", re.MULTILINE)
 
@@ -264,9 +264,9 @@ def test_ctrl_c_gives_an_answer_from_the_ranks_that_were_read(traces):
         assert pipe is not None
         pipe.write(archive.getvalue()[:-100_000])  # more than is read ahead lies behind the first file
         pipe.flush()
-        assert comes_true(lambda: unread_in(pipe) == 0)
+        wait_until(lambda: unread_in(pipe) == 0)
         doctor.send_signal(signal.SIGINT)
-        told, _ = doctor.communicate(timeout=PATIENCE_S)
+        told, _ = doctor.communicate(timeout=LIMIT_S)
 
     report = json.loads(told)
     assert doctor.returncode == report["exit_code"] == 130

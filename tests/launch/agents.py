@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.processes import comm, pids_with
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parent.parent.parent
-#: How long a test waits for what comes in a moment: only one that fails waits so long, however busy the machine is.
-PATIENCE_S = 140.0
 
 
 def _copy(screen: int, path: Path) -> None:
@@ -58,13 +57,13 @@ class Agent:
             self.process = subprocess.Popen(argv, stdout=output, stderr=errors, env=env, cwd=folder)
         threading.Thread(target=_copy, args=(screen, self.progress), daemon=True).start()
 
-    def report(self, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+    def report(self, timeout_s: float = LIMIT_S) -> dict[str, Any]:
         """Its report, once it has ended."""
         self.process.wait(timeout_s)
         report: dict[str, Any] = json.loads(self.json.read_text())
         return report
 
-    def wait_for(self, words: str, timeout_s: float = PATIENCE_S) -> None:
+    def wait_for(self, words: str, timeout_s: float = LIMIT_S) -> None:
         """Until its progress says this."""
         deadline = time.monotonic() + timeout_s
         while not self.progress.exists() or words not in self.progress.read_text():
@@ -79,7 +78,7 @@ class Agent:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def family(self, grace_s: float = PATIENCE_S) -> list[str]:
+    def family(self, grace_s: float = LIMIT_S) -> list[str]:
         """What still runs of it, itself included, after a time of grace."""
         deadline = time.monotonic() + grace_s
         while alive := self._alive():
@@ -102,7 +101,7 @@ def codes(report: dict[str, Any]) -> list[str]:
     return [finding["code"] for finding in report["findings"] if finding["severity"] in ("error", "warning")]
 
 
-def reports_of(agents: Sequence[Agent], timeout_s: float = PATIENCE_S) -> tuple[list[dict[str, Any]], list[str]]:
+def reports_of(agents: Sequence[Agent], timeout_s: float = LIMIT_S) -> tuple[list[dict[str, Any]], list[str]]:
     """Their reports, and what still runs of them; that is ended."""
     try:
         return [agent.report(timeout_s) for agent in agents], [left for agent in agents for left in agent.family()]
@@ -115,4 +114,4 @@ def end(agents: Sequence[Agent]) -> None:
     for agent in agents:
         if agent.process.poll() is None:
             agent.process.kill()
-            agent.process.wait(PATIENCE_S)
+            agent.process.wait(LIMIT_S)

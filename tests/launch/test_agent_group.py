@@ -17,7 +17,7 @@ from ddp_doctor.agents.messages import BeatMessage
 from ddp_doctor.agents.remote_ranks import GroupRanks, StoreRemoteRanks
 from ddp_doctor.agents.store_client import HEAD, Beat, StoreClient, StoreLost
 from ddp_doctor.knowledge.deadlines import HAND_IN_S, SILENT_S
-from tests.lab.processes import PATIENCE_S
+from tests.waiting import LIMIT_S
 
 
 class _Process:
@@ -109,7 +109,7 @@ def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkey
     client.put("result/t0/3", "x" * 8_000_000)
     client.put("bye/3", value=True)
 
-    assert time.monotonic() - started < PATIENCE_S  # nobody ever reads it
+    assert time.monotonic() - started < LIMIT_S  # nobody ever reads it
     assert client.error == "the control store takes nothing more"
 
 

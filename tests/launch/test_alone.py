@@ -25,10 +25,10 @@ from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.trial import RankEvidence, TrialRecord
 from ddp_doctor.ranks.node_ranks import Run
-from tests.lab.processes import PATIENCE_S
 from tests.launch import misbehaving
 from tests.launch.conftest import _descendants
 from tests.recordings import load
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -84,7 +84,7 @@ def ask(
     agent: Agent | None,
     recording: Recording = WELL,
     until: float = 9e9,
-    deadline_s: float = PATIENCE_S,
+    deadline_s: float = LIMIT_S,
 ) -> Came:
     assert recording.world is not None
     partial = PartialRecording()
@@ -103,8 +103,8 @@ def status(outcome: app.Outcome) -> tuple[CheckStatus, str | None]:
     ("probe", "deadline_s", "how"),
     [
         (misbehaving.never_enters, 2.0, "they were stopped after 2 s"),
-        (misbehaving.segfaults, PATIENCE_S, "rank 1 was killed by SIGSEGV"),
-        (misbehaving.raises, PATIENCE_S, "ValueError: the data set is empty"),
+        (misbehaving.segfaults, LIMIT_S, "rank 1 was killed by SIGSEGV"),
+        (misbehaving.raises, LIMIT_S, "ValueError: the data set is empty"),
     ],
 )
 def test_diagnostics_that_do_not_end_are_not_tested_and_change_no_verdict(agent: Agent, probe, deadline_s, how: str):

@@ -12,8 +12,8 @@ from ddp_doctor.facts.cluster import AttemptSeen
 from ddp_doctor.ranks.control_store import ALL_ADDRESSES, listen
 from ddp_doctor.starters import endpoint
 from ddp_doctor.starters.endpoint import approach, holder_of, is_held_by_launcher, is_mine, resolve
-from tests.lab.processes import PATIENCE_S
 from tests.once import free_port
+from tests.waiting import LIMIT_S
 
 
 def _in(seconds: float) -> float:
@@ -22,7 +22,7 @@ def _in(seconds: float) -> float:
 
 def test_a_port_that_is_listened_on_is_connected_to():
     with listen("127.0.0.1", 0) as server:
-        way = approach("127.0.0.1", server.getsockname()[1], _in(PATIENCE_S), lambda _text: None)
+        way = approach("127.0.0.1", server.getsockname()[1], _in(LIMIT_S), lambda _text: None)
 
     assert (way.outcome, way.address, way.met_at) == ("connected", "127.0.0.1", "127.0.0.1")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.starters.interruption import SIGNALS, Interrupted, interruptible
-from tests.launch.agents import PATIENCE_S
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -62,7 +62,7 @@ def test_a_library_interrupted_while_it_holds_its_lock_gives_it_back():
         library.work()
         time.sleep(1000.0)
 
-    assert seconds_until_interrupted(work) < PATIENCE_S
+    assert seconds_until_interrupted(work) < LIMIT_S
     assert not library.lock.locked()
 
 
@@ -71,7 +71,7 @@ def test_a_library_that_waits_for_long_is_interrupted_all_the_same():
         signal.raise_signal(signal.SIGTERM)
         threading.Event().wait(1000.0)
 
-    assert seconds_until_interrupted(work) < PATIENCE_S
+    assert seconds_until_interrupted(work) < LIMIT_S
 
 
 def test_an_alarm_that_is_lost_is_not_the_last():
@@ -84,7 +84,7 @@ def test_an_alarm_that_is_lost_is_not_the_last():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
         time.sleep(1000.0)
 
-    assert seconds_until_interrupted(work) < PATIENCE_S
+    assert seconds_until_interrupted(work) < LIMIT_S
 
 
 def test_the_doctors_own_code_is_interrupted_at_once():
@@ -156,7 +156,7 @@ def _interrupted(script: str, folder: Path, **given: Any) -> "subprocess.Complet
         (sys.executable, "-c", script),
         check=False,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=LIMIT_S,
         env={**os.environ, **own},
         **{"capture_output": True} | given,
     )

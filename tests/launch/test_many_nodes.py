@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from tests.lab.hosts import WITHOUT_DDP
-from tests.launch.agents import PATIENCE_S, Agent, Start, codes
+from tests.launch.agents import Agent, Start, codes
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -64,7 +65,7 @@ def test_an_agent_that_was_ended_and_started_anew_takes_its_own_place(start: Sta
 
     assert codes(head.report()) == []
     assert (head.process.returncode, second.report()["verdict"]) == (0, "healthy")
-    assert first.process.wait(PATIENCE_S) == 130
+    assert first.process.wait(LIMIT_S) == 130
 
 
 def test_nodes_that_were_told_different_numbers_end_at_once(start: Start):
@@ -92,7 +93,7 @@ def test_an_interrupt_on_one_node_ends_the_run_on_all(start: Start):
 
     agents[1].signal(signal.SIGINT)
 
-    assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130, 130]
+    assert [agent.process.wait(LIMIT_S) for agent in agents] == [130, 130, 130]
     assert codes(agents[0].report()) == []
 
 
@@ -102,7 +103,7 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
 
     agents[0].signal(signal.SIGINT)
 
-    assert [agent.process.wait(PATIENCE_S) for agent in agents] == [130, 130]
+    assert [agent.process.wait(LIMIT_S) for agent in agents] == [130, 130]
     reasons = {check["id"]: check["reason"] for check in agents[0].report()["checks"]}
     assert reasons["roll_call"].startswith("interrupted after")
     assert reasons["roll_call"].endswith("2 of 3 nodes here")
@@ -119,7 +120,7 @@ def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start:
     report = agents[0].report()
     assert (report["verdict"], agents[0].process.returncode) == ("unsure", 3)
     assert codes(report) == []
-    agents[1].process.wait(PATIENCE_S)
+    agents[1].process.wait(LIMIT_S)
 
 
 def test_a_stopped_agent_is_named_by_the_others(start: Start):
@@ -132,7 +133,7 @@ def test_a_stopped_agent_is_named_by_the_others(start: Start):
 
     assert codes(report) == ["DD540"]
     assert [(one["kind"], one["node_rank"]) for one in report["findings"][0]["culprits"]] == [("node", 1)]
-    assert agents[1].process.wait(PATIENCE_S) == 1
+    assert agents[1].process.wait(LIMIT_S) == 1
     assert not psutil.pid_exists(agents[1].process.pid)
 
 
@@ -180,4 +181,4 @@ def test_a_node_that_leaves_between_the_nodes_is_no_blocked_path(start: Start):
     other.signal(signal.SIGINT)
 
     assert codes(head.report()) == []
-    assert (head.process.returncode, other.process.wait(PATIENCE_S)) == (130, 130)
+    assert (head.process.returncode, other.process.wait(LIMIT_S)) == (130, 130)

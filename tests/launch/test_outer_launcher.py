@@ -12,7 +12,7 @@ import pytest
 
 from ddp_doctor.starters import outer_launcher
 from ddp_doctor.starters.detect import OuterWorld, outer_world
-from tests.lab.processes import PATIENCE_S
+from tests.waiting import LIMIT_S
 
 WORLD = OuterWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="slurm-7-0-0")
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_JOB_ID": "7"}
@@ -58,8 +58,8 @@ def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
     agent_file(tmp_path).write_text("agent\n")
     started = time.monotonic()
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 2 * PATIENCE_S) is None
-    assert time.monotonic() - started < PATIENCE_S
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 2 * LIMIT_S) is None
+    assert time.monotonic() - started < LIMIT_S
 
 
 def test_an_agent_that_started_long_ago_and_lives_is_waited_for(

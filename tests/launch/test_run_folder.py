@@ -13,7 +13,7 @@ import pytest
 
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.ranks import folders
-from tests.lab.processes import comes_true
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -158,7 +158,7 @@ def test_a_run_that_is_killed_leaves_a_folder_that_the_next_run_removes(temporar
     doctor = (sys.executable, "-m", "ddp_doctor", "run", "--nproc-per-node", "2", "--level", "quick")
     env = {**os.environ, "XDG_STATE_HOME": str(temporary / "state")}
     with subprocess.Popen(doctor, env=env, stdout=subprocess.DEVNULL) as killed:
-        assert comes_true(lambda: list(temporary.glob("ddp-doctor-*/preload.json")))
+        wait_until(lambda: list(temporary.glob("ddp-doctor-*/preload.json")))
         killed.kill()
     assert len(list(temporary.glob("ddp-doctor-*"))) == 1
 

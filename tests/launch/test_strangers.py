@@ -13,7 +13,8 @@ from ddp_doctor.agents.framing import JUNK
 from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.store import connect
 from tests.lab.hosts import WITHOUT_DDP
-from tests.launch.agents import PATIENCE_S, Agent, Start, codes
+from tests.launch.agents import Agent, Start, codes
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -77,7 +78,7 @@ def test_results_that_cannot_be_read_leave_the_run_unsure_and_nobody_to_blame(st
             time.sleep(0.002)
     report = head.report()
 
-    assert (report["verdict"], head.process.returncode, other.process.wait(PATIENCE_S)) == ("unsure", 3, 3)
+    assert (report["verdict"], head.process.returncode, other.process.wait(LIMIT_S)) == ("unsure", 3, 3)
     assert codes(report) == []
     assert f"sent {JUNK}" in json.dumps(report)
     _says_nothing_of_its_own_inside(head, other)
@@ -158,7 +159,7 @@ def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start,
 
     last = start(1, name="a1", more_env=_of("train", 1))
 
-    assert (head.report()["verdict"], last.process.wait(PATIENCE_S)) == ("healthy", 0)
+    assert (head.report()["verdict"], last.process.wait(LIMIT_S)) == ("healthy", 0)
     for report in reports:
         errors = [one["code"] for one in report["findings"] if one["severity"] == "error"]
         assert (report["verdict"], errors) == ("sick", ["DD514"])

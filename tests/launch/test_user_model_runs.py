@@ -7,9 +7,9 @@ import pytest
 
 from ddp_doctor.model.recording import Options
 from ddp_doctor.wording.run_options import typed
-from tests.lab.processes import comes_true
-from tests.launch.agents import PATIENCE_S, Agent, end
+from tests.launch.agents import Agent, end
 from tests.once import free_port
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -51,7 +51,7 @@ def test_a_node_without_the_model_is_named(tmp_path):
     )
     try:
         finding = named(agents[0].report(), "DD770")
-        agents[1].process.wait(PATIENCE_S)
+        agents[1].process.wait(LIMIT_S)
     finally:
         end(agents)
 
@@ -64,9 +64,9 @@ def test_ctrl_c_while_your_code_runs_ends_in_one_line_and_leaves_nothing(tmp_pat
     agent = Agent(tmp_path, free_port(), 1, 0, *options)
     try:
         agent.wait_for("user_model")
-        assert comes_true((tmp_path / "reached").exists)
+        wait_until((tmp_path / "reached").exists)
         agent.signal(signal.SIGINT)
-        code = agent.process.wait(PATIENCE_S)
+        code = agent.process.wait(LIMIT_S)
         left = agent.family()
     finally:
         end((agent,))

@@ -17,8 +17,7 @@ import pytest
 
 from ddp_doctor.app.job_reading import logs
 from ddp_doctor.facts.job_log import JobLogFact
-from tests.lab.processes import comes_true
-from tests.launch.agents import PATIENCE_S
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -53,13 +52,13 @@ def watching(tmp_path: Path, state: Path) -> Iterator[Callable[..., "subprocess.
 
 def ended(process: "subprocess.Popen[str]") -> tuple[str, str, int]:
     """What it said, without the watcher's own words, and its return code."""
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=LIMIT_S)
     own = [line for line in err.splitlines(keepends=True) if not line.startswith("ddp-doctor: ")]
     return out, "".join(own), process.returncode
 
 
 def wait_for(path: Path, text: str) -> None:
-    assert comes_true(lambda: path.exists() and text in path.read_text()), path
+    wait_until(lambda: path.exists() and text in path.read_text(), f"{text!r} in {path}")
 
 
 def kept(state: Path) -> list[Path]:
@@ -72,7 +71,7 @@ def test_a_healthy_command_says_what_it_always_says_and_leaves_nothing(watching,
     )
     out, err = process.stdout.buffer.read(), process.stderr.buffer.read()
 
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(LIMIT_S) == 0
     assert out == b"a\0\377" + str(Path("/proc/self/fd/0").readlink()).encode() + b"\nINFO\n"
     assert [line for line in err.split(b"\n") if not line.startswith(b"ddp-doctor: ")] == [b"\r b"]
     assert kept(state) == []
@@ -100,7 +99,7 @@ def test_what_cannot_be_started_is_told_as_a_shell_does(watching, tmp_path, stat
     process = watching("--", name)
     err = process.stderr.read()
 
-    assert process.wait(PATIENCE_S) == code
+    assert process.wait(LIMIT_S) == code
     assert f"ddp-doctor: {shlex.quote(name)}: " in err
     assert name == "" or kept(state) == []
 
@@ -142,7 +141,7 @@ def test_a_watcher_that_is_killed_or_stopped_changes_nothing_for_the_command(wat
 
     wait_for(tmp_path / "file", "done")
     process.send_signal(signal.SIGCONT)
-    assert process.wait(PATIENCE_S) == (-9 if how == signal.SIGKILL else 0)
+    assert process.wait(LIMIT_S) == (-9 if how == signal.SIGKILL else 0)
 
 
 @pytest.fixture
@@ -156,7 +155,7 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
 
     def type_in(keys: str, until: str) -> str:
         os.write(terminal, keys.encode())
-        seen, end = "", time.monotonic() + PATIENCE_S
+        seen, end = "", time.monotonic() + LIMIT_S
         while until not in seen:
             assert select.select((terminal,), (), (), max(end - time.monotonic(), 0))[0], seen
             seen += os.read(terminal, 4096).decode()
@@ -188,7 +187,7 @@ def test_a_bad_end_is_explained_by_what_the_command_itself_wrote_to_its_file(wat
     log.write_text("torch.distributed.DistNetworkError: The server socket has failed to listen\n" * 9)
     with log.open("a") as file:
         process = watching("--", "sh", "-c", FAILING, stdout=file, stderr=file)
-        assert process.wait(PATIENCE_S) == 1
+        assert process.wait(LIMIT_S) == 1
 
     said = log.read_text().partition("2.00 GiB\n")[2]
     assert said.startswith("ddp-doctor: `sh -c ")
@@ -203,7 +202,7 @@ def test_what_the_watcher_cannot_see_it_says_before_srun_and_after_a_bad_end(wat
     (tmp_path / "srun").chmod(0o755)
     process = watching("--", "./srun")
 
-    assert process.wait(PATIENCE_S) == 1
+    assert process.wait(LIMIT_S) == 1
     said = process.stderr.read().splitlines()
     assert "write `srun ddp-doctor watch -- …`" in said[0]
     assert "--keep-output" in said[-1]
@@ -213,7 +212,7 @@ def test_output_that_is_kept_is_passed_on_as_it_is_and_explains_the_end(watching
     process = watching("--keep-output", "--", "sh", "-c", f"printf 'a\\r\\t'; {FAILING}", stderr=subprocess.STDOUT)
     said = process.stdout.buffer.read().decode()
 
-    assert process.wait(PATIENCE_S) == 1
+    assert process.wait(LIMIT_S) == 1
     assert "a\r\tRuntimeError: CUDA out of memory." in said
     assert [path.name for path in kept(state)[0].iterdir()] == ["stdout-0.0.txt"]
     assert "no memory left" in said.splitlines()[-1]
@@ -224,7 +223,7 @@ def test_output_that_is_kept_ends_the_command_where_nobody_reads_it_any_more(wat
     process.stdout.readline()
     process.stdout.close()
 
-    assert process.wait(PATIENCE_S) == -signal.SIGPIPE
+    assert process.wait(LIMIT_S) == -signal.SIGPIPE
 
 
 def test_below_another_watcher_and_as_a_second_task_of_a_node_it_only_becomes_the_command(watching, state):
@@ -255,7 +254,7 @@ def test_a_task_that_fails_after_the_first_one_has_ended_well_is_told_of(watchin
     first = watching("sh", "-c", script, env={**slurm, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
 
     said = first.stderr.read()
-    assert (first.wait(PATIENCE_S), other.wait(PATIENCE_S)) == (0, 1)
+    assert (first.wait(LIMIT_S), other.wait(LIMIT_S)) == (0, 1)
     assert "ended well, and another task of this node failed" in said
     assert "KeyError: x" in said
 
