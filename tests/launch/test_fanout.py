@@ -160,8 +160,9 @@ def test_without_the_head_hosts_that_do_not_answer_are_named_too(start, monkeypa
 
 
 def test_agents_stay_until_the_last_message_of_each_is_here_for_srun_drops_what_is_still_on_its_way(start, tmp_path):
-    killed = "os.kill(os.getpid(), 9)"
-    seen, _ = ended(start(f"{HEAD}; (folder / 'told').touch()", killed, "wait_until((folder / 'told').exists)"))
+    stays = f"starter_channel._HEARD_S = {LIMIT_S}"
+    head, last = f"{stays}; {HEAD}; (folder / 'told').touch()", f"{stays}; wait_until((folder / 'told').exists)"
+    seen, _ = ended(start(head, "os.kill(os.getpid(), 9)", last))
 
     assert seen.broken_off.keys() == {1}
     assert [one.code for one in seen.agents.values()] == [1, None, 1]
@@ -233,8 +234,7 @@ def test_what_srun_says_of_a_task_that_ended(line, hosts):
 
 def test_an_agent_that_never_speaks_does_not_hold_up_the_end(start, monkeypatch):
     monkeypatch.setattr(fanout, "_ANSWER_S", 0.0)
-    monkeypatch.setattr(started_process, "_KILL_S", 0.3)
-    seen, _ = ended([*start(HEAD), MUTE])
+    seen, _ = ended([*start(f"starter_channel._HEARD_S = 0.1; {HEAD}"), MUTE])
 
     assert seen.recording == "verdict"
     assert seen.not_started[1].startswith("no answer within")
