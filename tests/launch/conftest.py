@@ -21,6 +21,7 @@ from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.agents import Agent, Start, end
 from tests.once import free_port
+from tests.waiting import LIMIT_S, wait_until
 
 
 @dataclass
@@ -28,7 +29,6 @@ class Scenario:
     """What came of a probe on real ranks."""
 
     outcome: Outcome
-    left: list[psutil.Process]
 
     @property
     def codes(self) -> list[str]:
@@ -52,7 +52,7 @@ def session() -> Iterator[Session]:
     """One whose server has imported torch and forks in a moment."""
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
-        assert session.server.wait_ready(60.0).error is None
+        assert session.server.wait_ready(LIMIT_S).error is None
         yield session
 
 
@@ -99,8 +99,8 @@ def play(session: Session) -> Play:
         finally:
             played += len(session.partial.trials)
         recording = session.partial.added_to(Recording(run_id="test", world=world))
-        left = [p for p in _descendants() if p.pid not in before and p.pid != store]
-        return Scenario(app.judge(recording), left)
+        wait_until(lambda: not [p for p in _descendants() if p.pid not in before and p.pid != store], "nothing is left")
+        return Scenario(app.judge(recording))
 
     return play_one
 

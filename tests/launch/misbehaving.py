@@ -3,7 +3,7 @@
 import ctypes
 import os
 import signal
-import time
+import threading
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,8 +14,6 @@ from tests import once
 
 #: The rank that misbehaves.
 BAD = 1
-#: A second of it is far beyond every deadline of the tests.
-FOR_EVER = 600
 
 
 class Done(Fact):
@@ -39,7 +37,7 @@ def well_behaved(ctx: RankContext) -> Done:
 
 def never_enters(ctx: RankContext) -> Done:
     if ctx.rank == BAD:
-        time.sleep(FOR_EVER)  # the line that the report must name
+        threading.Event().wait()  # the line that the report must name
     return _all_reduce(ctx)
 
 
@@ -51,7 +49,7 @@ def asleep(pid: int | None) -> Path:
 def says_that_it_never_enters(ctx: RankContext) -> Done:
     if ctx.rank == BAD:
         asleep(os.getpid()).touch()
-        time.sleep(FOR_EVER)
+        threading.Event().wait()
     return _all_reduce(ctx)
 
 
@@ -74,7 +72,7 @@ def never_joins_a_group(ctx: RankContext) -> Done:
     import torch.distributed as dist
 
     if ctx.rank == BAD:
-        time.sleep(FOR_EVER)
+        threading.Event().wait()
     with ctx.step("new_group"):
         dist.new_group()
     return _all_reduce(ctx)
@@ -155,15 +153,14 @@ def calls_another_shape(ctx: RankContext) -> Done:
 def comes_late(ctx: RankContext) -> Done:
     _all_reduce(ctx)
     if ctx.rank == BAD:
-        time.sleep(3.0)
+        threading.Event().wait(3.0)  # slowness that the product must measure
     return _all_reduce(ctx)
 
 
 def moves_slowly(ctx: RankContext) -> Done:
-    while ctx.remaining() > -FOR_EVER:
-        time.sleep(0.2)
+    while True:
+        threading.Event().wait(0.2)  # slowness that the product must measure
         _all_reduce(ctx)
-    return Done()
 
 
 def both_ends_receive(ctx: RankContext) -> Done:
@@ -182,7 +179,7 @@ def both_ends_receive(ctx: RankContext) -> Done:
 def hangs_in_one_part(ctx: RankContext) -> Fact:
     """A check of several parts; one rank never enters the one called all_gather."""
     if ctx.rank == BAD and ctx.part == "all_gather":
-        time.sleep(FOR_EVER)
+        threading.Event().wait()
     _all_reduce(ctx)
     return CollectiveFact(part=ctx.part, ranks=ctx.world_size)
 
@@ -195,7 +192,7 @@ def hangs_after_a_part_that_is_skipped(ctx: RankContext) -> Fact:
 
 def hangs_in_every_part(ctx: RankContext) -> Fact:
     if ctx.rank == BAD:
-        time.sleep(FOR_EVER)
+        threading.Event().wait()
     _all_reduce(ctx)
     return CollectiveFact(part=ctx.part, ranks=ctx.world_size)
 
@@ -208,7 +205,7 @@ def leaves_shared_memory(ctx: RankContext) -> Done:
         with Path(f"/dev/shm/nccl-ddp-doctor-test-{os.getpid()}").open("w+b") as file:
             file.truncate(4096)
             mapped = mmap.mmap(file.fileno(), 4096)
-            time.sleep(FOR_EVER)
+            threading.Event().wait()
             mapped.close()
     return _all_reduce(ctx)
 

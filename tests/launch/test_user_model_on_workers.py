@@ -154,7 +154,7 @@ def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_full
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
     assert f"Rank 1 {words}, sharded_planted.py:" in scenario.title
-    assert "`time.sleep(1000.0)`; ranks 0, 2 have waited " in scenario.title
+    assert "`threading.Event().wait()`; ranks 0, 2 have waited " in scenario.title
 
 
 def test_an_exception_of_one_rank_in_your_step_is_named_with_its_line(with_model):
