@@ -30,12 +30,10 @@ from ddp_doctor.model.context import Context, ModelMesh
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.gpu_watch import NvmlWatch
 from ddp_doctor.sources.machine import LiveContext
+from tests.waiting import LIMIT_S
 
 #: Imported by the server before it forks: what a rank would otherwise pay for alone.
 _TORCH = ("torch.distributed", "torch.nn.parallel", "torch._dynamo.utils")
-_TIMEOUT_S = 20.0
-#: Only for ranks that say nothing at all; they share the machine with as many others as there are workers.
-_PATIENCE_S = 90.0
 
 
 @dataclass
@@ -57,7 +55,7 @@ class HarnessContext:
     part: str = ""
     level: Level = Level.STANDARD
     budget_s: float = 60.0
-    deadline: float = field(default_factory=lambda: time.monotonic() + _TIMEOUT_S)
+    deadline: float = field(default_factory=lambda: time.monotonic() + LIMIT_S)
     init_s: float = 0.01
     backend_impl: str | None = "gloo"
     bound_device: str | None = None
@@ -164,16 +162,15 @@ class Ranks:
     def _receive(self) -> list[Result]:
         """One result of each rank. A rank that says nothing spoils the world for all later runs."""
         assert not self._stuck, "an earlier scenario never ended"
-        limit = time.monotonic() + _PATIENCE_S
         results, silent = [], list(self._pipes)
-        while silent and time.monotonic() < limit:
-            for pipe in wait(silent, max(0.0, limit - time.monotonic())):
+        while silent and (ready := wait(silent, LIMIT_S)):
+            for pipe in ready:
                 assert isinstance(pipe, Connection)
                 results.append(pipe.recv())
                 silent.remove(pipe)
         self._stuck = bool(silent)
         errors = "\n".join(f"rank {one.rank}: {one.error}" for one in results if one.error)
-        assert not silent, f"{len(silent)} ranks said nothing for {_PATIENCE_S:g} s\n{errors}"
+        assert not silent, f"{len(silent)} ranks said nothing for {LIMIT_S:g} s\n{errors}"
         return sorted(results, key=lambda one: one.rank)
 
 

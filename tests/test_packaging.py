@@ -19,6 +19,7 @@ import pytest
 from ddp_doctor import __version__
 from tests.once import once
 from tests.recordings import path_of
+from tests.waiting import LIMIT_S
 from tools import single_file, single_file_start
 
 ROOT = Path(__file__).parent.parent
@@ -195,7 +196,7 @@ def _bare(pyz: Path, home: Path, *words: str, before: str = "", **env: str) -> "
     command = ["unshare", "--mount"] if before else []
     command += ["sh", "-c", shell, sys.executable, str(pyz), *words]
     bare = {"HOME": str(home), "PATH": os.environ["PATH"], "TMPDIR": str(home / "tmp"), **env}
-    return subprocess.run(command, env=bare, cwd="/", capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=bare, cwd="/", capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
 @pytest.fixture

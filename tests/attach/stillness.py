@@ -1,24 +1,23 @@
 """When ranks that are to hang do hang, which no time tells on a busy machine."""
 
-import time
+from collections import deque
 from collections.abc import Iterable
 
 from ddp_doctor.sources import proc
+from tests.waiting import wait_until
 
 
-def wait_until_still(pids: Iterable[int], ended: Iterable[int] = (), patience_s: float = 120.0) -> None:
-    """Until no main thread of ``pids`` runs or has run for half a second, and each of ``ended`` is a zombie."""
-    pids, ended, end = list(pids), list(ended), time.monotonic() + patience_s
-    before: list[tuple[str, ...]] = []
+def wait_until_still(pids: Iterable[int], ended: Iterable[int] = ()) -> None:
+    """Wait until no main thread of ``pids`` has run between 50 looks in a row, and each of ``ended`` is a zombie."""
+    pids, ended, seen = list(pids), list(ended), deque(maxlen=50)
     assert pids
-    while True:
-        now = [_counts(pid) for pid in pids]
-        states = [proc.stat_fields(pid)[0] for pid in ended]
-        if now == before and not any(state == "R" for state, *_ in now) and states == ["Z"] * len(ended):
-            return
-        assert time.monotonic() < end, (now, states)
-        before = now
-        time.sleep(0.5)
+
+    def is_still() -> bool:
+        seen.append([_counts(pid) for pid in pids])
+        is_asleep = all(now == seen[0] for now in seen) and not any(state == "R" for state, *_ in seen[0])
+        return len(seen) == 50 and is_asleep and [proc.stat_fields(pid)[0] for pid in ended] == ["Z"] * len(ended)
+
+    wait_until(is_still, "the ranks hang")
 
 
 def _counts(pid: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from ddp_doctor.sources.live_jobs import Host, JobOnHost, of_slurm
 from ddp_doctor.sources.live_process import Candidate, below
 from tests.attach import RANKS
 from tests.attach.stillness import wait_until_still
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 #: What is to be named for each way, and which rank.
 NAMED = {
@@ -57,7 +57,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def _wait_until_still(pid: int, folder: Path) -> None:
     """Until each rank has begun, and no main thread of the jobs that hang runs any more."""
-    wait_until(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED), 120.0)
+    wait_until(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED))
     tree = _tree()  # of the last two one gets on, and in the other ranks look into the file of their store
     *hanging, killed, _ = tree[pid]
     wait_until_still((rank for job in hanging for rank in tree[job]), ended=tree[killed][2:])
@@ -105,7 +105,7 @@ def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
         attach.attach(slurm_job="4711; true")
     with pytest.raises(UsageError, match="no process of SLURM job 999999999 on this host"):
         attach.attach(slurm_job="999999999")
-    with subprocess.Popen(["sleep", "60"]) as other:
+    with subprocess.Popen(["sleep", "infinity"]) as other:
         with pytest.raises(UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"):
             attach.attach([other.pid])
         other.kill()
@@ -153,7 +153,7 @@ def test_a_job_of_slurm_is_named_by_its_number_and_a_step_of_it_by_both(asked: s
 def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
 
-    found = live_stacks.stacks([1], {"PATH": str(tmp_path)}, time.monotonic() + 1)
+    found = live_stacks.stacks([1], {"PATH": str(tmp_path)}, time.monotonic() + LIMIT_S)
 
     refused = found[1].refused
     assert refused is not None
@@ -162,7 +162,7 @@ def test_without_py_spy_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attach, "_LOOKS", 1)
-    with subprocess.Popen(["sleep", "60"]) as ends:
+    with subprocess.Popen(["sleep", "infinity"]) as ends:
         one = Candidate(ends.pid, os.getpid(), 1, {"RANK": "0", "WORLD_SIZE": "1"}, {}, ["sleep"])
         job = JobOnHost("process", {0: one}, numbered=True, children={0: []})
         monkeypatch.setattr(attach, "_chosen", lambda *_: [job])

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.attach import RANKS
+from tests.waiting import wait_until
 
 
 class Data(torch.utils.data.Dataset[torch.Tensor]):
@@ -39,7 +39,7 @@ def wait_for_ever() -> None:
     lock.acquire()
 
 
-def train(way: str, rank: int) -> None:
+def train(way: str, rank: int, folder: Path) -> None:
     """Some steps, and then what the way is about."""
     number = torch.zeros(1)
     for _ in range(3):
@@ -54,13 +54,14 @@ def train(way: str, rank: int) -> None:
     if way == "stopped" and rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     if way == "killed":
+        (folder / f"met-{rank}").touch()
         if rank == 2:
-            time.sleep(0.5)
+            wait_until(lambda: len([*folder.glob("met-*")]) == RANKS)
             os.kill(os.getpid(), signal.SIGKILL)
         dist.new_group([0, 1, 2])
     while way == "moving":
         dist.all_reduce(number)
-        time.sleep(0.01)
+        threading.Event().wait(0.01)  # leaves the processors to the other jobs
     dist.all_reduce(number)
 
 
@@ -73,7 +74,7 @@ def job(way: str, folder: Path) -> None:
                 "gloo", init_method=f"file://{file}", rank=rank, world_size=RANKS, timeout=timedelta(minutes=10)
             )
             (folder / f"{way}.{rank}").touch()
-            train(way, rank)
+            train(way, rank, folder)
     signal.pause()
 
 

@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -21,6 +19,7 @@ from ddp_doctor.checks.ddp.checkpoint import CHECK, rules
 from ddp_doctor.facts.ddp.model_state import Checkpoint
 from ddp_doctor.model.choices import Severity
 from tests.checks.judged_ranks import assert_found, judge_by, only, planted, record
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -138,29 +137,26 @@ def reads_half_on_rank_1(ctx: Any) -> Checkpoint:
 
 
 def saves_in_the_background(ctx: Any) -> Checkpoint:
-    """Rank 0's save returns before the second half is written."""
+    """Rank 0's save returns before the second half is written, which comes after all ranks have read."""
     import torch
 
-    save = torch.save
-    threads = []
+    save, exchange, halves = torch.save, ctx.exchange, []
 
-    def later(state: Any, file: Path) -> None:
+    def save_half(state: Any, file: Path) -> None:
         save(state, file)
         data = file.read_bytes()
         file.write_bytes(data[: len(data) // 2])
+        halves.append((file, data))
 
-        def finish() -> None:
-            time.sleep(0.2)
+    def exchange_and_finish(name: str, text: str) -> tuple[str, ...]:
+        told = exchange(name, text)
+        while name.startswith("loaded") and halves:
+            file, data = halves.pop()
             file.write_bytes(data)
+        return told
 
-        threads.append(threading.Thread(target=finish))
-        threads[-1].start()
-
-    try:
-        return probed(ctx, (torch, "save", later))
-    finally:
-        for thread in threads:
-            thread.join()
+    ctx.exchange = exchange_and_finish
+    return probed(ctx, (torch, "save", save_half))
 
 
 def reads_what_it_read_before(ctx: Any) -> Checkpoint:
@@ -273,7 +269,7 @@ from types import SimpleNamespace
 from ddp_doctor.checks.ddp import checkpoint
 print(checkpoint.reason_against(SimpleNamespace(world_size=2)))
 """
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=LIMIT_S)
     assert ended.stdout == "torch.distributed.checkpoint needs numpy, which these ranks lack\n", ended.stderr
 
 

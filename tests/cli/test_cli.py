@@ -21,6 +21,7 @@ from ddp_doctor.model.recording import Recording
 from tests.lab.processes import to_its_end
 from tests.once import free_port
 from tests.recordings import judged, load, path_of
+from tests.waiting import LIMIT_S
 
 DOCTOR = (sys.executable, "-m", "ddp_doctor")
 NO_CPUS = b'{"check": "host", "status": "collected", "fact": {"kind": "host/1", "cpus": 0}}'
@@ -654,7 +655,7 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
         while "--rdzv-endpoint" not in (line := head.stderr.readline()):
             assert head.poll() is None
         other = doctor(*line.split()[1:-2], "--only", "process_group", env=state)
-        shown, code = head.stdout.read(), head.wait(60)
+        shown, code = head.stdout.read(), head.wait(LIMIT_S)
 
     assert line.strip().endswith("--level quick --only process_group")
     assert (other.returncode, code) == (0, 0), other

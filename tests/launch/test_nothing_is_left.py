@@ -15,7 +15,9 @@ from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.attack import Round, Run
 from tests.lab.hosts import WITHOUT_DDP
+from tests.waiting import LIMIT_S
 
+#: Serial: a process that lives for a moment must be found and signaled before it exits.
 pytestmark = [pytest.mark.ranks, pytest.mark.serial]
 
 
@@ -31,9 +33,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
     assert run.wait_for("rank") is not None
     run.process.kill()
-    run.process.wait(10)
+    run.process.wait(LIMIT_S)
 
-    assert [what for what in run.left() if not what.startswith("ddp-doctor-")] == []
+    assert [what for what in run.left(LIMIT_S) if not what.startswith("ddp-doctor-")] == []
 
 
 @pytest.mark.smoke
@@ -44,10 +46,10 @@ def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_
     os.kill(tracker, signal.SIGSTOP)  # it kept the pipes of who started the doctor open
     for _ in range(5):
         os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end(60.0) is not None
+    assert run.end(LIMIT_S) is not None
     report, replayed = run.report(), recordings.replay(run.recording_path)
 
-    assert run.left() == []
+    assert run.left(LIMIT_S) == []
     assert "Traceback" not in run.said()
     assert report is not None
     assert run.process.returncode == report["exit_code"] == ExitCode.INTERRUPTED.value
@@ -60,10 +62,10 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
     forkserver = run.wait_for("forkserver")
     assert forkserver is not None
     os.kill(forkserver, signal.SIGSTOP)
-    assert run.end(60.0) is not None
+    assert run.end(LIMIT_S) is not None
     report = run.report()
 
-    assert run.left() == []
+    assert run.left(LIMIT_S) == []
     assert report is not None
     assert run.process.returncode == ExitCode.UNSURE.value
     assert "Unsure: the doctor's own process is stopped (state T): the forkserver" in report["summary"]

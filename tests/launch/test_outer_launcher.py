@@ -1,6 +1,7 @@
 """The ranks beside the agent: they believe its code only, and never wait without an end."""
 
 import fcntl
+import math
 import os
 import subprocess
 import sys
@@ -31,8 +32,8 @@ def test_the_code_reaches_a_rank_that_waits_and_one_that_comes_late(tmp_path: Pa
     lock = outer_launcher.AgentLock(WORLD, tmp_path)
     threading.Timer(0.2, lock.hand_over, (1,)).start()
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 1
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 1
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 1
 
 
 def test_a_code_of_an_earlier_launch_is_not_believed(tmp_path: Path) -> None:
@@ -51,15 +52,13 @@ def test_an_old_file_does_not_make_a_late_agent_look_gone(tmp_path: Path) -> Non
 
     threading.Timer(0.3, agent).start()
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 0
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 0
 
 
 def test_an_agent_that_died_is_noticed_at_once(tmp_path: Path) -> None:
     agent_file(tmp_path).write_text("agent\n")
-    started = time.monotonic()
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 2 * LIMIT_S) is None
-    assert time.monotonic() - started < LIMIT_S
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, math.inf) is None
 
 
 def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
@@ -70,14 +69,14 @@ def test_an_agent_that_started_long_ago_and_lives_is_waited_for(
     written(agent_file(tmp_path), "agent\n", age_s=120)
     threading.Timer(0.4, lock.hand_over, (0,)).start()
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 10) == 0
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, LIMIT_S) == 0
 
 
 @pytest.mark.parametrize("text", ["agent\nroot\n", "agent\n-1\n"])
 def test_a_code_that_is_no_number_is_no_code(tmp_path: Path, text: str) -> None:
     agent_file(tmp_path).write_text(text)
 
-    assert outer_launcher.wait_for_agent(WORLD, tmp_path, 5) is None
+    assert outer_launcher.wait_for_agent(WORLD, tmp_path, math.inf) is None
 
 
 def test_the_agent_goes_on_without_a_lock_that_another_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from ddp_doctor.model.choices import UsageError
 from ddp_doctor.ranks import folders
-from tests.waiting import wait_until
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -139,10 +138,8 @@ def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
         assert folder.is_dir()
         process.kill()
 
-    deadline = time.monotonic() + 60.0
-    while folder.exists():  # the kernel ends the container a moment after its first process
-        assert time.monotonic() < deadline
-        folders.make_run_folder()
+    # the kernel ends the container a moment after its first process
+    wait_until(lambda: folders.make_run_folder() and not folder.exists())
 
 
 def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):
@@ -162,5 +159,5 @@ def test_a_run_that_is_killed_leaves_a_folder_that_the_next_run_removes(temporar
         killed.kill()
     assert len(list(temporary.glob("ddp-doctor-*"))) == 1
 
-    subprocess.run(doctor, env=env, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    subprocess.run(doctor, env=env, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
     assert not list(temporary.glob("ddp-doctor-*"))

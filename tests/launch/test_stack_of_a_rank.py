@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_doctor.ranks.worker.main import whole_stack
+from tests.waiting import LIMIT_S
 
 
 def stands_in(*functions: Callable[[threading.Event, threading.Event], Any]) -> list[str]:
@@ -17,7 +18,7 @@ def stands_in(*functions: Callable[[threading.Event, threading.Event], Any]) -> 
     for function in functions:
         stands = threading.Event()
         idents.append(_thread.start_new_thread(function, (stands, release)))
-        assert stands.wait(60)
+        assert stands.wait(LIMIT_S)
     known = threading.Thread(target=release.wait, daemon=True)
     known.start()
     try:
@@ -25,7 +26,7 @@ def stands_in(*functions: Callable[[threading.Event, threading.Event], Any]) -> 
         return [frame.name for frame in whole_stack(frames, idents[0])]
     finally:
         release.set()
-        known.join(60)
+        known.join()
 
 
 def _engine_run_backward(stands: threading.Event, release: threading.Event) -> None:
@@ -34,7 +35,7 @@ def _engine_run_backward(stands: threading.Event, release: threading.Event) -> N
     lock.acquire()
 
     def end() -> None:
-        release.wait(60)
+        release.wait()
         lock.release()
 
     threading.Thread(target=end).start()
@@ -44,7 +45,7 @@ def _engine_run_backward(stands: threading.Event, release: threading.Event) -> N
 
 def hook(stands: threading.Event, release: threading.Event) -> None:
     stands.set()
-    release.wait(60)
+    release.wait()
 
 
 def test_a_hook_in_the_thread_that_autograd_has_for_a_gpu_is_where_the_rank_stands():
@@ -62,7 +63,7 @@ def test_none_or_several_such_threads_add_nothing(functions: Any):
 def test_outside_a_backward_the_main_thread_is_enough():
     def forward(stands: threading.Event, release: threading.Event) -> None:
         stands.set()
-        release.wait(60)
+        release.wait()
 
     assert stands_in(forward, hook)[0] == "forward"
     assert "hook" not in stands_in(forward, hook)

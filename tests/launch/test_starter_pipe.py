@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 pytestmark = pytest.mark.ranks
 
 AGENT = """
-import os, signal, sys, time
-import pytest
-
+import os, signal, sys
 from ddp_doctor.starters import starter_channel
 def say(*words):  # whole, and also where a signal comes in the middle of another line
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
@@ -24,7 +24,8 @@ env = dict(os.environ)
 pipe = starter_channel.take(env)
 is_handed_on = starter_channel.VARIABLE in env or starter_channel.VARIABLE in os.environ
 say(pipe is not None, is_handed_on, sys.stdin.read() == "")
-time.sleep(60)
+while True:
+    signal.pause()
 """
 
 
@@ -52,7 +53,7 @@ def test_an_agent_ends_when_its_starter_is_gone_and_knows_who_could_not_be_start
         process.stdin.close()
 
         assert said(process) == "SIGTERM (NotStarted(hostname='node2', reason='Permission denied'),)"
-        assert process.wait(60) == 7
+        assert process.wait(LIMIT_S) == 7
 
 
 def test_the_users_signal_reaches_the_agent_and_no_other_does():
@@ -65,7 +66,7 @@ def test_the_users_signal_reaches_the_agent_and_no_other_does():
 
         assert said(process) == "SIGINT"
         process.stdin.close()
-        assert process.wait(60) == 7
+        assert process.wait(LIMIT_S) == 7
 
 
 def test_an_agent_that_does_not_end_itself_is_ended():
@@ -74,7 +75,7 @@ def test_an_agent_that_does_not_end_itself_is_ended():
         assert process.stdin is not None
         process.stdin.close()
 
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(LIMIT_S) == -signal.SIGKILL
 
 
 def test_without_a_starter_stdin_is_left_alone():

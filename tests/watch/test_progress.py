@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from ddp_doctor.ranks.process import started as started_at
 from ddp_doctor.sources.proc import stat_fields
 from ddp_doctor.watch import progress
 from ddp_doctor.watch.progress import Progress, _Counts, _Rank
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,7 @@ def job():
         assert process.stdout is not None
         process.stdout.readline()
     for process in started[:2]:  # after the line nothing but the end of input() makes it wait
-        while stat_fields(process.pid)[0] != "S":
-            time.sleep(0.01)
+        wait_until(lambda pid=process.pid: stat_fields(pid)[0] == "S")
     yield {process.pid: started_at(process.pid) for process in started}
     for process in started:
         process.kill()
@@ -68,8 +67,8 @@ def test_each_rank_has_to_move_where_ranks_are_known_else_any_process(job, monke
     assert set(ranks.pids()) == set(job)
     busy = list(job)[2]
     before = progress._counts_of(busy)
-    while before and (now := progress._counts_of(busy)) and now.cpu_s <= before.cpu_s:
-        pass
+    assert before is not None
+    wait_until(lambda: (now := progress._counts_of(busy)) and now.cpu_s > before.cpu_s)
     assert (ranks.look([], 1e9) > 0) is stands_still
     assert ranks.look([], 0.0) <= 0.0 or not stands_still, "after a gap all begins again"
 
