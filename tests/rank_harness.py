@@ -139,7 +139,7 @@ class Ranks:
     def __exit__(self, *_: object) -> None:
         for pipe in self._pipes:
             pipe.close()
-        self._server.join(0 if self._stuck else 60)
+        self._server.join(0 if self._stuck else LIMIT_S)
         if self._server.exitcode is None and self._server.pid is not None:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.join()

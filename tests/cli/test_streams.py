@@ -172,7 +172,7 @@ def _on_a_terminal(asked: Forked, command: list[str], env: dict[str, str]) -> by
     name = os.ttyname(theirs)
     asked(*command, env=env, stdout=name, stderr=name)
     os.close(theirs)
-    reader.join(90)
+    reader.join()
     os.close(ours)
     return b"".join(read)
 

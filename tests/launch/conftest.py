@@ -73,7 +73,7 @@ def play(session: Session) -> Play:
         needs_model: bool = False,
         still_s: float | None = None,
         then: Sequence[Check] = (),
-        budget_s: float = 60.0,
+        budget_s: float = LIMIT_S,
         model: str = "",
         parts: Callable[[Options], tuple[str, ...]] | None = None,
         mesh: str = "",

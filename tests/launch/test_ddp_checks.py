@@ -10,6 +10,7 @@ from ddp_doctor.facts.ddp.model_state import Buffers, Checkpoint, InitialState
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.rule import Rule
 from tests.launch.conftest import Play, Scenario
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -29,7 +30,7 @@ def codes(scenario: Scenario, rules: tuple[Rule, ...]) -> list[str]:
 def test_the_checks_of_ddp_are_healthy_on_workers(play: Play, ranks):
     tested = {kind: module.CHECK for kind, module in CHECKS.items() if module.CHECK.min_ranks <= ranks}
     first, *others = tested.values()
-    scenario = play(first.probe, ranks=ranks, deadline_s=60.0, then=others)
+    scenario = play(first.probe, ranks=ranks, deadline_s=LIMIT_S, then=others)
 
     recording = scenario.outcome.recording
     for kind, check in tested.items():
@@ -40,7 +41,7 @@ def test_the_checks_of_ddp_are_healthy_on_workers(play: Play, ranks):
 
 def test_checkpoint_is_healthy_on_workers_and_in_a_smaller_group(play: Play, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    scenario = play(checkpoint.probe, ranks=3, deadline_s=60.0)
+    scenario = play(checkpoint.probe, ranks=3, deadline_s=LIMIT_S)
 
     found = [seen.fact.sharded for seen in scenario.outcome.recording.facts(Checkpoint)]
     assert [one and one.resharded and one.resharded.world_size for one in found] == [2, 2, None]

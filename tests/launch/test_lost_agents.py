@@ -102,7 +102,7 @@ def another_server() -> Iterator[int]:
         thread.start()
         yield int(server.getsockname()[1])
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(60.0)
+        thread.join()
 
 
 def test_what_kept_an_agent_from_the_roll_call_is_told_by_the_command_that_started_it(tools):

@@ -16,6 +16,7 @@ from ddp_doctor.ranks import control_store
 from ddp_doctor.ranks.control_store import Control
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.store import connect
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.ranks
 
@@ -60,7 +61,7 @@ def store(server: ForkServer, tmp_path: Path) -> Iterator[Control]:
 @pytest.fixture
 def stranger(store: Control) -> Any:
     """A client of somebody else's; its keys are those of the agents."""
-    return connect("127.0.0.1", store.port, control_store.PREFIX, timedelta(seconds=5))
+    return connect("127.0.0.1", store.port, control_store.PREFIX, timedelta(seconds=LIMIT_S))
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def client(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Calla
 
     def one(my_id: int) -> StoreClient:
         made.append(StoreClient(server, tmp_path, "127.0.0.1", store.port, my_id, 2))
-        made[-1].wait_connected(10.0)
+        made[-1].wait_connected(LIMIT_S)
         return made[-1]
 
     yield one
@@ -78,10 +79,17 @@ def client(server: ForkServer, store: Control, tmp_path: Path) -> Iterator[Calla
         each.close()
 
 
+def _wait_for_turn(client: StoreClient) -> None:
+    """Wait until the client has read all that is in the store now."""
+    for _ in range(2):  # the first of them may have begun before
+        turned_at = client._turned_at
+        wait_until(lambda turned_at=turned_at: client._turned_at > turned_at)
+
+
 def _still_carries(client: StoreClient, stranger: Any) -> None:
     """It is as well as before: what is read after the junk arrives."""
     stranger.set("after", b'"well"')
-    client.await_value("after", 5.0, "nothing more was heard")
+    client.await_value("after", LIMIT_S, "nothing more was heard")
     assert client.value("after") == "well"
 
 
@@ -89,7 +97,7 @@ def test_values_that_nobody_of_ours_wrote_are_unreadable_and_end_nothing(client,
     mine = client(HEAD)
     for name, junk in JUNK.items():
         stranger.set(name, junk)
-        mine.await_value(name, 5.0, f"{name} was not heard at all")
+        mine.await_value(name, LIMIT_S, f"{name} was not heard at all")
         assert mine.value(name) is UNREADABLE, name
 
     _still_carries(mine, stranger)
@@ -104,7 +112,7 @@ def test_parts_that_unpack_to_no_value_are_unreadable(client, stranger):
     ):
         stranger.set(f"{key}/0", part)
         stranger.set(key, b'{"parts": 1}')
-        mine.await_value(key, 20.0, "it was not heard at all")
+        mine.await_value(key, LIMIT_S, "it was not heard at all")
         assert mine.value(key) is UNREADABLE
 
     _still_carries(mine, stranger)
@@ -116,11 +124,11 @@ def test_a_beat_that_is_none_is_not_heard_and_the_next_one_is(client, stranger):
     heard = mine.beats[1].message
     for count, (name, junk) in enumerate(BEATS.items(), 1):
         stranger.set("beat/1", junk)
-        time.sleep(0.3)
+        _wait_for_turn(mine)
         assert mine.beats[1].message == heard, name
 
         stranger.set("beat/1", json.dumps({"n": count, "at": time.time(), "events": 3}).encode())
-        assert mine.wait(lambda count=count: mine.beats[1].message.n == count, 60.0), name
+        assert mine.wait(lambda count=count: mine.beats[1].message.n == count, LIMIT_S), name
         heard = mine.beats[1].message
         assert heard.events == 3
 
@@ -133,7 +141,7 @@ def test_what_an_agent_says_with_its_beats_is_words_and_no_more(client, stranger
     words = "\x1b]52;c;b3Vycw==\x07\x1b[2J" + "x" * 100_000
     stranger.set("beat/1", json.dumps({"n": 1, "at": time.time(), "leaving": words, "roll": words}).encode())
 
-    assert mine.wait(lambda: mine.beats[1].message.n == 1, 5.0)
+    assert mine.wait(lambda: mine.beats[1].message.n == 1, LIMIT_S)
 
     for said in (mine.beats[1].message.leaving, mine.beats[1].message.roll):
         assert len(said) <= 500
@@ -144,7 +152,7 @@ def test_numbers_that_are_none_travel_as_nothing_and_not_as_junk(client):
     one, other = client(HEAD), client(1)
     one.put("between/1", {"ratio": float("nan"), "most": float("inf"), "name": "caf\udce9"})
 
-    other.await_value("between/1", 5.0, "it was not heard at all")
+    other.await_value("between/1", LIMIT_S, "it was not heard at all")
 
     assert other.value("between/1") == {"ratio": None, "most": None, "name": "caf?"}
 
@@ -154,6 +162,6 @@ def test_a_value_of_many_parts_arrives(client):
     value = [f"{number:x}" for number in range(2_000_000)]
     one.put("order/1", value)
 
-    other.await_value("order/1", 30.0, "it was not heard at all")
+    other.await_value("order/1", LIMIT_S, "it was not heard at all")
 
     assert other.value("order/1") == value

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, retires_late
+from tests.waiting import LIMIT_S
 
 #: In a process of its own: the setting is read where torch is imported.
 _DETAIL = """
@@ -28,7 +29,7 @@ os._exit(0)  # not through the end of a process whose group nobody destroys, whe
 def test_calls_that_debug_detail_makes_of_its_own_are_another_groups():
     argv = (sys.executable, "-W", "ignore", "-c", _DETAIL)
     env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "PATH": "/usr/bin:/bin", "TORCH_FR_BUFFER_SIZE": "100"}
-    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=LIMIT_S, env=env)
 
     impl, calls = done.stdout.splitlines()
     assert impl == "gloo None"

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_doctor.model.trial import RankEvidence
 from ddp_doctor.ranks.torchrun import launch
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.ranks
 
@@ -69,7 +70,7 @@ def interrupted(**parts: str) -> int:
     usual = {"at_spec": "pass", "rounds": "1", "storm": "False", "at_once": "pass"}
     for name, text in {**usual, **parts}.items():
         program = program.replace(f"{{{name}}}", text)
-    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])
