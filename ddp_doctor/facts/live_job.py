@@ -13,6 +13,7 @@ class Look(Frozen):
     state: str  # R, S, D, T, t, Z as in /proc/PID/stat
     cpu_s: float = 0.0  # processor time of all its threads
     main_cpu_s: float = 0.0  # … of the thread that runs the script
+    main_queued_s: float = 0.0  # for how long that thread was ready to run but had no processor
     main_switches: int = 0  # how often that thread went to sleep or was put aside; no more of them: it has not run
     autograd_switches: int = 0  # the same of the threads in which torch runs backward passes
     gloo_switches: int = 0  # … of the threads in which gloo makes collectives: one that waits for a rank sleeps

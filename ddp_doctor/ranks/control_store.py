@@ -22,6 +22,7 @@ from ddp_doctor.knowledge.deadlines import WORKER_START_S
 from ddp_doctor.probing.host_limits import loopback_problem
 from ddp_doctor.ranks.forkserver import ForkServer
 from ddp_doctor.ranks.helper import Helper, HelperLost
+from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.process import FORKSERVER_PID, die_with_parent, hand_over, set_name
 from ddp_doctor.ranks.store import imported_c10d
 from ddp_doctor.sources.network import interfaces
@@ -60,8 +61,8 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control
     answer_path = run_folder / "control.json"
     process = server.fork(_serve, json.dumps({"host": host, "port": port, "answer": str(answer_path)}))
     helper = Helper("the control store", process.pid or 0)
-    deadline = time.monotonic() + WORKER_START_S
-    while time.monotonic() < deadline:
+    patience = Patience(WORKER_START_S, [process.pid])
+    while not patience.is_over():
         lost = helper.lost()  # asked first: what it wrote before it died is still read
         with suppress(FileNotFoundError):
             answer = json.loads(answer_path.read_text())

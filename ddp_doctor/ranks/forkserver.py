@@ -19,6 +19,7 @@ from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.knowledge.deadlines import EXTENSION, LOOK_S, STILL_CPU_S_PER_S
 from ddp_doctor.ranks.environment import python_path
 from ddp_doctor.ranks.helper import Helper, HelperLost, was_killed
+from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.preload import AGENT_VARIABLE, AGENTS_SIGNALS, DDP_VARIABLE, RUN_FOLDER_VARIABLE
 from ddp_doctor.ranks.process import cpu_seconds, state
 from ddp_doctor.sources.proc import io_bytes
@@ -179,8 +180,8 @@ class ForkServer:
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
         if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
             os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
-        deadline = time.monotonic() + _DEATH_S
-        while self.is_alive() and time.monotonic() < deadline:
+        patience = Patience(_DEATH_S, [self._pid])
+        while self.is_alive() and not patience.is_over():
             time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
 
     def _stack_of(self, pid: str) -> str:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from statistics import median
 from typing import Protocol
 
-from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S
+from ddp_doctor.knowledge.deadlines import LATE_ENTRY_S, LOOK_S
 from ddp_doctor.model.base import Json, grouped
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step
@@ -20,6 +20,7 @@ from ddp_doctor.parse.nccl_log import digest
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.sources import proc
 
 #: Steps kept per rank: enough to see where the ranks parted, small enough for thousands of ranks.
 _STEPS_KEPT = 40
@@ -68,6 +69,8 @@ class RankState:
     raised: Raised | None = None
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
+    cpu_granted: float | None = None
+    spent_before: tuple[float, float] = (0.0, 0.0)  # what run_and_queued_s() said when its check began
     events: int = 0  # how many there have been
     state: str | None = None
     wait_channel: str | None = None
@@ -102,6 +105,7 @@ class RankState:
             self.began = True
         elif kind == "check":
             self.check, self.check_at = event["check"], at
+            self.spent_before = proc.run_and_queued_s(self.worker.pid or 0)
         elif kind == "enter":
             step = Step.model_validate({**event, "entered_at": at - self.began_at})
             if event["deadline_s"] is not None:
@@ -120,6 +124,16 @@ class RankState:
             self.raised = raised.model_copy(update={"at": raised.at - self.began_at})
         elif kind == "done":
             self.done = True
+
+    def queued_s(self) -> float:
+        """Return for how long its main thread has been ready to run without a processor since its check began."""
+        ran_s, queued_s = (
+            max(now - before, 0.0)
+            for now, before in zip(proc.run_and_queued_s(self.worker.pid or 0), self.spent_before, strict=True)
+        )
+        wanted_s = ran_s + queued_s
+        self.cpu_granted = round(ran_s / wanted_s, 3) if wanted_s >= LOOK_S else None
+        return queued_s
 
     def printed(self) -> int:
         """How many bytes it and NCCL have printed until now: NCCL's log grows while it still works."""
@@ -154,6 +168,7 @@ class RankState:
             state=self.state,
             wait_channel=self.wait_channel,
             cpu_s_per_s=self.cpu_s_per_s,
+            cpu_granted=self.cpu_granted,
             stack=tuple(answer.get("stack", ())) or self._faulthandler_stack() or fatal,
             source=_source(answer.get("stack", ()), answer.get("source", ())),
             flight=self._flight_entries(answer),

@@ -2,7 +2,8 @@
 
 The agent never joins a collective, so it can always judge and kill. A deadline is not yet a hang:
 what moved during the last second before it (events, the size of the rank's output) is slow and is
-extended once. A check of the user's code has a long deadline, and is judged sooner where all ranks are
+extended once. A deadline moves by the time for which a rank was ready to run but had no processor.
+A check of the user's code has a long deadline, and is judged sooner where all ranks are
 idle; see docs/explanation/hangs.md for the whole order of events.
 """
 
@@ -20,6 +21,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import process
 from ddp_doctor.ranks.idle_ranks import IdleRanks
+from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.rank_state import RankState, late_steps
 from ddp_doctor.sources import proc
 
@@ -93,6 +95,7 @@ class Trial:
     lost_helper: Callable[[], str | None] = lambda: None
     keep_partial: Callable[[TrialResult], None] = lambda _: None
     _look_at: float = 0.0
+    _queued_s: float = 0.0  # the longest time for which a rank that is waited for had no processor in its check
     _started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - 1.0)
     _extended: set[str] = field(default_factory=set)
@@ -125,7 +128,7 @@ class Trial:
             segments = self._segments()
             for rank in self.ranks:
                 rank.signal(signal.SIGTERM)
-            self._await_exit(deadlines.DISMISS_S)
+            self._await_exit(self._patience(deadlines.DISMISS_S).is_over)
             self._kill(segments)
             return self._result(outcome, None, 0.0)
         check, waited = self._judged()
@@ -142,7 +145,7 @@ class Trial:
     # --- watching -------------------------------------------------------------------------------
 
     def _watch(self) -> str:
-        broken_at: float | None = None
+        broken: tuple[Patience, Patience] | None = None
         last_tick = time.monotonic()
         while True:
             now = time.monotonic()
@@ -160,11 +163,12 @@ class Trial:
                 continue
             if now >= self._look_at:
                 self._look_at = now + _LOOK_AT_HELPERS_S
+                self._queued_s = max((rank.queued_s() for rank in self.ranks if not rank.over), default=0.0)
                 if self.lost_helper() is not None:
                     return self._end("interrupted")
-            if broken_at is None and any(rank.over and not rank.done for rank in self.ranks):
-                broken_at = now
-            if broken_at is not None and self._echoes_are_in(now - broken_at):
+            if broken is None and any(rank.over and not rank.done for rank in self.ranks):
+                broken = self._patience(deadlines.ECHO_GRACE_S), self._patience(deadlines.ON_ITS_WAY_S)
+            if broken is not None and self._echoes_are_in(*broken):
                 return self._end("broken")
             overdue = self._overdue(now)
             if overdue is not None:
@@ -186,13 +190,15 @@ class Trial:
             self.remote.end(outcome)
         return outcome
 
-    def _echoes_are_in(self, since_s: float) -> bool:
+    def _patience(self, limit_s: float) -> Patience:
+        return Patience(limit_s, [rank.worker.pid for rank in self.ranks])
+
+    def _echoes_are_in(self, grace: Patience, on_its_way: Patience) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
         # A rank that stands in no step is still on its way, to its peers or to the same end.
         settled = all(rank.over for rank in self.ranks)
         waits = all(rank.over or rank.open_step is not None for rank in self.ranks)
-        grace_s = deadlines.ECHO_GRACE_S if waits else deadlines.ON_ITS_WAY_S
-        return settled or self.record.limit_s is not None or since_s > grace_s
+        return settled or self.record.limit_s is not None or (grace if waits else on_its_way).is_over()
 
     def _forgive(self, pause_s: float) -> None:
         """Move all deadlines: the agent itself was stopped or starved (Ctrl-Z, a debugger)."""
@@ -222,7 +228,7 @@ class Trial:
             self._watched, self._sampled = check, None
         steps = [(rank, rank.open_step) for rank in waiting]
         step_is_overdue = any(
-            step and now > rank.step_deadlines.get((step.check, step.seq), now) for rank, step in steps
+            step and now > rank.step_deadlines.get((step.check, step.seq), now) + self._queued_s for rank, step in steps
         )
         deadline = self._deadline(check, waiting)
         judged_at = now if step_is_overdue else min(deadline, self._idle_deadline(check, now))
@@ -269,8 +275,8 @@ class Trial:
         factor = 1.0 + deadlines.EXTENSION * (check in self._extended)
         start = min(begun, default=self._started)
         if not check or not waiting:
-            return self._started + self.start_s
-        return start + allowed * factor
+            start, allowed, factor = self._started, self.start_s, 1.0
+        return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed)
 
     def _idle_deadline(self, check: str, now: float) -> float:
         """When a check is judged if all ranks of all nodes stay idle from now on."""
@@ -320,6 +326,7 @@ class Trial:
     def _ask_where_they_stand(self, alive: Sequence[RankState]) -> None:
         for rank in alive:  # before any signal disturbs it
             if rank.worker.pid is not None and rank.exited_at is None:
+                rank.queued_s()
                 rank.state = process.state(rank.worker.pid)
                 rank.wait_channel = proc.wait_channel(rank.worker.pid)
         for rank in alive:
@@ -331,15 +338,15 @@ class Trial:
 
     @staticmethod
     def _await_answers(ranks: Sequence[RankState]) -> None:
-        deadline = time.monotonic() + deadlines.STACK_DUMP_S
-        while time.monotonic() < deadline and not all(rank.has_stack_dump() for rank in ranks):
+        patience = Patience(deadlines.STACK_DUMP_S, [rank.worker.pid for rank in ranks])
+        while not all(rank.has_stack_dump() for rank in ranks) and not patience.is_over():
             time.sleep(0.01)
 
     def _kill(self, segments: frozenset[str] = frozenset()) -> None:
         segments |= self._segments()
         for rank in self.ranks:
             rank.signal(signal.SIGKILL)
-        self._await_exit(deadlines.KILL_S)
+        self._await_exit(self._patience(deadlines.KILL_S).is_over)
         for path in segments:  # NCCL unlinks them only when all ranks have attached
             with suppress(OSError):
                 os.unlink(path)
@@ -349,9 +356,8 @@ class Trial:
         found = [process.nccl_segments(pid, self._epoch) for pid in alive if pid is not None]
         return frozenset(path for paths in found for path in paths)
 
-    def _await_exit(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and any(rank.worker.exitcode is None for rank in self.ranks):
+    def _await_exit(self, is_over: Callable[[], bool]) -> None:
+        while any(rank.worker.exitcode is None for rank in self.ranks) and not is_over():
             time.sleep(0.002)
 
     def _result(self, outcome: str, check: str | None, waited_s: float) -> TrialResult:

@@ -116,6 +116,7 @@ class Watched:
             state=fields[0],
             cpu_s=proc.seconds(fields),
             main_cpu_s=proc.seconds(main) if main else 0.0,
+            main_queued_s=round(proc.run_and_queued_s(self.pid)[1], 3),
             main_switches=_switches(self.pid, self.pid),
             autograd_switches=sum(_switches(self.pid, thread) for thread in self._autograd),
             gloo_switches=sum(_switches(self.pid, thread) for thread in self._gloo),

@@ -36,6 +36,15 @@ def seconds(fields: list[str]) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def run_and_queued_s(pid: int, thread: int | None = None) -> tuple[float, float]:
+    """Return for how long its main thread, or another one, ran, and for how long it was ready to run but did not.
+
+    schedstat holds "4711000 123000 42": both in ns, and how often it ran. Kernels without the file count nothing.
+    """
+    words = (read(f"/proc/{pid}/task/{thread or pid}/schedstat") or "0 0").split()
+    return int(words[0]) / 1e9, int(words[1]) / 1e9
+
+
 def status(pid: int, thread: int | None = None) -> dict[str, str]:
     """The lines of proc(5) status by their names."""
     where = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"

@@ -204,7 +204,7 @@ def _working(found: Doing) -> Doing:
         if found.kind == "checkpoint":  # storage may take minutes to answer
             moves, words = None, found.words
     elif found.kind in ("compile", "start"):
-        moves = True if _cores_used(rank) > _BUSY else None
+        moves = True if _cores_used(rank) + _queued(rank) > _BUSY else None
     else:
         moves = _goes_through_its_code(rank, is_known=found.kind != "own")
     return replace(found, moves=moves, loops=loops, words=words)
@@ -223,7 +223,7 @@ def _goes_through_its_code(rank: LiveRankFact, *, is_known: bool) -> bool | None
 def _loops(rank: LiveRankFact) -> bool:
     """Whether it runs a few lines of the job's own Python again and again, and calls nothing that takes time."""
     looks = [look for look in rank.looks if look.frames]
-    if len(looks) < 3 or _main_used(rank) <= _BUSY or _io(rank) > _LITTLE_IO:
+    if len(looks) < 3 or _main_used(rank) + _queued(rank) <= _BUSY or _io(rank) > _LITTLE_IO:
         return False
     leaves = [look.frames[-1] for look in looks]
     if any(_own_line(look.frames) != look.frames[-1] for look in looks):
@@ -255,6 +255,11 @@ def _cores_used(rank: LiveRankFact) -> float:
 
 def _main_used(rank: LiveRankFact) -> float:
     return (rank.looks[-1].main_cpu_s - rank.looks[0].main_cpu_s) / _seconds(rank)
+
+
+def _queued(rank: LiveRankFact) -> float:
+    """Return the share of the time in which its main thread had no processor: on an idle machine it would use it."""
+    return (rank.looks[-1].main_queued_s - rank.looks[0].main_queued_s) / _seconds(rank)
 
 
 def _switched(rank: LiveRankFact) -> int:

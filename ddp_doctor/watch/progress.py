@@ -36,6 +36,7 @@ class _Counts:
     cpu_s: float
     io_bytes: int
     sleeps: int
+    queued_s: float = 0.0  # it was ready to run but had no processor
 
 
 @dataclass
@@ -123,14 +124,15 @@ def _counts_of(pid: int) -> _Counts | None:
     if not fields or fields[0] in "ZX":
         return None
     sleeps = proc.counts(f"{thread}/status").get("voluntary_ctxt_switches", 0)
-    on_cpu = (proc.read(f"{thread}/schedstat") or "").split()  # ns; not in every kernel
-    cpu_s = int(on_cpu[0]) / 1e9 if on_cpu else proc.seconds(fields)
-    return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps)
+    ran_s, queued_s = proc.run_and_queued_s(pid)
+    cpu_s = ran_s or proc.seconds(fields)
+    return _Counts(time.monotonic(), cpu_s, io.get("rchar", 0) + io.get("wchar", 0), sleeps, queued_s)
 
 
 def _has_moved(rank: _Rank, now: _Counts) -> bool:
     before = rank.counts
     seconds = max(now.at_s - before.at_s, 0.01)
     cpu_share = (now.cpu_s - before.cpu_s) / seconds
-    spins = cpu_share > _SPIN_CPU_SHARE and (now.sleeps - before.sleeps) / seconds < _SPIN_SLEEPS_PER_S
+    queued_share = (now.queued_s - before.queued_s) / seconds
+    spins = cpu_share + queued_share > _SPIN_CPU_SHARE and (now.sleeps - before.sleeps) / seconds < _SPIN_SLEEPS_PER_S
     return now.io_bytes != before.io_bytes or (cpu_share > _IDLE_CPU_SHARE and not (spins and rank.on_gpu))

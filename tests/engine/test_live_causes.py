@@ -51,11 +51,15 @@ def rank(
     *stacks: tuple[str, ...],
     state: str = "S",
     cpu: float = 0.0,
+    queued: float = 0.0,
     switches: int = 0,
     gloo: tuple[int, ...] = (0, 0, 0, 0),
     **more: Any,
 ) -> LiveRankFact:
-    """A rank in four looks over four seconds, using ``cpu`` cores; ``gloo``: what gloo's threads had run at each."""
+    """A rank in four looks over four seconds: it uses ``cpu`` cores, and waits for one in a share ``queued``.
+
+    ``gloo``: what gloo's threads had run at each look.
+    """
     four = stacks if len(stacks) > 1 else stacks * 4
     looks = tuple(
         Look(
@@ -63,9 +67,10 @@ def rank(
             state=state,
             cpu_s=cpu * at * 4 / max(len(four) - 1, 1),
             main_cpu_s=cpu * at * 4 / max(len(four) - 1, 1),
+            main_queued_s=queued * at * 4 / max(len(four) - 1, 1),
             main_switches=switches * at,
             frames=frames,
-            holds_gil=cpu > 0.5,
+            holds_gil=cpu + queued > 0.5,
             gloo_switches=gloo[min(at, 3)],
         )
         for at, frames in enumerate(four or ((),) * 4)
@@ -180,6 +185,9 @@ SITUATIONS: dict[str, tuple[list[LiveRankFact], dict[str, Any], list[str], list[
         AT_THE_GPU[:2], {"launched": (BEHIND.model_copy(update={"others": None}),)}, ["progress-not-known"], [], 3),
     "a loop at one line": (
         [*waiting(0, 2, 3), rank(1, (script(70, "spin"),), cpu=1.0, state="R")],
+        {}, ["stuck-outside-collective"], [1], 1),
+    "a loop that a busy machine gives little time": (
+        [*waiting(0, 2, 3), rank(1, (script(70, "spin"),), cpu=0.05, queued=0.9, state="R")],
         {}, ["stuck-outside-collective"], [1], 1),
     "a lock": ([*waiting(0, 2, 3), rank(1, (script(70),))], {}, ["stuck-outside-collective"], [1], 1),
     "one in a barrier, the others asleep in their own code": (

@@ -218,10 +218,13 @@ def test_a_rank_that_still_computes_on_its_way_to_the_others_is_not_blamed():
 
 
 def test_a_rank_that_gets_no_processor_on_a_busy_machine_is_not_blamed():
-    starved = rank(1, step(2, left=True), cpu_s_per_s=0.01).model_copy(update={"state": "R"})
+    starved = rank(1, step(2, left=True), cpu_granted=0.01).model_copy(update={"state": "R"})
     assert blamed(rank(0, WAITING), starved) == ("unsure", ())
 
-    asleep = rank(2, step(2, left=True), cpu_s_per_s=0.0)
+    looping = starved.model_copy(update={"cpu_granted": 0.03, "cpu_s_per_s": 0.01})
+    assert blamed(rank(0, WAITING), looping) == ("never-entered", (1,))
+
+    asleep = rank(2, step(2, left=True), cpu_granted=0.01)
     assert blamed(rank(0, WAITING), starved, asleep) == ("never-entered", (2,))
 
     elsewhere = starved.model_copy(update={"node": 1})

@@ -16,24 +16,25 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
-    ("cpu_s", "io_bytes", "sleeps", "on_gpu", "moves"),
+    ("cpu_s", "io_bytes", "sleeps", "queued_s", "on_gpu", "moves"),
     [
-        pytest.param(0.0, 0, 0, False, False, id="it waits in gloo"),
-        pytest.param(0.03, 0, 900, False, False, id="it looks every 10 ms whether something is done"),
-        pytest.param(10.0, 0, 3, True, False, id="NCCL's way to wait"),
-        pytest.param(10.0, 0, 3, False, True, id="it computes on a processor"),
-        pytest.param(10.0, 0, 400, True, True, id="it launches kernels and waits for batches"),
-        pytest.param(0.0, 12, 1, True, True, id="it prints a line"),
-        pytest.param(0.1, 0, 900, False, True, id="it takes many short steps"),
-        pytest.param(3.0, 0, 1, True, True, id="it uses a third of a processor"),
+        pytest.param(0.0, 0, 0, 0.0, False, False, id="it waits in gloo"),
+        pytest.param(0.03, 0, 900, 0.0, False, False, id="it looks every 10 ms whether something is done"),
+        pytest.param(10.0, 0, 3, 0.0, True, False, id="NCCL's way to wait"),
+        pytest.param(10.0, 0, 3, 0.0, False, True, id="it computes on a processor"),
+        pytest.param(10.0, 0, 400, 0.0, True, True, id="it launches kernels and waits for batches"),
+        pytest.param(0.0, 12, 1, 0.0, True, True, id="it prints a line"),
+        pytest.param(0.1, 0, 900, 0.0, False, True, id="it takes many short steps"),
+        pytest.param(3.0, 0, 1, 0.0, True, True, id="it uses a third of a processor"),
+        pytest.param(3.0, 0, 1, 6.9, True, False, id="NCCL's way to wait on a busy machine"),
     ],
 )
 def test_a_rank_moves_where_it_computes_reads_or_writes_and_not_where_it_may_only_spin(
-    cpu_s, io_bytes, sleeps, on_gpu, moves
+    cpu_s, io_bytes, sleeps, queued_s, on_gpu, moves
 ):
     rank = _Rank(1, 1, on_gpu, _Counts(100.0, 50.0, 1_000, 70), 100.0)
 
-    assert progress._has_moved(rank, _Counts(110.0, 50.0 + cpu_s, 1_000 + io_bytes, 70 + sleeps)) is moves
+    assert progress._has_moved(rank, _Counts(110.0, 50.0 + cpu_s, 1_000 + io_bytes, 70 + sleeps, queued_s)) is moves
 
 
 @pytest.fixture

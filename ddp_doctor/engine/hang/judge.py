@@ -32,7 +32,7 @@ from ddp_doctor.engine.hang.judgement import (
 from ddp_doctor.engine.waits.from_trial import announced, call_of, recorded
 from ddp_doctor.engine.waits.judge import different_calls
 from ddp_doctor.engine.waits.standings import Call, Group
-from ddp_doctor.knowledge.deadlines import STILL_CPU_S_PER_S
+from ddp_doctor.knowledge.deadlines import STARVED_SHARE, STILL_CPU_S_PER_S
 from ddp_doctor.knowledge.victims import blames_peer, is_unfit, names_own_host
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.trial import INIT, RankEvidence, Step, TrialRecord
@@ -292,10 +292,9 @@ def _behind(ranks: Sequence[RankEvidence], trial: TrialRecord) -> Judgement | No
 
 
 def _starves(rank: RankEvidence, ranks: Sequence[RankEvidence]) -> bool:
-    """Whether it wanted a processor for a second and got none, on the one node of all: it may come where that is less
-    busy."""
-    got = rank.cpu_s_per_s
-    return rank.state == "R" and got is not None and got < STILL_CPU_S_PER_S and len({each.node for each in ranks}) == 1
+    """Return True if it hardly had a processor, on the only node: it may arrive if that is less busy."""
+    granted = rank.cpu_granted
+    return granted is not None and granted < STARVED_SHARE and rank.state == "R" and len({r.node for r in ranks}) == 1
 
 
 def _group_hangs(waiting: Mapping[int, Step], here: Place, trial: TrialRecord) -> Judgement | None:

@@ -86,7 +86,8 @@ class Case:
         place = f"{host(self.recording, rank.node)}, " if self.recording.several_nodes else ""
         parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
         if rank.cpu_s_per_s is not None and rank.exited_at is None:
-            parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second")
+            granted = f" ({rank.cpu_granted:.0%} of the time it wanted)" if rank.cpu_granted is not None else ""
+            parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second{granted}")
         return Evidence(check=self.check, text="; ".join(parts))
 
     @property

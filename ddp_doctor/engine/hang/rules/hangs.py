@@ -43,7 +43,8 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
             evidence = (Evidence(check=case.check, text=stack_in_the_job(first)),)
         else:
             title = f"never entered {case.step_words}; {stands(first)}{case.who_waits}"
-        doing = "it is busy, not waiting" if (first.cpu_s_per_s or 0.0) > 0.5 else process_words(first)
+        is_busy = (first.cpu_s_per_s or 0.0) > 0.5 or (first.state == "R" and first.cpu_granted is not None)
+        doing = "it is busy, not waiting" if is_busy else process_words(first)
         yield finding(
             case.culprits,
             f"{case.names} {title}",

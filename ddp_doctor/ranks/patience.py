@@ -1,0 +1,26 @@
+"""A time limit that a busy machine extends: the time for which a process had no processor does not count."""
+
+import time
+from collections.abc import Iterable
+
+from ddp_doctor.knowledge.deadlines import MOST_QUEUED
+from ddp_doctor.sources import proc
+
+
+class Patience:
+    """The time that some processes get, which is over after ``1 + MOST_QUEUED`` times the limit at the latest."""
+
+    def __init__(self, limit_s: float, pids: Iterable[int | None]) -> None:
+        self._limit_s, self._began = limit_s, time.monotonic()
+        self._queued_s = {pid: _queued_s(pid) for pid in pids if pid is not None}
+
+    def is_over(self) -> bool:
+        """Return True if the processes had their time."""
+        beyond_s = time.monotonic() - self._began - self._limit_s
+        if not 0.0 < beyond_s < MOST_QUEUED * self._limit_s:
+            return beyond_s > 0.0
+        return beyond_s > max((_queued_s(pid) - before for pid, before in self._queued_s.items()), default=0.0)
+
+
+def _queued_s(pid: int) -> float:
+    return sum(proc.run_and_queued_s(pid, thread)[1] for thread in proc.thread_ids(pid))

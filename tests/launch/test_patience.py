@@ -1,0 +1,69 @@
+"""The time for which a process had no processor counts toward no limit, so a busy machine changes no result."""
+
+from pathlib import Path
+
+import pytest
+
+from ddp_doctor.model.recording import Options
+from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks.events import EventReader
+from ddp_doctor.ranks.patience import Patience
+from ddp_doctor.ranks.rank_state import RankState
+from ddp_doctor.ranks.spec import WorkerSpec
+from ddp_doctor.ranks.trial import Trial
+from ddp_doctor.sources import proc
+
+
+class Process:
+    pid = 7
+    exitcode = None
+
+
+@pytest.fixture
+def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the kernel counts for the main thread of each process: it ran, and it had no processor."""
+    counted = [0.0, 0.0]
+    monkeypatch.setattr(proc, "thread_ids", lambda pid: [pid])
+    monkeypatch.setattr(proc, "run_and_queued_s", lambda _pid, _thread=None: tuple(counted))
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "queued_s", "is_over"),
+    [(9.0, 0.0, False), (11.0, 0.0, True), (11.0, 2.0, False), (39.0, 38.0, False), (41.0, 40.0, True)],
+)
+def test_patience_ends_after_the_limit_and_the_time_in_the_queue(monkeypatch, spent, waited_s, queued_s, is_over):
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    patience = Patience(10.0, [7, None])
+    spent[1] = queued_s
+    monkeypatch.setattr("time.monotonic", lambda: 100.0 + waited_s)
+
+    assert patience.is_over() is is_over
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "queued_s", "deadline", "granted"),
+    [(3.5, 0.5, 104.5, 0.875), (0.1, 8.0, 112.0, 0.012), (1.0, 30.0, 116.0, 0.032), (0.1, 0.1, 104.1, None)],
+)
+def test_deadline_of_a_check_moves_by_the_time_in_the_queue(tmp_path: Path, spent, ran_s, queued_s, deadline, granted):
+    spec = WorkerSpec(
+        trial=TrialRecord(trial="t1", ranks=(0,), checks=("c",)),
+        options=Options(),
+        folder=str(tmp_path),
+        node=0,
+        rank=0,
+        local_rank=0,
+        group_rank=0,
+        device="cpu",
+        tasks=(),
+        launched_at=100.0,
+        init_deadline_s=4.0,
+    )
+    rank = RankState(spec, Process(), 100.0, EventReader(spec.path("events")))
+    spent[:] = 50.0, 60.0  # before the check
+    rank._take({"event": "check", "check": "c", "t": 100.0})
+    spent[:] = 50.0 + ran_s, 60.0 + queued_s
+    trial = Trial(spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0, _queued_s=rank.queued_s())
+
+    assert trial._deadline("c", [rank]) == pytest.approx(deadline)
+    assert rank.cpu_granted == granted
