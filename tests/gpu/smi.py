@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from tests.lab.processes import comes_true
+from tests.waiting import LIMIT_S, wait_until
 
 MIB = 2**20
 
@@ -13,7 +13,7 @@ MIB = 2**20
 def query(*fields: str) -> list[dict[str, str]]:
     """One row per GPU, by its index; units are left out."""
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-    lines = subprocess.check_output(argv, text=True, timeout=60).splitlines()
+    lines = subprocess.check_output(argv, text=True, timeout=LIMIT_S).splitlines()
     return [dict(zip(fields, [cell.strip() for cell in line.split(",")], strict=True)) for line in lines]
 
 
@@ -30,9 +30,9 @@ def used_mib(gpu: int = 0) -> int:
     return int(query("memory.used")[gpu]["memory.used"])
 
 
-def settles_at_most(limit_mib: float, within_s: float = 10.0) -> bool:
-    """Whether GPU 0 comes down to so much memory in use; drivers free it a moment after a process ended."""
-    return comes_true(lambda: used_mib() <= limit_mib, within_s)
+def wait_until_at_most(limit_mib: float) -> None:
+    """Wait until GPU 0 has at most this memory in use; drivers free it after the process has ended."""
+    wait_until(lambda: used_mib() <= limit_mib, f"at most {limit_mib:g} MiB in use")
 
 
 @contextmanager
@@ -50,4 +50,4 @@ def peak_used_mib() -> Iterator[list[int]]:
         yield seen
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(LIMIT_S)

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from tests.gpu import runs, smi
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -60,7 +61,7 @@ def test_the_doctor_neither_fills_a_busy_gpu_nor_fails_on_it(holder: "subprocess
     assert fact is not None
     assert fact.memory_allowed_bytes <= fact.memory_total_bytes // 20
 
-    said, _ = holder.communicate("end\n", timeout=60)
+    said, _ = holder.communicate("end\n", timeout=LIMIT_S)
     words = said.split()
     assert words[0] == "sum"
     assert words[1] == words[2], "the other program's memory is not what it was"

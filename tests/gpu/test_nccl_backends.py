@@ -12,16 +12,18 @@ import pytest
 from ddp_doctor.facts.collectives import ProcessGroupFact
 from ddp_doctor.knowledge.victims import blames_peer
 from tests.gpu import runs, smi
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 #: Ends with one line of JSON.
 _HEAD = """
-import json, sys, tempfile, time
+import json, sys, tempfile
 from datetime import timedelta
 import torch
 import torch.distributed as dist
 from ddp_doctor.ranks.worker.torch_private import backend_impl, bound_device, flight_entries
+from tests.waiting import wait_until
 
 def init(world_size, rank=0, seconds=60):
     torch.cuda.set_device(0)
@@ -34,7 +36,7 @@ _ONE_RANK = """
 init(1)
 dist.all_reduce(torch.ones(8, device="cuda:0"))
 torch.cuda.synchronize()
-time.sleep(2.5)  # a watchdog that looks once a second retires the entry
+wait_until(lambda: not any(entry.is_open for entry in flight_entries("nccl")[1]), "the watchdog retires the entry")
 recorder, entries = flight_entries("nccl")
 print(json.dumps({
     "impl": backend_impl(dist.group.WORLD, "cuda:0"), "bound": bound_device(dist.group.WORLD), "recorder": recorder,
@@ -61,7 +63,7 @@ def switch(request, monkeypatch) -> None:
 
 def answer(body: str) -> dict[str, Any]:
     argv = (sys.executable, "-W", "ignore", "-c", _HEAD + body)
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120, env=os.environ)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return told

@@ -13,14 +13,14 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-#: How long a rank's recorder has had no new entry, once all ranks have come to the place where they hang.
-_QUIET_S = 1.0
-_PATIENCE_S = 60.0
+from tests.waiting import LIMIT_S, wait_forever, wait_until
+
+#: Looks without a new entry after which a recorder is at rest; a busy machine delays them like the rank.
+_LOOKS = 100
 
 
 class Situation(NamedTuple):
@@ -137,7 +137,7 @@ SITUATIONS = {
 
 
 def make(folder: Path, situations: Sequence[str], sizes: Sequence[int]) -> None:
-    """Write the dumps of these situations; AssertionError where a rank that can answer wrote none in a minute."""
+    """Write the dumps of these situations; Raises AssertionError if a rank that can answer wrote none."""
     import torch
     import torch._dynamo.utils
     import torch.nn.parallel
@@ -157,10 +157,7 @@ def make(folder: Path, situations: Sequence[str], sizes: Sequence[int]) -> None:
                     ranks.append(pid)
                     if name != "stopped" or rank != size - 1:
                         awaited.append(here / f"rank{rank}.json")
-        until = time.monotonic() + _PATIENCE_S
-        while (missing := [path for path in awaited if not path.exists()]) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert not missing, f"{len(missing)} ranks wrote no dump, the first being {missing[0]}"
+        wait_until(lambda: all(path.exists() for path in awaited), "all ranks that can answer write a dump")
     finally:
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
@@ -173,6 +170,7 @@ def _be_rank(folder: Path, situation: Situation, rank: int, size: int) -> NoRetu
     """This rank's life; it is killed in the end, and never goes on in its parent's code."""
     import torch.distributed as dist
 
+    signal.alarm(round(2 * LIMIT_S))  # its end, if its parent was killed
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         stores: Any = dist
@@ -187,7 +185,7 @@ def _be_rank(folder: Path, situation: Situation, rank: int, size: int) -> NoRetu
         threading.Thread(target=_dump_when_quiet, args=(folder, rank, size), daemon=True).start()
         with contextlib.suppress(Exception):
             situation.do(rank, size, sub)
-        time.sleep(_PATIENCE_S)
+        wait_forever()
     finally:
         os._exit(1)
 
@@ -196,17 +194,23 @@ def _dump_when_quiet(folder: Path, rank: int, size: int) -> None:
     from torch._C import _distributed_c10d
 
     c10d: Any = _distributed_c10d
-    while not all((folder / f".here{other}").exists() for other in range(size)):
-        time.sleep(0.05)
-    before, since = b"", time.monotonic()
-    while time.monotonic() - since < _QUIET_S:
-        now = c10d._dump_fr_trace_json()
-        if now != before:
-            before, since = now, time.monotonic()
-        time.sleep(0.1)
+    wait_until(lambda: all((folder / f".here{other}").exists() for other in range(size)), "all ranks have begun")
+    wait_until_at_rest(c10d._dump_fr_trace_json)
     (folder / f"nccl_trace_rank_{rank}").write_bytes(c10d._dump_fr_trace())
-    (folder / f".rank{rank}").write_bytes(before)
+    (folder / f".rank{rank}").write_bytes(c10d._dump_fr_trace_json())
     (folder / f".rank{rank}").rename(folder / f"rank{rank}.json")
+
+
+def wait_until_at_rest(dump: Callable[[], bytes]) -> None:
+    """Wait until the recorder had no new entry for many looks."""
+    looks: list[bytes] = []
+
+    def is_at_rest() -> bool:
+        looks.append(dump())
+        del looks[:-_LOOKS]
+        return len(looks) == _LOOKS and len(set(looks)) == 1
+
+    wait_until(is_at_rest, "the recorder is at rest")
 
 
 def kept(folder: Path, size: int) -> dict[str, dict[str, object]]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+from tests.job_logs.make_dumps import wait_until_at_rest
+from tests.waiting import wait_until
+
 RANKS, ROUNDS, CULPRIT = 4, 50, 2
-#: Long enough for what can end to end.
-_AT_REST_S = 1.0
 
 
 def be_rank(folder: Path, what: str) -> None:
@@ -48,11 +48,11 @@ def be_rank(folder: Path, what: str) -> None:
         last = dist.all_reduce(torch.ones(64), async_op=True)
     if what == "size":
         last.wait()
-        while rank == CULPRIT and len(list(folder.glob("nccl_trace_*"))) < RANKS - 1:
-            time.sleep(0.05)
+        if rank == CULPRIT:
+            wait_until(lambda: len(list(folder.glob("nccl_trace_*"))) == RANKS - 1, "the other ranks write dumps")
         last = dist.all_reduce(torch.ones(65 if rank == CULPRIT else 64), async_op=True)
     if what != "size" or rank != CULPRIT:
-        time.sleep(_AT_REST_S)
+        wait_until_at_rest(c10d._dump_fr_trace_json)  # type: ignore[attr-defined]
     dump: bytes = c10d._dump_fr_trace()  # type: ignore[attr-defined]
     (folder / f".{rank}").write_bytes(dump)
     (folder / f".{rank}").rename(folder / f"nccl_trace_rank_{rank}")

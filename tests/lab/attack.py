@@ -25,17 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ddp_doctor.app import recordings
 from ddp_doctor.checks import CHECKS
 from ddp_doctor.model.choices import ExitCode
 from tests.lab.processes import comm, pids_with, state
+from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 BUDGET_S = 30.0
 #: Beyond the budget, on a machine that other work keeps busy.
-GRACE_S = 30.0
-#: From the end of the run until the kernel has ended the last of its processes.
-GONE_S = 2.0
+GRACE_S = LIMIT_S
 #: Without them nothing is healthy.
 ESSENTIAL = ("process_group", "allreduce", "gradient_sync", "p2p")
 INTERRUPTIONS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -96,15 +97,17 @@ class Run:
         known = {b"multiprocessing.resource_tracker": "tracker", b"torchrun.main": "torchrun"}
         return next((what for words, what in known.items() if words in command), "other")
 
-    def wait_for(self, what: str, timeout_s: float = BUDGET_S) -> int | None:
+    def wait_for(self, what: str) -> int | None:
         """The pid of such a process, once there is one; None where the run ended without."""
-        deadline = time.monotonic() + timeout_s
-        while self.process.poll() is None and time.monotonic() < deadline:
-            found = [pid for pid, name in self.alive().items() if name == what and (what != "agent" or self._began())]
-            if found:
-                return random.choice(found)
-            time.sleep(0.01)
-        return None
+        found: list[int] = []
+
+        def look() -> bool:
+            alive = self.alive().items()
+            found[:] = [pid for pid, name in alive if name == what and (what != "agent" or self._began())]
+            return bool(found) or self.process.poll() is not None
+
+        wait_until(look, f"{what} starts or the run ends")
+        return random.choice(found) if found else None
 
     def end(self, timeout_s: float) -> float | None:
         """Wait for the end; the seconds since the start, None where it did not come and was made."""
@@ -114,11 +117,11 @@ class Run:
             return None
         return time.monotonic() - self.began
 
-    def left(self, within_s: float = GONE_S) -> list[str]:
-        """What is still there after a moment: processes, and the doctor's folders."""
-        deadline = time.monotonic() + within_s
-        while (alive := self.alive()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    def left(self) -> list[str]:
+        """Return the processes and directories that remain."""
+        with suppress(AssertionError):
+            wait_until(lambda: not self.alive())
+        alive = self.alive()
         folders = [path.name for path in self.folder.iterdir() if path.name.startswith("ddp-doctor-")]
         return [f"{what} ({pid}, state {state(pid)})" for pid, what in alive.items()] + folders
 
@@ -127,7 +130,7 @@ class Run:
         for pid in self.alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(LIMIT_S)
 
     def said(self) -> str:
         """All that it printed."""
@@ -152,14 +155,21 @@ def _send(number: signal.Signals) -> Callable[[int], None]:
 
 def _stop_for_a_while(pid: int) -> None:
     os.kill(pid, signal.SIGSTOP)
-    time.sleep(4.0)
+    psutil.wait_procs([psutil.Process(pid)], timeout=4.0)
     os.kill(pid, signal.SIGCONT)
 
 
 def _interrupt_twice(pid: int) -> None:
     os.kill(pid, signal.SIGINT)
-    time.sleep(0.05)
+    wait_until(lambda: not _is_pending(pid, signal.SIGINT), "the first SIGINT is delivered")
     os.kill(pid, signal.SIGINT)
+
+
+def _is_pending(pid: int, number: int) -> bool:
+    with suppress(OSError):
+        pending = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
+        return bool(int(pending, 16) >> (number - 1) & 1)
+    return False
 
 
 def _to_all(number: signal.Signals) -> Callable[[int], None]:
@@ -209,7 +219,8 @@ class Round:
         run = Run(folder, self.ranks, *under_torchrun)
         hit, name = None, "nobody"
         if run.wait_for(self.victim) is not None:
-            time.sleep(self.delay_s)
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(self.delay_s)
         if (pid := run.wait_for(self.victim)) is not None:
             with suppress(ProcessLookupError):
                 hit, name = pid, comm(pid) or "nobody"

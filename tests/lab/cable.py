@@ -7,13 +7,12 @@ is handed on with the header that says what the sender left to the hardware (che
 so that large sends stay large: 2 Gbit/s and more at no delay.
 """
 
+import asyncio
 import contextlib
 import os
-import select
+import selectors
 import socket
 import sys
-import time
-from collections import deque
 
 ETH_P_ALL = 0x0003
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # asm-generic/socket.h
@@ -37,16 +36,17 @@ def end_of_cable(interface: str) -> socket.socket:
 
 def carry(first: socket.socket, second: socket.socket, delay_s: float) -> None:
     """Hand frames on, each ``delay_s`` after it arrived, until killed."""
-    other = {first: second, second: first}
-    under_way: deque[tuple[float, socket.socket, bytes]] = deque()
-    while True:
-        wait = max(0.0, under_way[0][0] - time.monotonic()) if under_way else None
-        for end in select.select((first, second), (), (), wait)[0]:
-            under_way.extend((time.monotonic() + delay_s, other[end], frame) for frame in arrived(end))
-        while under_way and under_way[0][0] <= time.monotonic():
-            _due, end, frame = under_way.popleft()
-            with contextlib.suppress(OSError):  # the other side is down or full: cables lose frames too
-                end.send(frame)
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll rounds up to milliseconds
+    for one, other in ((first, second), (second, first)):
+        loop.add_reader(one, lambda one=one, other=other: loop.call_later(delay_s, send, other, arrived(one)))
+    loop.run_forever()
+
+
+def send(end: socket.socket, frames: list[bytes]) -> None:
+    """Send the frames; those that the interface does not take are lost, as in a cable."""
+    for frame in frames:
+        with contextlib.suppress(OSError):
+            end.send(frame)
 
 
 def arrived(end: socket.socket) -> list[bytes]:
@@ -55,10 +55,8 @@ def arrived(end: socket.socket) -> list[bytes]:
     try:
         while len(frames) < 64:
             frames.append(end.recv(LARGEST))
-    except BlockingIOError:
+    except OSError:  # no more frames, or the interface is down, which is told once
         pass
-    except OSError:
-        time.sleep(0.01)  # the interface is down; the error is told once
     return frames
 
 

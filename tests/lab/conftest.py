@@ -9,6 +9,7 @@ import pytest
 
 from tests.lab.hosts import Host, Lab, why_no_lab
 from tests.lab.sshd import serve_ssh, why_no_ssh
+from tests.waiting import LIMIT_S
 
 WIRE = Path(__file__).with_name("wire.py")
 
@@ -48,7 +49,7 @@ def two_hosts() -> Iterator[Lab]:
 
 @pytest.fixture
 def dial() -> Dial:
-    def run(host: Host, target: str, port: int = 29400, size: int = 0, timeout_s: float = 5.0):
+    def run(host: Host, target: str, port: int = 29400, size: int = 0, timeout_s: float = LIMIT_S):
         argv = (sys.executable, "-S", WIRE, "dial", target, str(port), str(size), str(timeout_s))
         return json.loads(host.run(argv).stdout)
 

@@ -32,7 +32,7 @@ class Row:
     plant: tuple[str, ...] = ()  # before the start
     strike: str = ""  # while the ranks run
     strike_at: str = ""  # as soon as this process runs: "node1 ddp-doctor:r1"
-    late_s: Mapping[str, float] = field(default_factory=dict)
+    late: str = ""  # started once node0 waits for it
     absent: tuple[str, ...] = ()  # never started
     lost: tuple[str, ...] = ()  # cannot end or report, by the fault's nature
     evidence: Evidence = "start"  # from when on the seconds count; "join" is the end of the wait for nodes
@@ -164,7 +164,7 @@ HEALTHY = (
     _works("healthy-2-nics", "none, two interfaces", second_nic=True),
     _works("eth1-chosen", "GLOO_SOCKET_IFNAME=eth1, which works",
            FAST_GLOO("node0", "eth1"), FAST_GLOO("node1", "eth1"), second_nic=True),
-    _works("late", "node1 starts 8 s late", torchrun="silent wait, then works", late_s={"node1": 8.0}),
+    _works("late", "node1 starts late", torchrun="silent wait, then works", late="node1"),
     _works("mtu-one-host", "MTU 9000 on node1 alone", "mtu:node1:9000", torchrun="works: MSS"),
     _works("docker0", "docker0 with one address on all hosts",
            "bridge-interface:node0", "bridge-interface:node1"),

@@ -15,10 +15,9 @@ from tests.lab.fault_rows import Row
 from tests.lab.hosts import WITHOUT_DDP, Host, Lab
 from tests.lab.planted import Planted
 from tests.lab.processes import HostProcess
+from tests.waiting import LIMIT_S, wait_until
 
 BAR_S = 20.0
-#: The doctor has so long to end on all hosts, from the evidence on, however busy the machine is.
-CAP_S = 120.0
 
 Report = Mapping[str, object]
 
@@ -96,12 +95,16 @@ def command(row: Row, host: Host) -> tuple[str, ...]:
 
 def _start(scene: Scene) -> None:
     row = scene.row
-    begun = time.monotonic()
-    present = [host for host in scene.lab.hosts if host.name not in row.absent]
-    for host in sorted(present, key=lambda host: row.late_s.get(host.name, 0.0)):
-        time.sleep(max(0.0, begun + row.late_s.get(host.name, 0.0) - time.monotonic()))
-        scene.started[host.name] = host.start(command(row, host))
+    for host in scene.lab.hosts:
+        if host.name == row.late:
+            wait_until(lambda: _listens(scene.lab["node0"]), "node0 waits for the other nodes")
+        if host.name not in row.absent:
+            scene.started[host.name] = host.start(command(row, host))
     scene.evidence = time.monotonic() + (row.join_timeout_s if row.evidence == "join" else 0)
+
+
+def _listens(host: Host) -> bool:
+    return bool(host.run(("ss", "-Hltn", "sport = :29400")).stdout)
 
 
 @contextmanager
@@ -126,12 +129,10 @@ def _strike(scene: Scene, outcome: Outcome) -> None:
 
 def _plant_in_time(scene: Scene, outcome: Outcome) -> None:
     name, process = scene.row.strike_at.split()
-    deadline = time.monotonic() + CAP_S
-    while (pid := scene.lab[name].find_process(process)) is None:
-        if time.monotonic() > deadline or scene.started[name].poll() is not None:
-            outcome.problems.append(f"the fault could not be planted: no process {process} in {name}")
-            break
-        time.sleep(0.01)
+    host, agent = scene.lab[name], scene.started[name]
+    pid = wait_until(lambda: host.find_process(process) or agent.poll() is not None, f"{process} runs in {name}")
+    if isinstance(pid, bool):
+        outcome.problems.append(f"the fault could not be planted: no process {process} in {name}")
     else:
         os.kill(pid, signal.SIGSTOP)  # on a busy machine the rank might end before the fault is planted
         scene.strike = faults.plant(scene.lab, scene.row.strike)
@@ -147,12 +148,12 @@ def _wait(scene: Scene, outcome: Outcome) -> None:
     for host in _speaking(scene):
         process = scene.started[host.name]
         try:
-            outcome.exits[host.name] = process.wait(max(0.1, scene.evidence + CAP_S - time.monotonic()))
+            outcome.exits[host.name] = process.wait(max(0.1, scene.evidence + LIMIT_S - time.monotonic()))
             assert process.ended is not None
             ends.append(process.ended)
         except subprocess.TimeoutExpired:
             outcome.exits[host.name] = None
-            outcome.problems.append(f"{host.name} still runs {CAP_S:g} s after the evidence")
+            outcome.problems.append(f"{host.name} still runs {LIMIT_S:g} s after the evidence")
     if ends:
         outcome.seconds = round(max(ends) - scene.evidence, 1)
 
@@ -224,7 +225,7 @@ def _end(scene: Scene, outcome: Outcome) -> None:
         scene.strike.undo()
     for name in scene.row.lost:
         try:
-            scene.started[name].wait(CAP_S)
+            scene.started[name].wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             outcome.problems.append(f"{name} runs on after the fault is gone")
     left = scene.lab.left_behind(without=scene.planted, counts=lambda line: _is_the_doctors(scene.row, line))

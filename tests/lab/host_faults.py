@@ -10,7 +10,8 @@ from pathlib import Path
 from tests.lab import overlays
 from tests.lab.hosts import Host, Lab
 from tests.lab.planted import Planted
-from tests.lab.processes import PATIENCE_S, comes_true, state
+from tests.lab.processes import state
+from tests.waiting import wait_until
 
 WIRE = Path(__file__).with_name("wire.py")
 _numbers = itertools.count()
@@ -77,7 +78,7 @@ def held_port(host: Host, port: int = 29400) -> Planted:
     """Another program listens on the port and never says a word."""
     program = host.start((sys.executable, "-S", WIRE, "mute", str(port)))
     program.wait_for_output("ready")
-    return Planted(lambda: program.wait(PATIENCE_S), program.kill)
+    return Planted(program.wait, program.kill)
 
 
 # Names, addresses and interfaces
@@ -193,9 +194,9 @@ def _environment(host: Host, changes: dict[str, str]) -> Planted:
 
 
 def _stop(pids: list[int]) -> None:
-    """Stop them and wait until they are: a signal takes its time on a busy machine."""
+    """Stop the processes and wait until they are stopped."""
     _send(signal.SIGSTOP, pids)
-    comes_true(lambda: all(state(pid) in ("T", "Z", "") for pid in pids))
+    wait_until(lambda: all(state(pid) in ("T", "Z", "") for pid in pids), "the processes are stopped")
 
 
 def _send(number: int, pids: list[int]) -> None:

@@ -18,14 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from ddp_doctor.checks import CHECKS
-from tests.lab.processes import PATIENCE_S, HostProcess, comm, pids_in
+from tests.lab.processes import HostProcess, comm, pids_in
+from tests.waiting import LIMIT_S, wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 INIT, ENTER = (Path(__file__).with_name(name) for name in ("init.sh", "enter.py"))
@@ -127,9 +127,9 @@ class Host:
         for stream in (self._init.stdin, self._init.stdout, self._init.stderr):
             assert stream is not None
             stream.close()
-        self._init.wait(PATIENCE_S)
+        self._init.wait(LIMIT_S)
         for process in self._started:
-            process.wait(PATIENCE_S)
+            process.wait()
         self._init, self._pid, self._started = None, 0, []
 
     @property
@@ -158,7 +158,7 @@ class Host:
         *,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
-        timeout_s: float = PATIENCE_S,
+        timeout_s: float = LIMIT_S,
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, with ``text`` as its standard input."""
@@ -176,7 +176,7 @@ class Host:
     def net(self, *argv: str, text: str = "") -> str:
         """Run one of the lab's own tools in the host's network only, where process ids are the lab's."""
         inside = ("nsenter", f"--target={self._pid}", "--net", "--", *argv)
-        done = subprocess.run(inside, check=False, capture_output=True, text=True, input=text, timeout=PATIENCE_S)
+        done = subprocess.run(inside, check=False, capture_output=True, text=True, input=text, timeout=LIMIT_S)
         return _checked(self, argv, done).stdout
 
     def ip(self, *lines: str) -> None:
@@ -196,14 +196,11 @@ class Host:
         """The process of this name (/proc/PID/comm, at most 15 characters); None where there is none."""
         return next((pid for pid in self.pids() if comm(pid) == name), None)
 
-    def wait_for_process(self, name: str, timeout_s: float = PATIENCE_S) -> int:
-        """The process of this name, once it runs. Raises TimeoutError."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if (pid := self.find_process(name)) is not None:
-                return pid
-            time.sleep(0.05)
-        raise TimeoutError(f"no process {name} in {self.name} within {timeout_s:g} s")
+    def wait_for_process(self, name: str) -> int:
+        """Return the process of this name, once it runs."""
+        pid = wait_until(lambda: self.find_process(name), f"process {name} runs in {self.name}")
+        assert pid is not None
+        return pid
 
     def left_behind(self, without: Collection[int] = ()) -> list[str]:
         """Processes, shared memory and temporary files that are there now, one line each."""
@@ -331,18 +328,21 @@ class Lab:
 
     def left_behind(
         self,
-        grace_s: float = PATIENCE_S,
+        grace_s: float = LIMIT_S,
         without: Collection[int] = (),
         counts: Callable[[str], bool] = lambda _line: True,
     ) -> list[str]:
         """What ``counts`` and is still there after a time of grace, one line each, without these processes."""
-        deadline = time.monotonic() + grace_s
-        while True:
+        found: list[str] = []
+
+        def look() -> bool:
             lines = [f"{host.name}: {line}" for host in self.hosts for line in host.left_behind(without)]
-            found = [line for line in lines if counts(line)]
-            if not found or time.monotonic() >= deadline:
-                return found
-            time.sleep(0.05)
+            found[:] = [line for line in lines if counts(line)]
+            return not found
+
+        with contextlib.suppress(AssertionError):
+            wait_until(look, limit_s=grace_s)
+        return found
 
     def _addresses(self, host: Host, nic: int) -> Iterator[str]:
         if self._ipv6 != "only" or nic > 0:

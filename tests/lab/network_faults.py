@@ -11,7 +11,6 @@ from pathlib import Path
 
 from tests.lab.hosts import Host, Lab
 from tests.lab.planted import Planted
-from tests.lab.processes import PATIENCE_S
 
 CABLE = Path(__file__).with_name("cable.py")
 NEW = "tcp flags & (syn | ack) == syn"  # the first packet of a connection
@@ -130,7 +129,7 @@ def delay(lab: Lab, host: Host, one_way_ms: float = 25.0) -> Planted:
 
     def undo() -> None:
         cable.kill()
-        cable.wait(PATIENCE_S)
+        cable.wait()
         lab.switch.ip(f"link delete {near}", f"link set {port} master br0")
 
     return Planted(undo)

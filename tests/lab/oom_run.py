@@ -11,6 +11,7 @@ from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.recording import Options
 from ddp_doctor.starters.request import RunRequest
 from tests.launch.misbehaving import BAD, Done, well_behaved
+from tests.waiting import LIMIT_S
 
 
 def takes_too_much(ctx: RankContext) -> Done:
@@ -22,7 +23,7 @@ def takes_too_much(ctx: RankContext) -> Done:
 
 def main() -> None:
     Path(sys.argv[1], "cgroup.procs").write_text("0")
-    check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=20.0)
+    check = Check("scenario", "A scenario", Where.RANK, takes_too_much, (), deadline_s=LIMIT_S)
     request = RunRequest(Options(), dict(os.environ), nproc_per_node=2)
     print(run(request, (check,)).report.model_dump_json())
 

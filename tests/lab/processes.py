@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-#: How long the lab waits for what comes in a moment: only a test that fails waits so long, on however busy a machine.
-PATIENCE_S = 140.0
+from tests.waiting import LIMIT_S, wait_until
+
+PATIENCE_S = LIMIT_S
 
 
-def comes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
-    """Whether it holds within this time; it is looked at again and again."""
-    end = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
+def comes_true(holds: Callable[[], object], within_s: float = LIMIT_S) -> bool:
+    """Return True if the condition becomes true within the time."""
+    try:
+        return bool(wait_until(holds, limit_s=within_s))
+    except AssertionError:
+        return False
 
 
 def to_its_end(
@@ -28,7 +27,7 @@ def to_its_end(
     *,
     cwd: Path | None = None,
     given: str | None = None,
-    limit_s: float = PATIENCE_S,
+    limit_s: float = LIMIT_S,
     check: bool = False,
 ) -> "subprocess.CompletedProcess[str]":
     """A command, here and with this process's environment unless others are named, and all that it printed."""
@@ -53,12 +52,8 @@ class HostProcess:
     @property
     def pid(self) -> int | None:
         """The command itself, a child of the one that entered the host; None where it has ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self._entering.poll() is None and time.monotonic() < deadline:
-            if children := _children(self._entering.pid):
-                return children[0]
-            time.sleep(0.005)
-        return None
+        wait_until(lambda: self._entering.poll() is not None or _children(self._entering.pid), "the command starts")
+        return next(iter(_children(self._entering.pid)), None)
 
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
@@ -67,22 +62,16 @@ class HostProcess:
             self.ended = time.monotonic()
         return code
 
-    def wait(self, timeout_s: float) -> int:
-        """Its exit code. Raises subprocess.TimeoutExpired, and leaves it running then."""
-        deadline = time.monotonic() + timeout_s
-        while (code := self.poll()) is None:
-            if time.monotonic() >= deadline:
-                raise subprocess.TimeoutExpired(self._entering.args, timeout_s)
-            time.sleep(0.01)
+    def wait(self, timeout_s: float = LIMIT_S) -> int:
+        """Return its exit code. Raises subprocess.TimeoutExpired and leaves it running."""
+        code = self._entering.wait(timeout_s)
+        self.poll()
         return code
 
-    def wait_for_output(self, text: str, timeout_s: float = PATIENCE_S) -> None:
-        """Until it has printed this. Raises RuntimeError with its errors where it ends or takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while text not in self.output():
-            if self.poll() is not None or time.monotonic() >= deadline:
-                raise RuntimeError(f"no {text!r} from {self._entering.args!r}: {self.errors()}")
-            time.sleep(0.01)
+    def wait_for_output(self, text: str) -> None:
+        """Wait until it has printed the text. Raises AssertionError with its errors if it exits before."""
+        wait_until(lambda: text in self.output() or self.poll() is not None, f"{self._entering.args!r} prints {text!r}")
+        assert text in self.output(), f"no {text!r} from {self._entering.args!r}: {self.errors()}"
 
     def signal(self, number: int) -> None:
         """Send a signal to the command; nothing where it has ended."""

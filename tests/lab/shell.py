@@ -81,7 +81,7 @@ class Shell:
             return f"no command {word!r}; try help" if word else ""
         try:
             said = self.commands[word](text.strip())
-        except (ValueError, RuntimeError, OSError) as error:
+        except (ValueError, RuntimeError, OSError, AssertionError) as error:
             return str(error)
         self.write_scripts()
         return said

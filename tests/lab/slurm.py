@@ -16,16 +16,14 @@ import secrets
 import shutil
 import stat
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab.hosts import Host, Lab, why_no_lab
 from tests.nvml_stand_in import SONAME, library_folder
+from tests.waiting import LIMIT_S, wait_until
 
 TOOLS = ("munged", "slurmctld", "slurmd", "srun", "mount", "ldconfig")
-#: how long a test waits for what SLURM does in its own time; only a test that never passes waits so long
-PATIENCE_S = 120.0
 
 CONFIG = """
 ClusterName=lab
@@ -95,7 +93,7 @@ class Slurm:
     def __exit__(self, *_exc: object) -> None:
         self.lab.teardown()
 
-    def run(self, *argv: str, timeout_s: float = PATIENCE_S) -> "subprocess.CompletedProcess[str]":
+    def run(self, *argv: str, timeout_s: float = LIMIT_S) -> "subprocess.CompletedProcess[str]":
         """Run a command on node0, as a user would on the login node."""
         return self.head.run(argv, timeout_s=timeout_s, check=False)
 
@@ -147,7 +145,7 @@ class Slurm:
         new.replace(library)
         if first:
             cache = folder / "ld.so.cache"
-            subprocess.run(("ldconfig", "-X", "-C", str(cache), str(folder)), check=True, timeout=PATIENCE_S)
+            subprocess.run(("ldconfig", "-X", "-C", str(cache), str(folder)), check=True, timeout=LIMIT_S)
             _mount(host, cache, "/etc/ld.so.cache")
 
     def start_slurmd(self, host: Host) -> None:
@@ -161,6 +159,13 @@ class Slurm:
             for path in sorted((*self.folder.glob("*.log"), *self.folder.glob("job*.out")))
         )
         return "\n".join(texts)
+
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Wait for the condition. Raises AssertionError with SLURM's logs."""
+        try:
+            wait_until(condition)
+        except AssertionError as error:
+            raise AssertionError(self.logs()) from error
 
     # --- start ---
 
@@ -179,7 +184,7 @@ class Slurm:
         self.head.start(("/usr/sbin/slurmctld", "-D"))
         for node in self.nodes:
             self.start_slurmd(node)
-        wait_for(lambda: all(self.state(node.name) == "idle" for node in self.nodes), PATIENCE_S, self.logs)
+        self.wait_until(lambda: all(self.state(node.name) == "idle" for node in self.nodes))
 
     def _write_config(self) -> None:
         lines = [CONFIG.format(folder=self.folder)]
@@ -199,7 +204,7 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         files = (f"--{name}={folder / name}" for name in ("socket", "pid-file", "log-file", "seed-file"))
         self.head.start(("/usr/sbin/munged", "--foreground", f"--key-file={key}", *files))
-        wait_for((folder / "socket").exists, PATIENCE_S, self.logs)
+        self.wait_until((folder / "socket").exists)
 
 
 class Job:
@@ -220,20 +225,11 @@ class Job:
         shown = self._slurm.run("scontrol", "show", "job", self.number).stdout
         return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
 
-    def wait(self, timeout_s: float = PATIENCE_S) -> str:
-        """Its last state."""
+    def wait(self) -> str:
+        """Return its last state."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
-        wait_for(lambda: self.field("JobState") in ended, timeout_s, self._slurm.logs)
+        self._slurm.wait_until(lambda: self.field("JobState") in ended)
         return self.field("JobState")
-
-
-def wait_for(happened: Callable[[], bool], timeout_s: float, explain: Callable[[], str]) -> float:
-    """Seconds until it happened. Raises AssertionError with the explanation."""
-    started = time.monotonic()
-    while not happened():
-        assert time.monotonic() - started < timeout_s, explain()
-        time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def _mount(host: Host, ours: Path, path: str) -> None:

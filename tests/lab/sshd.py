@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 from tests.lab.hosts import Host, Lab, why_no_lab
+from tests.waiting import LIMIT_S
 
 SSHD = """
 Port 22
@@ -35,7 +36,7 @@ def serve_ssh(lab: Lab) -> None:
     folder = lab.folder / "ssh"
     folder.mkdir()
     for key in ("user", "host"):
-        subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key), check=True, timeout=90)
+        subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / key), check=True, timeout=LIMIT_S)
     (folder / "config").write_text(SSH.format(folder=folder))
     (folder / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {folder}/config "$@"\n')
     (folder / "ssh").chmod(0o755)

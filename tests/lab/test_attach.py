@@ -24,8 +24,8 @@ from ddp_doctor.sources.live_jobs import ended
 from ddp_doctor.sources.live_stacks import stacks
 from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, Lab, why_no_lab
-from tests.lab.processes import PATIENCE_S
 from tests.lab.sshd import environment, know_hosts
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab
 
@@ -60,9 +60,7 @@ def job(ssh_lab: Lab) -> list[int]:
 
 def attached(ssh_lab: Lab, *options: str) -> tuple[int, dict[str, Any], str]:
     head = ssh_lab["node0"]
-    done = head.run(
-        (*ATTACH, *options, "--json", "attach.json"), env=environment(ssh_lab, head), timeout_s=PATIENCE_S, check=False
-    )
+    done = head.run((*ATTACH, *options, "--json", "attach.json"), env=environment(ssh_lab, head), check=False)
     return done.returncode, json.loads((head.folder / "home/attach.json").read_text()), done.stdout
 
 
@@ -204,7 +202,7 @@ def stack_seen_by(begins: Callable[[], None], pid: int) -> str:
     """Why a process that has begun so may not read the stack of another, and what grants it; else "read"."""
 
     def look() -> str:
-        stack = stacks([pid], os.environ, time.monotonic() + PATIENCE_S)[pid]
+        stack = stacks([pid], os.environ, time.monotonic() + LIMIT_S)[pid]
         return f"{stack.refused.why}; {stack.refused.grant}" if stack.refused else "read" if stack.frames else ""
 
     return as_one_who(begins, look)

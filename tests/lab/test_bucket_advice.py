@@ -13,6 +13,7 @@ from tests.lab import faults
 from tests.lab.hosts import Lab, why_no_lab
 from tests.lab.several_nics import FIRST, Run, run
 
+#: Serial: measures step times.
 pytestmark = [pytest.mark.lab, pytest.mark.serial, pytest.mark.timeout(300)]
 
 #: Measured over predicted. Processors that others use make both ranks and their communication slower.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import LIMIT_S
+
 pytestmark = pytest.mark.lab
 
 CPU_V1, MEMORY_V1, V2 = (Path("/sys/fs/cgroup") / name for name in ("cpu", "memory", "cgroup.controllers"))
@@ -62,5 +64,5 @@ def test_limits_are_read_back_from_inside_the_group(groups):
     if not any((folder / name).exists() for folder in groups for name in ("cpu.max", "cpu.cfs_quota_us")):
         pytest.skip("the cpu controller is not given to this part of the tree")
     argv = [sys.executable, "-c", READ, *map(str, groups)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=90)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     assert json.loads(done.stdout) == [1.5, 512 * 1024**2]

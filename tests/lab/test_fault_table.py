@@ -1,6 +1,6 @@
 """Every fault of the table: the right finding and culprit, no innocent, and nothing left; some also in time.
 
-All must end within fault_run.CAP_S. How long a row takes is measured where it has the machine to itself.
+All must end within LIMIT_S. How long a row takes is measured where it has the machine to itself.
 """
 
 import pytest
@@ -19,7 +19,7 @@ IN_TIME = (
     *("head-never", "node2-never"),  # the end of the wait for nodes
     *("rank-stopped-of-4", "power-off-of-4"),  # the fault itself
 )
-#: They run alone, and so does one that a busy machine once left unsure.
+#: Serial: the seconds of these rows are compared with a limit, and a busy machine once left the last one unsure.
 ALONE = (*IN_TIME, "rank-stopped")
 CASES = [pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in ALONE else []) for row in ROWS]
 

@@ -10,6 +10,7 @@ from ddp_doctor.facts.job_log import FlightDumpFact
 from ddp_doctor.parse.flight_recorder import is_dump, read_dump
 from tests.job_logs.dumps import named, verdicts
 from tests.job_logs.make_dumps import SITUATIONS
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab  # 54 processes
 
@@ -21,7 +22,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hung")
     sizes = ",".join(map(str, SIZES))
     argv = (sys.executable, "-m", "tests.job_logs.make_dumps", folder, "--ranks", sizes)
-    made = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+    made = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert made.returncode == 0, made.stderr[-2000:]
     return folder
 

@@ -2,13 +2,13 @@
 
 import signal
 import socket
-import time
 
 import pytest
 
 from tests.lab import faults
 from tests.lab.hosts import Lab, why_no_lab
-from tests.lab.processes import PATIENCE_S, state
+from tests.lab.processes import state
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -17,18 +17,18 @@ def test_a_stopped_process_goes_on_when_undone(lab):
     sleeper = lab["node1"].start(("sleep", "88"))
     with faults.plant(lab, "stop:node1:sleep"):
         assert state(sleeper.pid) == "T"
-    assert state(sleeper.pid) in "SR"
+    wait_until(lambda: state(sleeper.pid) in ("S", "R"), "the process goes on")
     with faults.plant(lab, "stop-all:node1"):
         assert {state(pid) for pid in lab["node1"].pids()} == {"T"}
     faults.plant(lab, "kill:node1:sleep")
-    assert sleeper.wait(PATIENCE_S) == -signal.SIGKILL
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 def test_all_that_runs_on_a_host_is_killed_and_the_host_stays(two_hosts):
     sleepers = [host.start(("sleep", "88")) for host in two_hosts.hosts for _ in range(2)]
     assert all(each.pid for each in sleepers)
     faults.plant(two_hosts, "kill-all:node1")
-    assert [each.wait(PATIENCE_S) for each in sleepers[2:]] == [-signal.SIGKILL] * 2
+    assert [each.wait() for each in sleepers[2:]] == [-signal.SIGKILL] * 2
     assert [each.poll() for each in sleepers[:2]] == [None, None]
     assert two_hosts["node1"].is_up
 
@@ -44,7 +44,6 @@ def test_a_host_without_power_falls_silent_and_can_be_booted_again(two_hosts, di
     assert client.poll() is not None
     assert node1.pids() == []
     assert dial(node0, "10.77.0.2", timeout_s=0.3)["error"] == "timeout"
-    time.sleep(0.3)
     assert "closed" not in server.output(), "a FIN or RST came through"
     off.undo()
     assert dial(node0, "node1")["error"] == "ECONNREFUSED"
@@ -60,9 +59,9 @@ connection.recv(1)
 print("closed", flush=True)
 """
 CONNECT = """
-import socket, time
+import signal, socket
 connection = socket.create_connection(("{host}", {port}))
-time.sleep(99)
+signal.pause()
 """
 
 
@@ -122,7 +121,14 @@ def test_a_variable_is_set_on_one_host_only(lab):
 
 
 NAMES = ("node0", "node1")
-CLOCKS = "import time; a = time.monotonic(); time.sleep(0.1); print(time.time(), time.monotonic() - a)"
+CLOCKS = """
+import os, tempfile, time
+began = time.monotonic()
+time.sleep(0.1)
+slept = time.monotonic() - began
+with tempfile.NamedTemporaryFile() as file:
+    print(time.time() - os.stat(file.name).st_mtime, slept)
+"""
 
 
 @pytest.mark.parametrize("skew_s", [3600, -90])
@@ -130,9 +136,9 @@ def test_a_wrong_clock_does_not_change_how_long_a_sleep_takes(lab, skew_s):
     if reason := why_no_lab("cc"):
         pytest.skip(reason)
     with faults.plant(lab, f"skewed-clock:node1:{skew_s}"):
-        wall, slept = map(float, lab["node1"].run(("python", "-c", CLOCKS)).stdout.split())
-    assert wall - time.time() == pytest.approx(skew_s, abs=5)
-    assert 0.1 <= slept < 1.0
+        ahead_s, slept = map(float, lab["node1"].run(("python", "-c", CLOCKS)).stdout.split())
+    assert ahead_s == pytest.approx(skew_s, abs=30)
+    assert 0.1 <= slept < 30
 
 
 VERSION = "import importlib.metadata as m, {0}; print({0}.__version__, m.version('{0}'.replace('_', '-')))"

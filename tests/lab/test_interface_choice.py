@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.lab import interface_choices
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab
 
@@ -28,7 +29,7 @@ def rows(tmp_path_factory) -> list[dict[str, object]]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -8,7 +8,7 @@ import pytest
 from tests.lab.hosts import why_no_lab
 from tests.lab.isolation_run import ROWS, run_row
 
-#: What is told of rates depends on what else the processors do.
+#: Serial: measures rates.
 pytestmark = [pytest.mark.lab, pytest.mark.serial]
 
 #: A slow one, two that fail each in its own way, one that dies, and none.

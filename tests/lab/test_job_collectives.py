@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,9 @@ from typing import Any
 import pytest
 
 from tests.job_logs.make_many import CULPRIT, RANKS, ROUNDS
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.lab  # each starts some ten processes
-
-_PATIENCE_S = 120.0
 
 Made = Callable[[str], Path]
 
@@ -31,10 +29,7 @@ def dumps(tmp_path: Path) -> Made:
         env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
         ranks = [subprocess.Popen(argv, env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
         try:
-            until = time.monotonic() + _PATIENCE_S
-            while len(list(folder.glob("nccl_trace_*"))) < RANKS:
-                assert time.monotonic() < until, "a rank wrote no dump"
-                time.sleep(0.1)
+            wait_until(lambda: len(list(folder.glob("nccl_trace_*"))) == RANKS, "each rank writes a dump")
         finally:
             for rank in ranks:
                 rank.kill()
@@ -101,7 +96,7 @@ def test_another_size_on_one_rank_is_named(dumps: Made):
 def test_another_number_of_ranks_is_refused_with_the_option_to_add(dumps: Made):
     argv = ("run", "--replay", str(dumps("through")), "--only", "job_collectives", "--nproc-per-node", "2")
     run = subprocess.run(
-        (sys.executable, "-m", "ddp_doctor", *argv), capture_output=True, text=True, check=False, timeout=120
+        (sys.executable, "-m", "ddp_doctor", *argv), capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
 
     assert run.returncode == 2

@@ -30,9 +30,7 @@ def mpirun(lab: Lab, host: Host, *options: str) -> "subprocess.CompletedProcess[
     """Typed on ``host``; the files that a rank writes land in that host's home."""
     ssh = lab.folder / "ssh/ssh"
     mca = ("--allow-run-as-root", "--mca", "plm_rsh_agent", str(ssh), "--mca", "oob_tcp_if_include", "eth0")
-    return host.run(
-        ("mpirun", *mca, "--map-by", "node", *options, *RUN), env=environment(lab, host), timeout_s=90, check=False
-    )
+    return host.run(("mpirun", *mca, "--map-by", "node", *options, *RUN), env=environment(lab, host), check=False)
 
 
 def the_report(lab: Lab) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.values import is_ignored, misread
 from tests import elf
 from tests.nccl_wheels import RELEASES, libnccl
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -82,7 +83,7 @@ def told(library: Path, functions: dict[str, int], **env: str) -> dict[str, int]
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     answer: dict[str, int] = json.loads(done.stdout.rpartition("told")[2])
     return answer

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -28,17 +29,10 @@ def small_group() -> Iterator[Path]:
         if (folder / swap).exists():
             (folder / swap).write_text(str(LIMIT) if "memsw" in swap else "0")
     yield folder
-    deadline = time.monotonic() + 60.0
-    while True:  # the killed processes leave the group when they are reaped
-        try:
-            return folder.rmdir()
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+    wait_until(lambda: not (folder / "cgroup.procs").read_text(), "the killed processes are reaped")
+    folder.rmdir()
 
 
-@pytest.mark.serial
 def test_a_rank_killed_for_lack_of_memory_is_named_with_that_cause(small_group):
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
@@ -46,7 +40,7 @@ def test_a_rank_killed_for_lack_of_memory_is_named_with_that_cause(small_group):
         check=False,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=LIMIT_S,
         cwd=root,
     )
     assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,9 +20,9 @@ from ddp_doctor.model.choices import Verdict
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render import prometheus
-from tests.lab.processes import PATIENCE_S
 from tests.once import free_port
 from tests.recordings import SITUATIONS, judged
+from tests.waiting import LIMIT_S, wait_until
 
 TOOLS = ("promtool", "prometheus", "prometheus-node-exporter")
 pytestmark = [
@@ -188,18 +187,12 @@ scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{expo
 
     def ask(self, path: str, **query: str) -> Any:
         url = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with self._http.open(url, timeout=PATIENCE_S) as answer:
+        with self._http.open(url, timeout=LIMIT_S) as answer:
             return json.load(answer)["data"]
 
     def query(self, promql: str) -> list[tuple[dict[str, str], float]]:
         """The series with their values; waits for the first, because a scrape may fail on a busy machine."""
-        found: list[Any] = []
-
-        def asked() -> bool:
-            found[:] = self.ask("query", query=promql)["result"]
-            return bool(found)
-
-        self.wait_until(asked, promql)
+        found = self.wait_until(lambda: self.ask("query", query=promql)["result"], promql)
         return [(each["metric"], float(each["value"][1])) for each in found]
 
     def firing(self) -> set[tuple[str, str]]:
@@ -211,14 +204,12 @@ scrape_configs: [{{job_name: node, static_configs: [{{targets: ["127.0.0.1:{expo
             if each["state"] == "firing"
         }
 
-    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+    def wait_until(self, condition: Callable[[], Any], what: str) -> Any:
+        def is_true() -> Any:
             with contextlib.suppress(OSError):  # it does not listen yet
-                if holds():
-                    return
-            assert time.monotonic() < deadline, what
-            time.sleep(0.05)
+                return condition()
+
+        return wait_until(is_true, what)
 
     def write(self, report: Report, command: str) -> None:
         results = Results(report, Recording(run_id="x", options=Options(command=command)))

@@ -27,6 +27,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests.checks.test_software import compile_library
 from tests.nccl_wheels import RELEASES, libnccl
 from tests.once import once
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(600)]
 
@@ -67,7 +68,7 @@ def library(both: Path) -> Path:
 
 def asked(**env: str) -> str:
     command = (sys.executable, "-c", ASK, str(newest()))
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     return done.stdout + done.stderr
 
 

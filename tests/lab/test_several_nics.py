@@ -50,7 +50,7 @@ MENDED = (
     pytest.param(("link-down:node0", "link-down:node1"), SECOND, "DD521", "passes", id="links down"),
     pytest.param(BLOCKED_ON_ETH0, FIRST, "DD531", "passes", id="ports blocked on the first"),
     pytest.param(("mtu-black-hole:node1",), FIRST, "DD532", "B/s", id="swallows large packets"),
-    # Of ten in a hundred the nodes themselves may hear nothing of each other for too long.
+    # Serial: a loss of packets and a busy machine together break the nodes' own contact.
     pytest.param(("loss:node1:5",), FIRST, "DD536", "B/s", id="loses packets", marks=pytest.mark.serial),
 )
 
@@ -99,7 +99,7 @@ def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_
     assert torchrun["status"] == "passed"
 
 
-# Twelve paths have 1.6 s to show that the other network is well; on a busy machine it is not offered.
+# Twelve paths have 1.6 s to show that the other network is healthy, which a busy machine exceeds.
 @pytest.mark.serial
 def test_a_slow_node_of_four_is_named_and_the_other_network_helps_it():
     with Lab(nodes=4, second_nic=True) as lab:

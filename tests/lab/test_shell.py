@@ -11,6 +11,7 @@ import pytest
 from tests.documents import blocks, is_part
 from tests.lab.hosts import ROOT, why_no_lab
 from tests.lab.shell import Shell
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.lab
 
@@ -71,8 +72,8 @@ def test_the_hosts_are_down_when_the_shell_has_ended(ended_by):
         next(line for line in lines if "planted rate:node0:10" in line)
         if isinstance(ended_by, signal.Signals):
             shell.send_signal(ended_by)
-            shell.communicate(timeout=90)
+            shell.communicate(timeout=LIMIT_S)
         else:
-            shell.communicate(f"{ended_by}\n", timeout=90)
+            shell.communicate(f"{ended_by}\n", timeout=LIMIT_S)
     assert shell.returncode == (143 if ended_by is signal.SIGTERM else 0)
     assert not folder.parent.exists()

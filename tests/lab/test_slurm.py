@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor import templates
-from tests.lab.slurm import PATIENCE_S, Job, Slurm, wait_for, why_no_slurm
+from tests.lab.slurm import Job, Slurm, why_no_slurm
 
 pytestmark = pytest.mark.lab
 
@@ -76,7 +76,7 @@ def as_new(cluster: Slurm) -> Iterator[Slurm]:
 
 def comes_to(slurm: Slurm, node: str, state: str) -> None:
     """A node whose job has just ended, or that SLURM has not pinged since, is not yet in its state."""
-    wait_for(lambda: slurm.state(node) == state, PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: slurm.state(node) == state)
 
 
 def install(slurm: Slurm, template: str, *edits: tuple[str, str], python: str = sys.executable) -> str:
@@ -120,7 +120,7 @@ def running(slurm: Slurm, node: str, name: str) -> set[str]:
 def until_running_checks_end(slurm: Slurm, node: str) -> None:
     """Those that run now: on a busy machine the next one begins at once."""
     begun = running(slurm, node, HEALTHCHECK[:15])
-    wait_for(lambda: not begun & running(slurm, node, HEALTHCHECK[:15]), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: not begun & running(slurm, node, HEALTHCHECK[:15]))
 
 
 # --- the prolog -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_the_prolog_drains_a_sick_node_with_our_reason_and_the_job_runs_on_the_g
 
     submitted = time.monotonic()
     job = slurm.batch("hostname", "--gres=gpu:8")
-    wait_for(lambda: job.field("Restarts") == "1", PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: job.field("Restarts") == "1")
     measure("from sbatch to the drain", time.monotonic() - submitted)
 
     assert slurm.reason("node1") == LOST.format("node1")
@@ -156,7 +156,7 @@ def test_the_prolog_without_leave_to_call_the_scheduler_leaves_slurms_own_reason
     slurm.plant_gpus(slurm["node1"], "gpu_lost")
     done = slurm.run("srun", "-w", "node1", "hostname")
     assert done.returncode != 0
-    assert slurm.reason("node1") == "Prolog error"
+    slurm.wait_until(lambda: slurm.reason("node1") == "Prolog error")
     assert LOST.format("node1") in log_of(slurm, "node1", "ddp-doctor-prolog")
 
 
@@ -189,7 +189,7 @@ def test_a_prolog_without_a_doctor_drains_nothing_and_the_job_runs(slurm):
     assert "could not be started (exit 127)" in log_of(slurm, "node1", "ddp-doctor-prolog")
 
 
-@pytest.mark.serial
+@pytest.mark.serial  # compares the time of two jobs
 def test_the_prolog_costs_a_healthy_job_about_a_second(slurm, measure):
     def job_s() -> float:
         started = time.monotonic()
@@ -210,13 +210,16 @@ def test_the_prolog_costs_a_healthy_job_about_a_second(slurm, measure):
 
 def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_other(checked, measure):
     install(checked, "slurm-healthcheck")
-    time.sleep(1)
+    for node in checked.nodes:
+        checked.wait_until(lambda node=node: running(checked, node.name, HEALTHCHECK[:15]))
+        until_running_checks_end(checked, node.name)
     comes_to(checked, "node1", "idle")
     comes_to(checked, "node2", "idle")
 
     checked.plant_gpus(checked["node2"], "gpu_lost")
-    seconds = wait_for(lambda: checked.reason("node2") != "", PATIENCE_S, checked.logs)
-    measure("from the fault to the drain, checked every 2 s", seconds)
+    started = time.monotonic()
+    checked.wait_until(lambda: checked.reason("node2") != "")
+    measure("from the fault to the drain, checked every 2 s", time.monotonic() - started)
 
     assert checked.reason("node2") == LOST.format("node2")
     comes_to(checked, "node2", "drained")
@@ -228,7 +231,7 @@ def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_o
 def test_a_mended_node_that_was_resumed_stays_in_service(checked):
     path = install(checked, "slurm-healthcheck")
     checked.plant_gpus(checked["node2"], "gpu_lost")
-    wait_for(lambda: checked.reason("node2") != "", PATIENCE_S, checked.logs)
+    checked.wait_until(lambda: checked.reason("node2") != "")
     checked.plant_gpus(checked["node2"])
     until_running_checks_end(checked, "node2")
     checked.undrain("node2")
@@ -243,7 +246,7 @@ def test_the_health_check_keeps_the_reason_that_a_person_gave(checked):
     checked.plant_gpus(checked["node2"], "gpu_lost")
     install(checked, "slurm-healthcheck")
     name = "ddp-doctor-healthcheck"
-    wait_for(lambda: "is drained already" in log_of(checked, "node2", name), PATIENCE_S, checked.logs)
+    checked.wait_until(lambda: "is drained already" in log_of(checked, "node2", name))
     assert checked.reason("node2") == "new fan, Ada"
 
 
@@ -252,7 +255,7 @@ def test_a_health_check_that_is_unsure_drains_nothing(checked):
     break_doctor(checked, "node2")
     try:
         name = "ddp-doctor-healthcheck"
-        wait_for(lambda: "the node stays as it is" in log_of(checked, "node2", name), PATIENCE_S, checked.logs)
+        checked.wait_until(lambda: "the node stays as it is" in log_of(checked, "node2", name))
     finally:
         mend_doctor(checked, "node2")
     comes_to(checked, "node2", "idle")
@@ -310,7 +313,7 @@ def test_the_gate_ends_a_doctor_that_hangs_and_the_job_goes_on(slurm):
     assert job.wait() == "COMPLETED"
     assert "no answer within 2 s; the job goes on untested" in job.output
     assert job.output.endswith("trained\n")
-    wait_for(lambda: not running(slurm, "node1", "sleep"), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: not running(slurm, "node1", "sleep"))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.attach.stillness import wait_until_still
 from tests.lab.hosts import ROOT, WITHOUT_DDP
 from tests.lab.network_faults import loss
 from tests.lab.processes import comm
-from tests.lab.slurm import PATIENCE_S, Slurm, wait_for, why_no_slurm
+from tests.lab.slurm import Slurm, why_no_slurm
 from tests.render.reports import error, given_by, world
 
 pytestmark = pytest.mark.lab
@@ -59,33 +59,31 @@ def nothing_runs(slurm: Slurm) -> bool:
 
 def test_srun_over_two_nodes_gives_one_report_and_one_exit_code(slurm, measure):
     started = time.monotonic()
-    done = slurm.run("srun", "-N2", *DOCTOR, "--json", f"{slurm.folder}/srun.json", timeout_s=200)
+    done = slurm.run("srun", "-N2", *DOCTOR, "--json", f"{slurm.folder}/srun.json")
     measure("srun -N2 ddp-doctor run", time.monotonic() - started)
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("Healthy: ") == 1
     assert "on 2 nodes passed" in done.stdout
     assert hosts(slurm.folder / "srun.json") == ["node1", "node2"]
-    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: nothing_runs(slurm))
 
 
 def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_off(slurm):
     model = ("--only", "user_model", "--model", "tests.models.planted:hooked_on_one_rank")
     done = slurm.run(
-        *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"),
-        *("--json", f"{slurm.folder}/model.json"),
-        timeout_s=200,
+        *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"), *("--json", f"{slurm.folder}/model.json")
     )
     assert done.returncode == 0, done.stdout
     report = json.loads((slurm.folder / "model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert (finding["code"], [one["rank"] for one in finding["culprits"] if one["kind"] == "rank"]) == ("DD781", [1])
-    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: nothing_runs(slurm))
 
 
 def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_once(slurm, measure):
     started = time.monotonic()
     job = slurm.batch(f"{TYPED} --json {slurm.folder}/batch.json; echo exit $?", "-N2", "--ntasks-per-node=4")
-    assert job.wait(200) == "COMPLETED"
+    assert job.wait() == "COMPLETED"
     measure("ddp-doctor run in a batch script of two nodes", time.monotonic() - started)
     assert job.output.count("Healthy: ") == 1, job.output
     assert job.output.endswith("exit 0\n")
@@ -94,7 +92,7 @@ def test_typed_once_in_a_batch_script_it_starts_itself_on_all_nodes_and_reports_
 
 def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_takes(slurm):
     line = f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
-    done = slurm.run("salloc", "-N3", "sh", "-c", line, timeout_s=200)
+    done = slurm.run("salloc", "-N3", "sh", "-c", line)
     assert done.stdout.endswith("exit 1\n"), done.stdout
     assert done.stdout.count("Sick: ") == 1
     assert "ib7" in done.stdout
@@ -112,7 +110,7 @@ def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
     def batch(next_step: str) -> str:
         lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next=next_step)
         job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
-        assert job.wait(200) == "COMPLETED", job.output
+        assert job.wait() == "COMPLETED", job.output
         return job.output
 
     with loss(slurm.lab, slurm["node2"]):
@@ -121,7 +119,7 @@ def test_the_lists_of_a_run_lead_the_next_step_to_the_other_nodes(slurm: Slurm):
         assert (slurm.folder / "good").read_text() == "node1\nnode3\n", said
     assert "exit 1" in said
     assert said.count("on 2 nodes passed") == 1
-    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: nothing_runs(slurm))
 
     good = f"{slurm.folder}/good"
     assert sorted(slurm.run("srun", f"--nodefile={good}", "uname", "-n").stdout.split()) == ["node1", "node3"]
@@ -138,7 +136,7 @@ def test_where_no_node_is_bad_the_empty_list_keeps_nobody_out(slurm):
     lines = WITHOUT_BAD.format(doctor=" ".join(SHORT), next="uname -n")
     job = slurm.batch(f"cd {slurm.folder}; {lines}", "-N3")
 
-    assert job.wait(200) == "COMPLETED", job.output
+    assert job.wait() == "COMPLETED", job.output
     assert (slurm.folder / "bad").read_bytes() == b""
     assert sorted(job.output.splitlines()[-3:]) == ["node1", "node2", "node3"]
 
@@ -162,7 +160,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     slurm["node2"].run(("mount", "--bind", "/dev/null", python))
     try:
         started = time.monotonic()
-        done = slurm.run("srun", "-N2", *SHORT, "--join-timeout", "5", timeout_s=200)
+        done = slurm.run("srun", "-N2", *SHORT, "--join-timeout", "5")
         measure("a node without a Python, join time-out 5 s", time.monotonic() - started)
     finally:
         slurm["node2"].run(("umount", python))
@@ -172,28 +170,28 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
     job = slurm.batch(f"{sys.executable} -m ddp_doctor run; echo exit $?", "-N2")
-    wait_for(lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: any(comm(pid).startswith("ddp-doctor:r") for pid in slurm["node2"].pids()))
     agent = next(pid for pid, line in doctors(slurm, "node2").items() if " run" in line)
     os.kill(agent, signal.SIGKILL)
     started = time.monotonic()
-    assert job.wait(200) == "COMPLETED", job.output
+    assert job.wait() == "COMPLETED", job.output
     measure("from the death of an agent to the exit", time.monotonic() - started)
     assert job.output.count("Sick: Contact with node2 was lost") == 1, job.output
     assert job.output.endswith("exit 1\n")
-    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: nothing_runs(slurm))
 
 
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, measure):
     job = slurm.batch(f"{' '.join(SHORT)} --join-timeout 600; echo exit $?", "-N2")
-    wait_for(lambda: bool(doctors(slurm, "node2")), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: bool(doctors(slurm, "node2")))
     os.kill(min(doctors(slurm, "node2")), signal.SIGKILL)
     started = time.monotonic()
-    assert job.wait(200) == "COMPLETED", job.output
+    assert job.wait() == "COMPLETED", job.output
     measure("from the death of an agent before the roll call to the exit", time.monotonic() - started)
     assert job.output.count("Sick: node2 could not be started: ") == 1, job.output
     assert "srun says: Killed" in job.output
     assert job.output.endswith("exit 1\n")
-    wait_for(lambda: nothing_runs(slurm), PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: nothing_runs(slurm))
 
 
 # --- the settings in a batch script -------------------------------------------------------------------
@@ -248,7 +246,7 @@ def test_in_a_step_one_watcher_a_node_explains_the_end_and_each_task_is_sent_sig
     (slurm.folder / "terminated.py").write_text(TERMINATED)
     watch = f"{sys.executable} -m ddp_doctor watch --keep-output -- {sys.executable} -S"
     job = slurm.batch(f"XDG_STATE_HOME={slurm.folder}/state srun -N1 -n2 {watch} {slurm.folder}/terminated.py", "-n2")
-    wait_for(lambda: job.output.count("ready") == 2, PATIENCE_S, slurm.logs)
+    slurm.wait_until(lambda: job.output.count("ready") == 2)
 
     slurm.run("scancel", "--signal=TERM", job.number)
 
@@ -266,13 +264,13 @@ def test_attach_and_one_watcher_read_all_nodes_of_a_job_beside_its_step_that_has
     watch = f"XDG_STATE_HOME={slurm.folder}/state srun {sys.executable} -m ddp_doctor watch --stuck-after 10 --"
     job = slurm.batch(f"{settings}; {watch} {sys.executable} -m tests.attach.spread", "-N2", "-n2", "--gpus=16")
     try:
-        wait_for(lambda: job.output.count("begun") == 2, PATIENCE_S, slurm.logs)
+        slurm.wait_until(lambda: job.output.count("begun") == 2)
         wait_until_still(pid for pid in proc.pids() if proc.command(pid)[1:] == ["-m", "tests.attach.spread"])
         report = slurm.folder / "attach.json"
         attach = (*DOCTOR[:3], "attach", "--json", str(report), "--slurm-job")
         done = slurm.run(*attach, job.number)
         unknown = slurm.run(*attach, "4000000")
-        wait_for(lambda: "Stuck: " in job.output, PATIENCE_S, slurm.logs)
+        slurm.wait_until(lambda: "Stuck: " in job.output)
     finally:
         slurm.run("scancel", job.number)
     assert done.returncode == 1, done.stdout + done.stderr

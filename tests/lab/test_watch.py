@@ -11,19 +11,18 @@ import pytest
 
 from ddp_doctor.watch.pace import Look
 from ddp_doctor.watch.step_counts import Gloo
-from tests.lab.processes import PATIENCE_S
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.lab
 
 HANGING = """
-import time
-import torch, torch.distributed as dist
+import signal, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 print("begun", flush=True)
 while True:
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 1:
-        time.sleep(10_000)
+        signal.pause()
 """
 
 
@@ -37,13 +36,13 @@ def test_a_job_that_hangs_is_explained_while_it_hangs_and_ended_where_that_is_as
         env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=LIMIT_S,
         check=False,
     )
 
     assert done.returncode == 1
     assert done.stdout.count("begun") == 2
-    assert "train.py:9" in next(line for line in done.stderr.splitlines() if "Stuck: Rank 1 " in line)
+    assert "train.py:8" in next(line for line in done.stderr.splitlines() if "Stuck: Rank 1 " in line)
     own = [line for line in done.stderr.splitlines() if line.startswith("ddp-doctor: ")]
     assert own[-2].endswith("the command, because the job hangs")
     assert own[-1].endswith("It hung; who kept the others waiting is told above")
@@ -71,17 +70,18 @@ def test_looks_at_a_job_tell_that_it_gets_on_and_for_which_rank_the_others_wait(
     job = subprocess.Popen(torchrun, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     looks: list[Look] = []
     try:
-        ends_s, files = time.monotonic() + PATIENCE_S, [tmp_path / f"rank{rank}" for rank in range(3)]
-        while not all(file.exists() for file in files) and time.monotonic() < ends_s:
-            time.sleep(0.2)
+        files = [tmp_path / f"rank{rank}" for rank in range(3)]
+        wait_until(lambda: all(file.exists() for file in files), "all ranks have begun")
         gloo = Gloo()
         gloo.search(int(file.read_text()) for file in files)
-        while sum(look.waits for look in looks) < 20 and time.monotonic() < ends_s:
+
+        def has_seen_progress() -> bool:
             looks.append(gloo.look(time.monotonic()))
-            time.sleep(0.3)
+            return sum(look.waits for look in looks) >= 20 and looks[-1].total > looks[0].total
+
+        wait_until(has_seen_progress, "20 looks show waiting ranks, and the job makes progress")
     finally:
         job.terminate()
-        job.wait(PATIENCE_S)
+        job.wait(LIMIT_S)
 
-    assert looks[-1].total > looks[0].total
     assert Counter(look.last for look in looks if look.waits).most_common(1)[0][0] == 1

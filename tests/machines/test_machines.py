@@ -61,7 +61,6 @@ def test_a_machine_in_memory_is_read_like_one_on_a_disk(tmp_path: Path) -> None:
     assert all(status is Status.COLLECTED for _, status, _ in in_memory)
 
 
-@pytest.mark.serial
 @pytest.mark.lab
 def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> None:
     one = record([servers.dgx_h100(as_root=True)])

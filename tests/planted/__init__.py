@@ -23,6 +23,7 @@ import pytest
 from tests import elf, nvml_stand_in
 from tests.lab.hosts import why_no_lab
 from tests.once import once
+from tests.waiting import LIMIT_S
 
 _HERE = Path(__file__).parent
 _CUDA = ("machine.c", "memory.c", "streams.c", "devices.c", "redirect.c")
@@ -64,14 +65,14 @@ def _holds_the_runtime(library: Path) -> bool:
 def _compile(folder: Path) -> None:
     sources = [str(_HERE / name) for name in _CUDA]
     linked = ("-Wl,-soname,libcuda.so.1", "-ldl", "-lpthread")
-    subprocess.run(("cc", *_FLAGS, *sources, "-o", folder / "libcuda.so.1", *linked), check=True, timeout=60)
+    subprocess.run(("cc", *_FLAGS, *sources, "-o", folder / "libcuda.so.1", *linked), check=True, timeout=LIMIT_S)
     made = folder / "libplanted-collectives.so"
     beside = ("-O3", f"-L{folder}", "-l:libcuda.so.1", "-ldl", "-lpthread")
-    subprocess.run(("cc", *_FLAGS, _HERE / "collectives.c", "-o", made, *beside), check=True, timeout=60)
+    subprocess.run(("cc", *_FLAGS, _HERE / "collectives.c", "-o", made, *beside), check=True, timeout=LIMIT_S)
     verbs = (f"-Wl,--version-script={_HERE / 'verbs.map'}", "-Wl,-soname,libibverbs.so.1", "-lpthread")
     made = folder / "libibverbs.so.1"
-    subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=60)
-    subprocess.run(("cc", *_FLAGS, _HERE / "waits.c", "-o", folder / WAITS, "-ldl"), check=True, timeout=60)
+    subprocess.run(("cc", *_FLAGS, _HERE / "verbs.c", "-o", made, *verbs), check=True, timeout=LIMIT_S)
+    subprocess.run(("cc", *_FLAGS, _HERE / "waits.c", "-o", folder / WAITS, "-ldl"), check=True, timeout=LIMIT_S)
     shutil.copy(Path(nvml_stand_in.library_folder()) / nvml_stand_in.SONAME, folder)
     (folder / TOOLS).mkdir()
     shutil.copy(_HERE / "nvidia_smi.py", folder / TOOLS / "nvidia-smi")

@@ -7,15 +7,15 @@ through a file.
 import ctypes
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.waiting import wait_until
 
 FLOAT32, SUM = 7, 0
 BY_LINE = 1
 #: Exit code of a rank that could not begin, since rank 0 failed before.
 NO_ID = 9
-_PATIENCE_S = 60
 
 
 class UniqueId(ctypes.Structure):
@@ -95,11 +95,7 @@ def hand_over(file: Path, content: bytes) -> None:
 
 def received(file: Path) -> bytes:
     """What rank 0 wrote, once it has."""
-    end = time.monotonic() + _PATIENCE_S
-    while not file.exists():
-        if time.monotonic() > end:
-            sys.exit("rank 0 made no unique id")
-        time.sleep(0.01)
+    wait_until(file.exists, "rank 0 writes the unique id")
     return file.read_bytes()
 
 

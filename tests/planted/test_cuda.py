@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.planted import libraries
+from tests.waiting import LIMIT_S
 
 ASK = """
 import ctypes, json, os, sys
@@ -33,7 +34,7 @@ def asked(machine: str = "four", runtime: int = 12090, /, **env: str) -> list[li
     whole = {**os.environ, "LD_LIBRARY_PATH": str(libraries()), "NVML_STAND_IN": machine}
     whole.pop("CUDA_VISIBLE_DEVICES", None)
     command = (sys.executable, "-c", ASK, json.dumps(env), str(runtime))
-    done = subprocess.run(command, env=whole, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=whole, capture_output=True, text=True, check=True, timeout=LIMIT_S)
     answer: list[list[int]] = json.loads(done.stdout)
     return answer
 

@@ -22,6 +22,7 @@ from tests.planted.graph import SPEAKS, decided
 from tests.planted.machines import MACHINES, Kind, compared, predicted
 from tests.planted.real import REAL_TWO_A100, two_a100
 from tests.planted.world import Machines
+from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.planted, pytest.mark.timeout(600)]
 
@@ -153,7 +154,7 @@ int ncclGetUniqueId(void *id) { return cudaOfTomorrow(id) ? 1 : cudaFree(0); }
 def test_a_function_that_is_not_planted_names_itself_and_fails_the_test(hosts: dict[int, Machines], tmp_path: Path):
     (tmp_path / "newer.c").write_text(NEWER)
     library = tmp_path / "libnccl.so.2"
-    subprocess.run(("cc", "-shared", "-fPIC", "-O1", tmp_path / "newer.c", "-o", library), check=True, timeout=60)
+    subprocess.run(("cc", "-shared", "-fPIC", "-O1", tmp_path / "newer.c", "-o", library), check=True, timeout=LIMIT_S)
 
     with pytest.raises(AssertionError, match="planted: cudaOfTomorrow is not planted"):
         hosts[1].run(library, 1)

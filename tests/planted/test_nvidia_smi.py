@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import ROOT
-from tests.lab.processes import PATIENCE_S
 from tests.planted import TOOLS, libraries
 from tests.planted.machines import MACHINES, Kind
 from tests.planted.test_nccl import skip_where_none_can_be_planted
@@ -32,7 +31,7 @@ def test_the_tests_that_hold_the_doctor_against_nvidia_smi_pass_on_a_planted_mac
         }
         argv = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", *map(str, WITNESSED))
         process = planted.hosts[0].start(argv, env=env)
-        code, said = process.wait(PATIENCE_S), process.output()
+        code, said = process.wait(), process.output()
 
     assert code == 0, said
     assert "skipped" not in said

@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab import hosts
 from tests.planted import libraries, why_none, why_not_before
+from tests.waiting import LIMIT_S
 from tools.refuse_skips import ALLOWED
 
 Patch = pytest.MonkeyPatch
@@ -68,7 +69,7 @@ def test_a_library_without_symbols_cannot_be_redirected(stripped: bool, tmp_path
     )
     library = tmp_path / "libnccl.so.2"
     options = ("-shared", "-fPIC", "-O0", *(["-s"] if stripped else []))
-    subprocess.run(("cc", *options, tmp_path / "some.c", "-o", library), check=True, timeout=60)
+    subprocess.run(("cc", *options, tmp_path / "some.c", "-o", library), check=True, timeout=LIMIT_S)
 
     reason = f"{library} has no symbols of a CUDA runtime to redirect"
     assert why_not_before(library) == (reason if stripped else None)

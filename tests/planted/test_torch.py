@@ -306,7 +306,7 @@ FAULTS = (
     Fault(
         "a rank hangs in its backward",
         "DD610",
-        r"Rank 1 .* hangs in your backward, models.py:\d+ `time.sleep\(1000\)`; rank 0 has waited",
+        r"Rank 1 .* hangs in your backward, models.py:\d+ `signal.pause\(\)`; rank 0 has waited",
         _RANK_1,
         options=of_model("hangs"),
     ),

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.processes import PATIENCE_S
 from tests.machines import servers
 from tests.planted.test_nccl import skip_where_none_can_be_planted
 from tests.planted.with_torch import PlantedTorch, ended
+from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.planted_torch, pytest.mark.timeout(1200)]
 
@@ -85,14 +84,14 @@ def named(report: Path) -> list[tuple[str, list[int]]]:
 def test_attach_names_the_rank_that_called_another_collective_by_what_nccl_counts(
     planted: PlantedTorch, script: Path, tmp_path: Path
 ):
+    def attached() -> list[tuple[str, list[int]]]:
+        planted.doctor("attach", "--json", report)
+        return [cause for cause in named(report) if cause[1]] if report.exists() else []
+
+    report = tmp_path / "report.json"
     ranks = planted.start_ranks(script, RANKS, "other", "3600")
     try:
-        found: list[tuple[str, list[int]]] = []
-        end = time.monotonic() + 4 * PATIENCE_S
-        while not found and time.monotonic() < end:  # ranks begin, and hang in a moment
-            planted.doctor("attach", "--json", tmp_path / "report.json")
-            if (tmp_path / "report.json").exists():
-                found = [cause for cause in named(tmp_path / "report.json") if cause[1]]
+        found = wait_until(attached, "attach names a rank", 4 * LIMIT_S)  # each attach takes seconds
     finally:
         for process in ranks.values():
             process.kill()
@@ -107,7 +106,7 @@ def test_logs_name_the_rank_that_never_came_beside_dumps_of_a_recorder_that_is_o
     dumps = {"TORCH_FR_DUMP_TEMP_FILE": str(tmp_path / "trace_")}
     ranks = planted.start_ranks(script, RANKS, "outside", "5", env=dumps)
     try:
-        ends = [ended(ranks[rank], 8 * PATIENCE_S) for rank in (0, 1)]  # 60 s after the time-out
+        ends = [ended(ranks[rank], 8 * LIMIT_S) for rank in (0, 1)]  # 60 s after the time-out
     finally:
         ranks[2].kill()
     said = [*(one.said for one in ends), ranks[2].output() + ranks[2].errors()]
@@ -135,7 +134,7 @@ def test_watch_ends_a_job_that_hangs_and_says_for_whom(
     torchrun = (planted.python, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))
     run = planted.doctor(
         *("watch", "--stuck-after", "10", "--on-hang", "kill", "--", *torchrun, script, way, "3600"),
-        limit_s=8 * PATIENCE_S,
+        limit_s=8 * LIMIT_S,
     )
 
     assert run.code not in (0, None), run.said

@@ -6,13 +6,13 @@ import subprocess
 
 from tests.lab.processes import state
 from tests.planted.world import asleep
+from tests.waiting import wait_until
 
 
 def test_a_rank_that_has_ended_is_not_taken_for_one_that_sleeps():
     """Who started it may have to wait for the processor before it can say how the rank ended."""
     rank = subprocess.Popen(("true",))
-    while state(rank.pid) != "Z":
-        pass
+    wait_until(lambda: state(rank.pid) == "Z")
 
     assert not asleep(rank.pid)
     assert rank.wait() == 0

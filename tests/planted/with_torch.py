@@ -21,11 +21,12 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import ROOT, Host
-from tests.lab.processes import PATIENCE_S, HostProcess
+from tests.lab.processes import HostProcess
 from tests.machines import parts
 from tests.machines.whole import Whole
 from tests.planted import TOOLS, WAITS, libraries
 from tests.planted.world import Env, Machines
+from tests.waiting import LIMIT_S
 
 #: The folder of an environment with a CUDA build of torch and what the doctor needs.
 VARIABLE = "PLANTED_TORCH_ENVIRONMENT"
@@ -149,7 +150,7 @@ class PlantedTorch(Machines):
         env: Env | None = None,
         of: Mapping[int, Env] | None = None,
         missing: Sequence[int] = (),
-        limit_s: float = PATIENCE_S,
+        limit_s: float = LIMIT_S,
     ) -> dict[int, Ended]:
         """The same, to the end of all; those that still run after ``limit_s`` are killed."""
         started = self.start_ranks(script, world, *arguments, env=env, of=of, missing=missing)
@@ -163,7 +164,7 @@ def ended(process: HostProcess, limit_s: float) -> Ended:
         code: int | None = process.wait(max(limit_s, 0))
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait(PATIENCE_S)
+        process.wait()
         code = None
     seconds = (process.ended or time.monotonic()) - process.started
     return Ended(code, process.output(), process.errors(), seconds)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.lab.hosts import Host, Lab
-from tests.lab.processes import PATIENCE_S, HostProcess
+from tests.lab.processes import HostProcess
 from tests.machines.whole import Whole
 from tests.planted import WAITS, libraries
 from tests.planted.tree import REAL, plant, settings
+from tests.waiting import wait_until
 
 RANK = Path(__file__).with_name("rank.py")
 #: Ranks that still run hang once none of them has printed or ended and none works, looked at so often: for longer than
@@ -130,17 +132,22 @@ class Machines:
 
 def _await(processes: Sequence[HostProcess]) -> dict[HostProcess, int]:
     """Exit codes of those that end; what hangs is killed."""
-    end = time.monotonic() + PATIENCE_S
     quiet = _Quiet(processes)
-    while any(process.poll() is None for process in processes):
-        if quiet.for_good() or time.monotonic() > end:
-            break
-        time.sleep(_BETWEEN_LOOKS_S)
+
+    def is_over() -> bool:
+        running = [process for process in processes if process.poll() is None]
+        if not running or quiet.for_good():
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(_BETWEEN_LOOKS_S)
+        return False
+
+    wait_until(is_over, "all ranks end or hang")
     codes = {process: code for process in processes if (code := process.poll()) is not None}
     for process in processes:
         if process not in codes:
             process.kill()
-            process.wait(PATIENCE_S)
+            process.wait()
     return codes
 
 

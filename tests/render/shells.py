@@ -6,6 +6,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.waiting import LIMIT_S
+
 #: dash stands in for every plain sh; zsh is there where it is installed.
 SHELLS = tuple(shell for shell in ("bash", "dash", "zsh") if shutil.which(shell))
 #: What shells set by themselves.
@@ -54,7 +56,7 @@ def environments(
         capture_output=True,
         cwd=empty,
         env={"PATH": f"{folder / 'tools'}:{os.environ['PATH']}", **(before or {})},
-        timeout=60,
+        timeout=LIMIT_S,
     )
     assert done.stderr == b""
     assert list(empty.iterdir()) == []

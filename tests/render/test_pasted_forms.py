@@ -16,6 +16,7 @@ from ddp_doctor.remedies.settings_to_apply import SettingsToApply, settings_to_a
 from ddp_doctor.render.pasted import docker_args, env_file, k8s_env, patterns, sbatch_lines, torchrun_args
 from tests.render.reports import HERE, error, given_by, hostile_reports, remedy, warning, world
 from tests.render.shells import SHELLS, environment, environments, tool
+from tests.waiting import LIMIT_S
 
 IFNAME = Setting(name="NCCL_SOCKET_IFNAME", value="=eth1")
 GONE = Setting(name="NCCL_P2P_LEVEL", action="unset")
@@ -159,7 +160,7 @@ def test_comments_that_are_pasted_into_an_interactive_zsh_run_nothing(tmp_path, 
         capture_output=True,
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], "TERM": "dumb"},
-        timeout=60,
+        timeout=LIMIT_S,
     )
 
     assert done.stdout.endswith(b"pasted\n"), done.stdout[-200:]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddp_doctor.sources import child_nvml
-from tests.lab.processes import PATIENCE_S
 from tests.nvml_stand_in import environment
+from tests.waiting import LIMIT_S
 
 SCRIPT = Path(child_nvml.__file__)
 
@@ -24,16 +24,16 @@ PAGES = (
 )
 
 
-def ask(fault: str = "healthy", *defines: str, limit_s: float = 10, **more: str) -> dict[str, Any]:
+def ask(fault: str = "healthy", *defines: str, limit_s: float = LIMIT_S, **more: str) -> dict[str, Any]:
     done = run(environment(fault, *defines, **more), limit_s)
     assert (done.returncode, done.stderr) == (0, "")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
-def run(env: dict[str, str], limit_s: float = 10) -> "subprocess.CompletedProcess[str]":
+def run(env: dict[str, str], limit_s: float = LIMIT_S) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-I", str(SCRIPT), str(limit_s)]
-    return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    return subprocess.run(command, env=env, check=False, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def test_a_healthy_node_gives_eight_whole_gpus() -> None:

@@ -1,14 +1,16 @@
 """Texts that a user names, among them those that never end or never begin."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import termios
 import threading
-import time
 
 import pytest
 
 from ddp_doctor.sources.given import CannotRead, read_given
+from tests.waiting import LIMIT_S, wait_until
 
 
 def test_a_file_is_read_whole(tmp_path):
@@ -57,22 +59,23 @@ def test_a_pipe_whose_writer_comes_late_is_read_to_its_end(tmp_path):
     os.mkfifo(pipe)
 
     def write_late():
-        time.sleep(0.3)
-        with pipe.open("w") as file:
+        with pipe.open("w") as file:  # waits for the reader
             file.write("GPU0\n")
             file.flush()
-            time.sleep(0.3)
+            wait_until(lambda: fcntl.ioctl(file, termios.FIONREAD, bytes(4)) == bytes(4), "the reader has it")
             file.write("GPU1\n")
 
     writer = threading.Thread(target=write_late)
     writer.start()
     try:
-        assert read_given(str(pipe), silence_s=30.0) == b"GPU0\nGPU1\n"
+        assert read_given(str(pipe), silence_s=LIMIT_S) == b"GPU0\nGPU1\n"
     finally:
         writer.join()
 
 
 def test_stdin_is_read_for_a_dash():
     command = "from ddp_doctor.sources.given import read_given; print(read_given('-'))"
-    done = subprocess.run([sys.executable, "-c", command], input=b"GPU0", capture_output=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", command], input=b"GPU0", capture_output=True, timeout=LIMIT_S, check=True
+    )
     assert done.stdout == b"b'GPU0'\n"

@@ -10,7 +10,7 @@ import pytest
 from ddp_doctor.knowledge.system_calls import CALLS
 from ddp_doctor.sources import proc
 from ddp_doctor.sources.live_process import sockets, waits_for
-from tests.lab.processes import comes_true
+from tests.waiting import wait_until
 
 WAITS = {
     "os.open('F', os.O_RDONLY)": ("open", " of the FIFO {F}"),
@@ -35,16 +35,17 @@ def test_the_call_in_which_a_process_waits_is_named_with_its_file_or_peer(script
     make = f"os.mkfifo({names['F']!r})"
     with subprocess.Popen((sys.executable, "-c", f"{imports}; {make}; {text}"), cwd=tmp_path) as process:
         try:
-            if not comes_true(lambda: Path(names["F"]).exists()) or proc.read(f"/proc/{process.pid}/syscall") is None:
+            wait_until(Path(names["F"]).exists)
+            if proc.read(f"/proc/{process.pid}/syscall") is None:
                 pytest.skip("this kernel does not tell in which call a process is")
             expected = of.format(**names)
-            comes_true(lambda: _waits_for(process.pid).endswith(expected) or process.poll())
-
-            said = _waits_for(process.pid)
+            wait_until(lambda: _is_in(call, expected, _waits_for(process.pid)), f"the process is in {call}{expected}")
         finally:
             process.kill()
-    assert said.endswith(expected), said
-    assert call in said.removesuffix(expected)
+
+
+def _is_in(call: str, expected: str, said: str) -> bool:
+    return said.endswith(expected) and call in said.removesuffix(expected)
 
 
 def _waits_for(pid: int) -> str:

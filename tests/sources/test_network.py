@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddp_doctor.sources import child_nccl_interface, network
+from tests.waiting import LIMIT_S
 
 CC = shutil.which("cc")
 HELPER = child_nccl_interface.__file__
@@ -51,7 +52,7 @@ def test_a_resolver_that_does_not_answer_is_left_alone(monkeypatch):
     answers, returned = threading.Event(), threading.Event()
 
     def asleep(*_: object, **__: object) -> list[object]:
-        answers.wait(60)
+        answers.wait(LIMIT_S)
         returned.set()
         return []
 
@@ -60,7 +61,7 @@ def test_a_resolver_that_does_not_answer_is_left_alone(monkeypatch):
         network.resolve("node0", 0.1)
     assert not returned.is_set()
     answers.set()
-    assert returned.wait(60)
+    assert returned.wait(LIMIT_S)
 
 
 def libnccl(folder: Path, body: str) -> dict[str, object]:

@@ -4,10 +4,10 @@ import contextlib
 import errno
 import json
 import random
+import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -15,8 +15,8 @@ import pytest
 from ddp_doctor.model.base import Json
 from ddp_doctor.sources import sockets
 from ddp_doctor.sources.sockets import Listener, dial
-from tests.lab.processes import PATIENCE_S, comes_true
 from tests.once import free_port
+from tests.waiting import LIMIT_S, wait_until
 
 TOKEN = "the run's secret"
 BIG = 3 * sockets.FREE_TRANSFER
@@ -55,14 +55,14 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def line(listener) -> Iterator[sockets.TcpLine]:
-    one = dial("127.0.0.1", listener.port, TOKEN, 2)
+    one = dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
     yield one
     one.close()
 
 
 @contextlib.contextmanager
 def raw(port: int, *sent: bytes) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), 2) as one:
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as one:
         for part in sent:
             one.sendall(part)
         yield one
@@ -84,15 +84,15 @@ def closed_by_peer(one: socket.socket) -> bool:
 
 
 def test_a_line_makes_round_trips_and_sends_small_and_large(line):
-    assert 0 < line.round_trip(1) < 1
-    assert 0 < line.send(1, 1) < 1
-    assert 0 < line.send(sockets.FREE_TRANSFER, 1) < 1
-    assert 0 < line.send(BIG, 2) < 2
-    assert 0 < line.round_trip(1) < 1
+    assert line.round_trip(LIMIT_S) > 0
+    assert line.send(1, LIMIT_S) > 0
+    assert line.send(sockets.FREE_TRANSFER, LIMIT_S) > 0
+    assert line.send(BIG, LIMIT_S) > 0
+    assert line.round_trip(LIMIT_S) > 0
 
 
 def test_the_kernel_tells_of_a_line(line):
-    line.round_trip(1)
+    line.round_trip(LIMIT_S)
 
     told = line.tcp()
 
@@ -109,12 +109,12 @@ def test_a_closed_line_tells_nothing(line):
 
 @needs_ipv6
 def test_the_listener_is_reached_over_ipv6_too(listener):
-    line = dial("::1", listener.port, TOKEN, 2)
+    line = dial("::1", listener.port, TOKEN, LIMIT_S)
 
-    assert line.round_trip(1) > 0
+    assert line.round_trip(LIMIT_S) > 0
     line.close()
-    line = dial("::ffff:127.0.0.1", listener.port, TOKEN, 2)
-    assert line.round_trip(1) > 0
+    line = dial("::ffff:127.0.0.1", listener.port, TOKEN, LIMIT_S)
+    assert line.round_trip(LIMIT_S) > 0
     line.close()
 
 
@@ -135,8 +135,8 @@ def test_without_ipv6_the_listener_takes_ipv4(monkeypatch):
     listener = Listener()
     listener.admit(TOKEN)
 
-    line = dial("127.0.0.1", listener.port, TOKEN, 2)
-    assert line.round_trip(1) > 0
+    line = dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
+    assert line.round_trip(LIMIT_S) > 0
     line.close()
     listener.stop()
 
@@ -182,8 +182,8 @@ def test_a_foreign_program_on_the_port_is_recognised():
         thread = threading.Thread(target=greet)
         thread.start()
         with pytest.raises(OSError, match="message of kind b'S'") as raised:
-            dial("127.0.0.1", server.getsockname()[1], TOKEN, 2)
-        thread.join(60)
+            dial("127.0.0.1", server.getsockname()[1], TOKEN, LIMIT_S)
+        thread.join(LIMIT_S)
 
     assert raised.value.errno == errno.EPROTO
 
@@ -196,7 +196,7 @@ def test_a_host_name_is_no_address():
 def test_a_peer_that_stops_answering_times_out_in_time(listener, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_recognise_and_fall_silent, args=(server,), daemon=True).start()
-        line = dial("127.0.0.1", server.getsockname()[1], TOKEN, PATIENCE_S)
+        line = dial("127.0.0.1", server.getsockname()[1], TOKEN, LIMIT_S)
         for attempt in (line.round_trip, lambda s: line.send(BIG, s)):
             with pytest.raises(OSError, match=r"."):
                 attempt(0.2)
@@ -215,10 +215,10 @@ def _recognise_and_fall_silent(server: socket.socket) -> None:
 
 def test_a_line_to_a_stopped_listener_is_reset(listener, line):
     listener.stop()
-    time.sleep(0.05)
+    wait_until(lambda: not listener._open, "the listener has closed the line")
 
     with pytest.raises(ConnectionError) as raised:
-        line.round_trip(1)
+        line.round_trip(LIMIT_S)
 
     assert raised.value.errno in {errno.ECONNRESET, errno.EPIPE}
     with pytest.raises(ConnectionRefusedError):
@@ -229,17 +229,17 @@ def test_a_line_to_a_stopped_listener_is_reset(listener, line):
 
 
 def test_large_transfers_take_turns_and_small_ones_do_not_wait(listener):
-    lines = [dial("127.0.0.1", listener.port, TOKEN, 2) for _ in range(3)]
+    lines = [dial("127.0.0.1", listener.port, TOKEN, LIMIT_S) for _ in range(3)]
     listener._turn.acquire()
-    threads = [threading.Thread(target=one.send, args=(BIG, 3)) for one in lines[:2]]
+    threads = [threading.Thread(target=one.send, args=(BIG, LIMIT_S)) for one in lines[:2]]
     for thread in threads:
         thread.start()
 
-    assert lines[2].send(1000, 1) < 1  # while the others wait
+    lines[2].send(1000, LIMIT_S)  # while the others wait
     assert all(thread.is_alive() for thread in threads)
     listener._turn.release()
     for thread in threads:
-        thread.join(3)
+        thread.join(LIMIT_S)
 
     assert not any(thread.is_alive() for thread in threads)
     for one in lines:
@@ -261,21 +261,21 @@ def test_who_leaves_in_the_middle_of_a_transfer_gives_the_turn_back(listener, li
     with raw(listener.port, hello, struct.pack("!cI", b"T", BIG), b"x" * 1000) as one:
         one.recv(10)
 
-    assert line.send(BIG, 2) < 2
+    assert line.send(BIG, LIMIT_S) > 0
 
 
 # --- questions ------------------------------------------------------------------------------------
 
 
 def test_a_question_is_answered(listener):
-    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, 2) == {"you asked": 3}
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, LIMIT_S) == {"you asked": 3}
 
 
 def test_an_agent_without_answers_says_so_by_an_empty_one():
     listener = Listener()
     listener.admit(TOKEN)
 
-    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, 2) == {}
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 3}, LIMIT_S) == {}
     listener.stop()
 
 
@@ -288,15 +288,15 @@ def test_an_agent_that_fails_to_answer_hangs_up_and_lives_on():
 
     for _ in range(2):
         with pytest.raises(ConnectionResetError):
-            ask("127.0.0.1", listener.port, TOKEN, {}, 2)
+            ask("127.0.0.1", listener.port, TOKEN, {}, LIMIT_S)
     listener.stop()
 
 
 def test_a_question_or_an_answer_that_is_too_long_is_refused(listener):
     with pytest.raises(OSError, match="too many"):
-        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * sockets.LONGEST_JSON}, 2)
+        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * sockets.LONGEST_JSON}, LIMIT_S)
     with pytest.raises(ConnectionResetError):  # the answer is some bytes longer than the question
-        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * (sockets.LONGEST_JSON - 9)}, 2)
+        ask("127.0.0.1", listener.port, TOKEN, {"n": "x" * (sockets.LONGEST_JSON - 9)}, LIMIT_S)
 
 
 @pytest.mark.parametrize("answer", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null"])
@@ -314,8 +314,8 @@ def test_an_answer_that_is_no_object_is_refused(answer):
         thread = threading.Thread(target=reply)
         thread.start()
         with pytest.raises(OSError, match=r"no JSON|no object|nested too deeply|not a text file|it is empty") as raised:
-            ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, 2)
-        thread.join(60)
+            ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, LIMIT_S)
+        thread.join(LIMIT_S)
 
     assert raised.value.errno == errno.EPROTO
 
@@ -327,9 +327,9 @@ def test_who_calls_before_the_token_is_known_waits_for_it():
     listener = Listener()
     threading.Timer(0.2, listener.admit, (TOKEN,)).start()
 
-    line = dial("127.0.0.1", listener.port, TOKEN, 2)
+    line = dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
 
-    assert line.round_trip(1) > 0
+    assert line.round_trip(LIMIT_S) > 0
     line.close()
     listener.stop()
 
@@ -337,7 +337,7 @@ def test_who_calls_before_the_token_is_known_waits_for_it():
 @pytest.mark.parametrize("shown", ["", "the run's secreT", "x" * 256, "é"])
 def test_strangers_are_dropped(listener, shown):
     with pytest.raises(ConnectionError):
-        dial("127.0.0.1", listener.port, shown, 2)
+        dial("127.0.0.1", listener.port, shown, LIMIT_S)
 
 
 def test_the_right_token_in_the_wrong_message_is_dropped(listener):
@@ -368,7 +368,7 @@ def test_a_slow_loris_is_dropped_at_its_deadline(monkeypatch):
         with contextlib.suppress(OSError):
             for letter in b"H\0\0\0\x10" + b"x" * 11:
                 one.sendall(bytes((letter,)))
-                time.sleep(0.05)
+                select.select((one,), (), (), 0.05)  # readable once it is dropped
         assert closed_by_peer(one)
 
     listener.stop()
@@ -385,8 +385,8 @@ def test_garbage_and_half_messages_leave_the_listener_answering(listener):
         with contextlib.suppress(OSError), raw(listener.port, start, struct.pack("!cI", kind, length), body):
             pass
 
-    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 1}, 2) == {"you asked": 1}
-    assert comes_true(lambda: not listener._open)
+    assert ask("127.0.0.1", listener.port, TOKEN, {"n": 1}, LIMIT_S) == {"you asked": 1}
+    wait_until(lambda: not listener._open)
 
 
 @pytest.mark.parametrize("question", [b"[1]", b"{", b"[" * 60_000, b"\xff", b"null", b""])
@@ -399,28 +399,28 @@ def test_a_question_that_is_no_object_is_dropped(listener, question):
 def test_more_connections_than_bounded_are_closed_and_later_ones_taken():
     listener = Listener(connections=2)
     listener.admit(TOKEN)
-    lines = [dial("127.0.0.1", listener.port, TOKEN, 2) for _ in range(2)]
+    lines = [dial("127.0.0.1", listener.port, TOKEN, LIMIT_S) for _ in range(2)]
 
     with pytest.raises(ConnectionError):
-        dial("127.0.0.1", listener.port, TOKEN, 2)
+        dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
     lines[0].close()
-    assert comes_true(lambda: len(listener._open) < 2)
+    wait_until(lambda: len(listener._open) < 2)
 
-    line = dial("127.0.0.1", listener.port, TOKEN, PATIENCE_S)
-    assert line.round_trip(PATIENCE_S) > 0
+    line = dial("127.0.0.1", listener.port, TOKEN, LIMIT_S)
+    assert line.round_trip(LIMIT_S) > 0
     for one in (*lines, line):
         one.close()
     listener.stop()
 
 
 def test_stopping_waits_for_nobody_and_ends_all_threads(listener, line, monkeypatch):
-    monkeypatch.setattr(sockets, "HELLO_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(sockets, "HELLO_S", 10 * LIMIT_S)
     before = {thread for thread in threading.enumerate() if thread.name in {"listener", "line"}}
     with raw(listener.port, b"H"):
         listener.stop()
         listener.stop()
     for thread in before:
-        thread.join(60)
+        thread.join(LIMIT_S)
     assert not any(thread.is_alive() for thread in before)
 
 

@@ -17,7 +17,8 @@ import pytest
 from ddp_doctor import templates
 from ddp_doctor.app.traces import read_traces
 from ddp_doctor.cli import commands
-from tests.lab.processes import PATIENCE_S, to_its_end
+from tests.lab.processes import to_its_end
+from tests.waiting import LIMIT_S
 
 SCRIPTS = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
@@ -47,9 +48,9 @@ class Script:
         prepared.write_text(report)
         self.stub(f'[ "$2" = -c ] && exec {sys.executable} "$@"\ncp {prepared} "$6"\nexit {code}')
 
-    def run(self, *edits: tuple[str, str], limit_s: int = 20, **env: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *edits: tuple[str, str], limit_s: float = LIMIT_S, **env: str) -> "subprocess.CompletedProcess[str]":
         text = templates.text(self.template, str(self.python))
-        text = re.sub(r"^LIMIT_S=\d+", f"LIMIT_S={limit_s}", text, flags=re.MULTILINE)
+        text = re.sub(r"^LIMIT_S=\d+", f"LIMIT_S={limit_s:g}", text, flags=re.MULTILINE)
         text = re.sub(r"^LOG=\S+", f"LOG={self.log}", text, flags=re.MULTILINE)
         for old, new in edits:
             assert old in text
@@ -57,7 +58,7 @@ class Script:
         self.script.write_text(text)
         self.script.chmod(0o755)
         command = ["/usr/bin/env", "-i", *(f"{name}={value}" for name, value in env.items()), str(self.script)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_every_template_is_sound_for_the_shell(shell: str, name: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} here")
     script = templates.text(name, '/opt/it\'s "here" $(reboot)/python\nreboot')
-    subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=PATIENCE_S)
+    subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -359,9 +360,9 @@ class Gate(Script):
         self.stub(f'echo " ok gpus"\ncp {prepared} "$8"\nexit {code}')
 
     def job(
-        self, shell: str = "bash", start: str = "", limit_s: str = "20", **env: str
+        self, shell: str = "bash", start: str = "", limit_s: float = LIMIT_S, **env: str
     ) -> "subprocess.CompletedProcess[str]":
-        text = templates.text("slurm-gate", str(self.python)).replace("limit_s=300", f"limit_s={limit_s}")
+        text = templates.text("slurm-gate", str(self.python)).replace("limit_s=300", f"limit_s={limit_s:g}")
         self.script.write_text(text)
         job = f"set -eu\n{start}\n. {self.script}\necho trained"
         of_slurm = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "TMPDIR": str(self.folder), **env}
@@ -413,7 +414,7 @@ def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, co
 )
 def test_a_gate_without_a_working_doctor_lets_the_job_go_on(gate: Gate, stub: str, note: str) -> None:
     gate.stub(stub)
-    done = gate.job(limit_s="1" if "sleep" in stub else "60")
+    done = gate.job(limit_s=1 if "sleep" in stub else LIMIT_S)
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr.startswith(f"ddp-doctor gate: {note}; the job goes on")
 
@@ -490,7 +491,7 @@ def train_step(batch):
 def test_the_lines_that_profile_a_job_write_a_trace_that_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING + templates.text("profile"))
     command = [sys.executable, "train.py"]
-    subprocess.run(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}, check=True, timeout=PATIENCE_S)
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}, check=True, timeout=LIMIT_S)
 
     [fact] = read_traces([str(tmp_path / "traces")]).facts
 
