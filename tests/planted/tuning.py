@@ -29,6 +29,7 @@ from tests.planted import WAITS, at_random, libraries
 from tests.planted.graph import decided
 from tests.planted.tree import settings
 from tests.planted.world import Machines
+from tests.waiting import LIMIT_S
 
 #: Bundled with torch 2.5 and 2.6, with 2.9 and 2.10, and the newest that the table of variables knows.
 RELEASES = ("2.21.5", "2.27.5", "2.32.3")
@@ -56,8 +57,6 @@ CELLS = tuple(
 HEAD = ("release", "gpu", "link", "nodes", "ranks", "gb_per_s", "collectives", *CELLS)
 
 
-#: For 64 ranks that all spin, on a machine that does other things too.
-_PATIENCE_S = 600.0
 #: InfiniBand's name of a rate of four lanes.
 _NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
 
@@ -146,7 +145,7 @@ def said(planted: Machines, release: str, each: int, sizes: Sequence[int] = ()) 
             **(machine.nvml or {}),
         }
         started.append(host.start([sys.executable, *map(str, argv)], env=env))
-    codes = [process.wait(_PATIENCE_S) for process in started]
+    codes = [process.wait(4 * LIMIT_S) for process in started]
     words = started[0].output() + started[0].errors()
     assert set(codes) == {0}, (codes, words[-2000:])
     return words

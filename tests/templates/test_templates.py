@@ -18,7 +18,7 @@ from ddp_doctor import templates
 from ddp_doctor.app.traces import read_traces
 from ddp_doctor.cli import commands
 from tests.lab.processes import to_its_end
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, wait_until
 
 SCRIPTS = ("slurm-prolog", "slurm-healthcheck", "slurm-gate")
 WARM = '{"severity": "warning", "code": "DD308", "title": "warm"}'
@@ -197,7 +197,7 @@ def test_a_doctor_that_hangs_is_ended_within_the_limit_and_the_job_starts(either
     assert done.returncode == 0
     assert f"did not end within {limit_s} s" in either.log.read_text()
     pid = (either.folder / "pid").read_text().strip()
-    assert not Path(f"/proc/{pid}").exists()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_a_helper_that_keeps_the_output_open_does_not_hold_the_prolog(either: Script) -> None:
