@@ -38,8 +38,13 @@ def carry(first: socket.socket, second: socket.socket, delay_s: float) -> None:
     """Hand frames on, each ``delay_s`` after it arrived, until killed."""
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())  # epoll rounds up to milliseconds
     for one, other in ((first, second), (second, first)):
-        loop.add_reader(one, lambda one=one, other=other: loop.call_later(delay_s, send, other, arrived(one)))
+        loop.add_reader(one, hand_on, loop, one, other, delay_s)
     loop.run_forever()
+
+
+def hand_on(loop: asyncio.AbstractEventLoop, one: socket.socket, other: socket.socket, delay_s: float) -> None:
+    """Send what has arrived at one end out of the other end after the delay."""
+    loop.call_later(delay_s, send, other, arrived(one))
 
 
 def send(end: socket.socket, frames: list[bytes]) -> None:
