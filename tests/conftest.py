@@ -68,6 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _inherit_nothing_odd()
     if not _is_worker(config):
         os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
+        # A home of its own: recordings do not go to the user's, which may be missing or read-only.
+        os.environ["HOME"] = tempfile.mkdtemp(prefix="home-", dir=os.environ[once.VARIABLE])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -33,7 +33,7 @@ create() {
     if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
         fail "$venv exists and is not a virtual environment; move it away or set VENV=FOLDER"
     fi
-    "$python" -m venv --clear "$venv" || fail "$venv could not be made; the reason stands above"
+    "$python" -m venv --clear "$venv" || fail "$venv could not be created for the reason above"
 }
 
 venv=$1 extra=$2
@@ -45,6 +45,6 @@ is_new_enough "$venv/bin/python" || create
 
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
     --editable ".[$extra]" --constraint "${CONSTRAINTS:-constraints.txt}" ||
-    fail "the packages could not be installed; the reason stands above, and make can simply be repeated"
+    fail "the packages could not be installed for the reason above; run make again when it is solved"
 touch "$venv/.installed"
 [ "$extra" = test ] || touch "$venv/.installed-$extra"
