@@ -149,6 +149,7 @@ def test_a_node_that_leaves_ends_the_repeats_and_the_head_tells_the_rate_so_far(
         raise Left(1, why)
 
     monkeypatch.setattr("ddp_doctor.engine.repeats._repeat", leave)
+    monkeypatch.setattr("ddp_doctor.engine.repeats.time", SimpleNamespace(monotonic=lambda: 100.0))
     node_ranks = SimpleNamespace(run=SimpleNamespace(progress=lambda _: None))
     agent: Any = SimpleNamespace(world=World(world_size=4), node_ranks=node_ranks)
     partial = PartialRecording()

@@ -128,7 +128,7 @@ def test_the_profiler_tells_the_time_of_collectives_or_why_it_cannot(ranks):
         if fact.profile is None:
             assert fact.not_measured["torch.profiler"]
         else:
-            assert 0 < fact.profile.collectives_s < 20
+            assert fact.profile.collectives_s > 0
             assert fact.profile.covered_s <= fact.profile.collectives_s
             assert any(name.startswith("aten::") for name in fact.profile.operations)
 
