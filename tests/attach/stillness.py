@@ -9,7 +9,8 @@ from tests.waiting import wait_until
 
 def wait_until_still(pids: Iterable[int], ended: Iterable[int] = ()) -> None:
     """Wait until no main thread of ``pids`` has run between 50 looks in a row, and each of ``ended`` is a zombie."""
-    pids, ended, seen = list(pids), list(ended), deque(maxlen=50)
+    pids, ended = list(pids), list(ended)
+    seen: deque[list[tuple[str, ...]]] = deque(maxlen=50)
     assert pids
 
     def is_still() -> bool:
