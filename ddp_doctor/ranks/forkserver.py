@@ -95,25 +95,26 @@ class ForkServer:
     def wait_ready(self, timeout_s: float) -> TorchImport:
         """Wait until torch is imported; past the deadline return where the import stands, and kill it.
 
-        An import that got on in the last second is slow, not stuck, and gets a share of its time once more. Raises
-        HelperLost where the forkserver itself, and no torch, is the reason.
+        An import that got on in the last second is slow, not stuck, and gets a share of its time once more. The time
+        it had no processor does not count. Raises HelperLost where the forkserver itself, and no torch, is the reason.
         """
         began = time.monotonic()
-        imported = self._wait(began + timeout_s, timeout_s)
+        imported = self._wait(timeout_s, timeout_s)
         if imported.moving:
-            imported = self._wait(time.monotonic() + timeout_s * EXTENSION, timeout_s)
+            imported = self._wait(timeout_s * EXTENSION, timeout_s)
         if imported.stuck_at is None:
             return imported
         took_s = round(time.monotonic() - began, 1)
         return imported.model_copy(update={"import_s": took_s, "stuck_at": self._stack_of(imported.stuck_at)})
 
-    def _wait(self, deadline: float, timeout_s: float) -> TorchImport:
-        """Wait until a deadline; the process stays alive, and of an import that is stuck its pid stands for a stack."""
+    def _wait(self, limit_s: float, timeout_s: float) -> TorchImport:
+        """Wait for so long; the process stays alive, and of an import that is stuck its pid stands for a stack."""
         preload: dict[str, object] = {}
         read_at, used = 0.0, self._cpu_time_and_bytes()
-        while (now := time.monotonic()) < deadline:
-            if now > deadline - LOOK_S and not read_at:
-                read_at, used = now, self._cpu_time_and_bytes()
+        patience = Patience(limit_s, [self._pid])
+        while (left_s := patience.left_s()) > 0.0:
+            if left_s < LOOK_S and not read_at:
+                read_at, used = time.monotonic(), self._cpu_time_and_bytes()
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if (lost := self.lost()) is not None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 
-from ddp_doctor.knowledge.deadlines import MOST_QUEUED
+from ddp_doctor.knowledge.deadlines import LOOK_S, MOST_QUEUED
 from ddp_doctor.sources import proc
 
 
@@ -14,12 +14,17 @@ class Patience:
         self._limit_s, self._began = limit_s, time.monotonic()
         self._queued_s = {pid: _queued_s(pid) for pid in pids if pid is not None}
 
+    def left_s(self) -> float:
+        """Return the time that is left, which grows while a process has no processor."""
+        left_s = self._began + self._limit_s - time.monotonic()
+        if left_s > LOOK_S:
+            return left_s
+        queued_s = max((_queued_s(pid) - before for pid, before in self._queued_s.items()), default=0.0)
+        return left_s + min(queued_s, MOST_QUEUED * self._limit_s)
+
     def is_over(self) -> bool:
         """Return True if the processes had their time."""
-        beyond_s = time.monotonic() - self._began - self._limit_s
-        if not 0.0 < beyond_s < MOST_QUEUED * self._limit_s:
-            return beyond_s > 0.0
-        return beyond_s > max((_queued_s(pid) - before for pid, before in self._queued_s.items()), default=0.0)
+        return self.left_s() < 0.0
 
 
 def _queued_s(pid: int) -> float:

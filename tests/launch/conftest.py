@@ -52,7 +52,8 @@ def session() -> Iterator[Session]:
     """One whose server has imported torch and forks in a moment."""
     with Session(RunRequest(Options(), dict(os.environ))) as session:
         session.warm_up()
-        assert session.server.wait_ready(LIMIT_S).error is None
+        imported = session.server.wait_ready(LIMIT_S)
+        assert (imported.error, imported.stuck_at) == (None, None)
         yield session
 
 
