@@ -195,9 +195,13 @@ class Trial:
 
     def _echoes_are_in(self, grace: Patience, on_its_way: Patience) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.
-        # A rank that stands in no step is still on its way, to its peers or to the same end.
+        # A rank that stands in no step is still on its way, to its peers or to the same end. One that has ended is not
+        # over until the forkserver, which may have no processor, has told its exit code.
         settled = all(rank.over for rank in self.ranks)
-        waits = all(rank.over or rank.open_step is not None for rank in self.ranks)
+        waits = all(
+            rank.over or (rank.open_step is not None and not process.has_ended(rank.worker.pid or os.getpid()))
+            for rank in self.ranks
+        )
         return settled or self.record.limit_s is not None or (grace if waits else on_its_way).is_over()
 
     def _forgive(self, pause_s: float) -> None:

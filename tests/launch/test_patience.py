@@ -6,6 +6,7 @@ import pytest
 
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.trial import TrialRecord
+from ddp_doctor.ranks import process
 from ddp_doctor.ranks.events import EventReader
 from ddp_doctor.ranks.patience import Patience
 from ddp_doctor.ranks.rank_state import RankState
@@ -41,15 +42,11 @@ def test_patience_ends_after_the_limit_and_the_time_in_the_queue(monkeypatch, sp
     assert patience.is_over() is is_over
 
 
-@pytest.mark.parametrize(
-    ("ran_s", "queued_s", "deadline", "granted"),
-    [(3.5, 0.5, 104.5, 0.875), (0.1, 8.0, 112.0, 0.012), (1.0, 30.0, 116.0, 0.032), (0.1, 0.1, 104.1, None)],
-)
-def test_deadline_of_a_check_moves_by_the_time_in_the_queue(tmp_path: Path, spent, ran_s, queued_s, deadline, granted):
+def rank_in_check(folder: Path) -> RankState:
     spec = WorkerSpec(
         trial=TrialRecord(trial="t1", ranks=(0,), checks=("c",)),
         options=Options(),
-        folder=str(tmp_path),
+        folder=str(folder),
         node=0,
         rank=0,
         local_rank=0,
@@ -59,11 +56,32 @@ def test_deadline_of_a_check_moves_by_the_time_in_the_queue(tmp_path: Path, spen
         launched_at=100.0,
         init_deadline_s=4.0,
     )
-    rank = RankState(spec, Process(), 100.0, EventReader(spec.path("events")))
-    spent[:] = 50.0, 60.0  # before the check
+    rank = RankState(spec, Process(), 100.0, EventReader(spec.path("events")), began=True)
     rank._take({"event": "check", "check": "c", "t": 100.0})
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "queued_s", "deadline", "granted"),
+    [(3.5, 0.5, 104.5, 0.875), (0.1, 8.0, 112.0, 0.012), (1.0, 30.0, 116.0, 0.032), (0.1, 0.1, 104.1, None)],
+)
+def test_deadline_of_a_check_moves_by_the_time_in_the_queue(tmp_path: Path, spent, ran_s, queued_s, deadline, granted):
+    spent[:] = 50.0, 60.0  # before the check
+    rank = rank_in_check(tmp_path)
     spent[:] = 50.0 + ran_s, 60.0 + queued_s
-    trial = Trial(spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0, _queued_s=rank.queued_s())
+    trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0, _queued_s=rank.queued_s())
 
     assert trial._deadline("c", [rank]) == pytest.approx(deadline)
     assert rank.cpu_granted == granted
+
+
+@pytest.mark.parametrize(("has_ended", "echoes_are_in"), [(False, True), (True, False)])
+def test_echoes_are_not_in_while_the_exit_code_of_a_rank_that_ended_is_missing(
+    tmp_path: Path, monkeypatch, spent, has_ended, echoes_are_in
+):
+    rank = rank_in_check(tmp_path)
+    rank._take({"event": "enter", "check": "c", "seq": 1, "name": "all_reduce", "t": 101.0, "deadline_s": None})
+    monkeypatch.setattr(process, "has_ended", lambda _pid: has_ended)
+    trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0)
+
+    assert trial._echoes_are_in(Patience(-1.0, []), Patience(60.0, [])) is echoes_are_in
