@@ -31,11 +31,12 @@ WORKER_START_S = 15.0
 IMPORT_S = 60.0
 #: A check in which something moved in the last second gets this share of its deadline once more.
 EXTENSION = 0.5
-#: On a busy machine a deadline moves by the time for which a rank was ready to run but had no processor: by this many
-#: times the deadline at most, so a machine that gives a rank a fourth of a processor changes no result (judgement).
+#: On a busy machine a limit moves by the time for which a process was ready to run but had no processor: by this many
+#: times the limit at most, and the deadline of a check by this many seconds (judgement).
 MOST_QUEUED = 3.0
+MOST_QUEUED_S = 30.0
 #: A rank that wanted a processor for at least LOOK_S and had one for less than this share of that time may still
-#: arrive. With MOST_QUEUED, a rank that had a larger share has run for a tenth of its deadline (judgement).
+#: arrive. In a check of CHECK_S, a rank that had a larger share has run for a second (judgement).
 STARVED_SHARE = 0.025
 #: After a rank died or raised: time for its peers' errors to arrive.
 ECHO_GRACE_S = 0.7

@@ -280,7 +280,7 @@ class Trial:
         start = min(begun, default=self._started)
         if not check or not waiting:
             start, allowed, factor = self._started, self.start_s, 1.0
-        return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed)
+        return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed, deadlines.MOST_QUEUED_S)
 
     def _idle_deadline(self, check: str, now: float) -> float:
         """When a check is judged if all ranks of all nodes stay idle from now on."""

@@ -62,14 +62,22 @@ def rank_in_check(folder: Path) -> RankState:
 
 
 @pytest.mark.parametrize(
-    ("ran_s", "queued_s", "deadline", "granted"),
-    [(3.5, 0.5, 104.5, 0.875), (0.1, 8.0, 112.0, 0.012), (1.0, 30.0, 116.0, 0.032), (0.1, 0.1, 104.1, None)],
+    ("allowed_s", "ran_s", "queued_s", "deadline", "granted"),
+    [
+        (4.0, 3.5, 0.5, 104.5, 0.875),
+        (4.0, 0.1, 8.0, 112.0, 0.012),
+        (4.0, 1.0, 30.0, 116.0, 0.032),
+        (4.0, 0.1, 0.1, 104.1, None),
+        (60.0, 10.0, 40.0, 190.0, 0.2),
+    ],
 )
-def test_deadline_of_a_check_moves_by_the_time_in_the_queue(tmp_path: Path, spent, ran_s, queued_s, deadline, granted):
+def test_deadline_of_a_check_moves_by_the_time_in_the_queue(
+    tmp_path: Path, spent, allowed_s, ran_s, queued_s, deadline, granted
+):
     spent[:] = 50.0, 60.0  # before the check
     rank = rank_in_check(tmp_path)
     spent[:] = 50.0 + ran_s, 60.0 + queued_s
-    trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0, _queued_s=rank.queued_s())
+    trial = Trial(rank.spec.trial, [rank], {"c": allowed_s}, lambda _: None, 15.0, _queued_s=rank.queued_s())
 
     assert trial._deadline("c", [rank]) == pytest.approx(deadline)
     assert rank.cpu_granted == granted
