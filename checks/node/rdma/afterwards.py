@@ -113,7 +113,9 @@ def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
             recording,
             described,
             "RDMA packets were lost while the ranks ran",
-            wording.LOSSLESS,
+            wording.LOSSLESS
+            if any(port.is_roce for (_, _, port), _ in described)
+            else wording.look_at_link(described, "A link that loses packets"),
             detail="Other jobs on the port count as well. Each loss is paid with everything that followed it.",
         )
 
@@ -158,6 +160,7 @@ def _has_errors(change: Change) -> bool:
 
 
 _PEER = re.compile(r"from peer ([0-9a-fA-F.:]{2,45})<")
+_DEVICE = re.compile(r"\bhca ([\w-]+)")
 _MOST_PORTS = 6
 _RESENT = "Packets were sent again meanwhile and the links stayed up, so that packets get lost on the way."
 _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
@@ -187,7 +190,9 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
     lossy = [
         change
         for change in changes(recording)
-        if change.is_used and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
+        if change.is_used
+        and _is_on_the_path(change, group, pair)
+        and change.growth((*GAPS, *ROCE_GAPS) if change.hit[2].is_roce else GAPS) >= LEAST_ERRORS
     ]
     counted = [
         f"{wording.port_name(hca, port)} on {host(recording, node)}: {change.in_words(_losses(change))}"
@@ -205,6 +210,13 @@ def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
         detail="All ranks were alive. " + (_RESENT if lossy else _NOTHING_RESENT),
         reproduced_by=between(recording, _first_ranks_of(group, pair)) if pair else everybody(recording),
     )
+
+
+def _is_on_the_path(change: Change, group: Sequence[RankComplaint], pair: tuple[int, int] | None) -> bool:
+    """Return True if the complaints are about this device, or name no device."""
+    node, hca, _ = change.hit
+    named = {found[1] for complaint in group if (found := _DEVICE.search(complaint.text))}
+    return not named or (hca.name in named and (pair is None or node in pair))
 
 
 def _pair_of_nodes(recording: Recording, group: Sequence[RankComplaint]) -> tuple[int, int] | None:

@@ -111,7 +111,7 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
             title,
             (_devices_seen(recording, node) for node in group[:8]),
             unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
-            *(() if unneeded else use_ports(recording, fast, "the fast ports that are up here")),
+            *(() if unneeded else use_ports(recording, fast, "the fast ports that are up here", value)),
             detail=detail,
             severity=Severity.ERROR if fatal else Severity.WARNING,
             reproduced_by=everybody(recording),
@@ -160,7 +160,7 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
             f"{shown(HCA, value)} matches it too, though it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
             else f"{shown(HCA, value)} matches these too, though they are not named",
-            *use_ports(recording, ports, "the names stand for themselves"),
+            *use_ports(recording, ports, "the names stand for themselves", value),
             detail="Without = before the first name, all are prefixes: mlx5_1 means mlx5_10 as well.",
             severity=severity,
             confidence=Confidence.PROVED,

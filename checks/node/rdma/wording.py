@@ -106,7 +106,7 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     (_, hca, port), _ = described[0]
     name = hca.name if nccl_hca.is_name(hca.name) else "DEVICE"
     ethernet = [f"ethtool {netdev}" for netdev in port.netdevs[:1] if nccl_hca.is_name(netdev)]
-    infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -c -e   # from mft; the cable's own readings"]
+    infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -m -c -e   # from mft; the cable's own readings"]
     return by_administrator(
         f"{why}: look at the cable, the transceiver and the switch port at its other end",
         *ethernet if port.is_roce and ethernet else infiniband,
@@ -114,14 +114,17 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     )
 
 
-def use_ports(recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str) -> tuple[Remedy, ...]:
+def use_ports(
+    recording: Recording, ports: Mapping[int, Sequence[tuple[Hca, Port]]], why: str, former: str = ""
+) -> tuple[Remedy, ...]:
     """NCCL_IB_HCA with these ports of each node; nothing where a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
-    return per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle")
+    undo = f"export {shown(nccl_hca.HCA, former)}" if former else ""
+    return per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle", undo)
 
 
 def per_node(
-    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str
+    recording: Recording, name: str, values: Mapping[int, str | None], why: str, cost: str, undo: str = ""
 ) -> tuple[Remedy, ...]:
     """A setting, one for all nodes where one fits all; nothing where some node has none that fits."""
     known = [value for value in values.values() if value is not None]
@@ -136,7 +139,8 @@ def per_node(
     if known[0].startswith("="):
         same = f'Set {name} to "{printable(known[0])}": the = in front means exact names'
     settings = (Setting(name=name, value=known[0], why=why),) if alike else each
-    return (nccl.by_setting(same if alike else f"Set {name} on each node to its own value", *settings, cost=cost),)
+    summary = same if alike else f"Set {name} on each node to its own value"
+    return (nccl.by_setting(summary, *settings, cost=cost, undo=undo),)
 
 
 USE_IPV6 = nccl.by_setting(
