@@ -34,6 +34,12 @@ REBOOT = maintenance(
     cost="ends all jobs of the node",
     references=(XID_CATALOG, PERSISTENCE_GUIDE),
 )
+REBOOT_NODE = maintenance(
+    "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
+    "sudo reboot",
+    cost="ends all jobs of the node",
+    references=(XID_CATALOG,),
+)
 LOAD_PEERMEM = by_administrator(
     "Load nvidia_peermem, or install the open NVIDIA kernel modules; a container must see the module",
     "sudo modprobe nvidia_peermem",

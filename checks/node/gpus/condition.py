@@ -9,7 +9,7 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.hardware import COOL_DOWN
+from ddp_doctor.remedies.hardware import COOL_DOWN, REBOOT_NODE
 from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job, hits_of
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
@@ -59,7 +59,7 @@ def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
             hits,
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
             _recovery_evidence,
-            RESET_GPU,
+            REBOOT_NODE if any(_needs_reboot(gpu) for _, gpu in hits) else RESET_GPU,
             detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
             severity=severity,
             beside=xids_of(recording, hits),
@@ -73,6 +73,10 @@ def recovery(gpu: Gpu) -> Severity | None:
     if gpu.recovery_action in (None, "none"):
         return None
     return Severity.WARNING if gpu.recovery_action in nvml.MILD_RECOVERY_ACTIONS else Severity.ERROR
+
+
+def _needs_reboot(gpu: Gpu) -> bool:
+    return gpu.error == "gpu_is_lost" or gpu.recovery_action in ("node_reboot", "system_reboot")
 
 
 def _recovery_words(gpu: Gpu) -> str:

@@ -132,6 +132,7 @@ def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
     See: NVML API reference, nvmlComputeMode_t; CUDA C++ Programming Guide, Compute Modes
     """
     for severity, hits in by_severity(recording, _mode).items():
+        modes = dict.fromkeys((gpu.compute_mode or "").upper() for _, gpu in hits)
         yield gpu_draft(
             recording,
             hits,
@@ -141,7 +142,7 @@ def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
                 "Set the compute mode back to default, or end the process that holds the GPU.",
                 "sudo nvidia-smi -i INDEX -c DEFAULT",
                 cost="needs root; several processes may then share the GPU",
-                undo="sudo nvidia-smi -i INDEX -c EXCLUSIVE_PROCESS (or PROHIBITED)",
+                undo=f"sudo nvidia-smi -i INDEX -c {' or '.join(modes)}",
             ),
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
             severity=severity,

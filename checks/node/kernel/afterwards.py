@@ -12,7 +12,7 @@ programs cause are left out (13, 31, 43, 45 and so on): the doctor itself kills 
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.kernel.kernel_log import booted_at, parse_kernel_log, uptime_s
-from ddp_doctor.checks.node.kernel.xids import REBOOT_NODE, meaning, reset_gpus
+from ddp_doctor.checks.node.kernel.xids import meaning, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, RECOVERY_ACTION
 from ddp_doctor.model.check import Check
@@ -24,6 +24,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
+from ddp_doctor.remedies.hardware import REBOOT_NODE
 from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.kernel_log import Hit, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely

@@ -10,6 +10,7 @@ from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
+from ddp_doctor.remedies.hardware import REBOOT_NODE
 from ddp_doctor.remedies.kinds import maintenance
 from ddp_doctor.views.kernel_log import Hit, NodeView, recent, views
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
@@ -25,14 +26,6 @@ def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
         references=(CATALOG,),
     )
-
-
-REBOOT_NODE = maintenance(
-    "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
-    "sudo reboot",
-    cost="ends all jobs of the node",
-    references=(CATALOG,),
-)
 
 
 WATCH = maintenance(
