@@ -108,8 +108,9 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
 
     Finds: Within a day: uncorrected errors (a warning), or a thousand lines and more of corrected ones (information).
         Errors of other devices are nobody's business here.
-    Why: An uncorrected error resets the link: the GPU is lost, or the job on it. Corrected ones are sent again, which
-        costs little; many of them tell of a link that is about to fail.
+    Why: A fatal uncorrected error resets the link: the GPU is lost, or the job on it. A non-fatal one loses a
+        transaction. Corrected ones are sent again, which costs little; many of them tell of a link that is about to
+        fail.
     Remedy: Reseat the device and its riser, update BIOS and firmware, exchange the cable or the board.
     See: https://docs.kernel.org/PCI/pcieaer-howto.html
     """
@@ -135,9 +136,11 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                     cost="the node cannot be used meanwhile",
                     references=(_AER,),
                 ),
-                detail="The link was reset, with whatever ran over it."
-                if bad
-                else "What was lost was sent again; so many errors are the sign of a weak link.",
+                detail="What was lost was sent again; so many errors are the sign of a weak link."
+                if not bad
+                else "The link was reset, with whatever ran over it."
+                if any("(Fatal)" in hit.event.text for hit in hits)
+                else "A transaction was lost. The link itself stayed up.",
                 severity=asked_for(recording, severity),
             )
 

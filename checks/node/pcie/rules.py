@@ -222,8 +222,9 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
     name = device_name(link.device, gpu_numbers(recording, link.node))
     where = host(recording, link.node)
     slot = f", slot {link.device.slot}" if link.device.slot else ""
-    beside = f"; {len(peers)} of the same model run at full width and speed" if peers else ""
     kind = link.device.kind
+    at_full = "full width and speed" if kind == "nic" else "full width"
+    beside = f"; {len(peers)} of the same model run at {at_full}" if peers else ""
     culprit = node_culprit(recording, link.node, kind="node" if kind == "bridge" else kind, name=name)
     if kind == "gpu":
         culprit = culprit.model_copy(update={"gpu": gpu_numbers(recording, link.node).get(link.device.bus_id)})
