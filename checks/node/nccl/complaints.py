@@ -21,6 +21,12 @@ WITHOUT_SHM = nccl.by_setting(
     Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
     cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
 )
+_WITHOUT_PERMISSION = WITHOUT_SHM.model_copy(
+    update={
+        "summary": "Let NCCL work without shared memory until /dev/shm is writable",
+        "settings": (Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then does not use /dev/shm"),),
+    }
+)
 
 
 @rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
@@ -39,9 +45,9 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
     denied = [complaint for complaint in group if complaint.cause == "shm-permission"]
     ranks = {complaint.rank for complaint in denied}  # NCCL's next line, without a reason, is about the same segment
     too_small = [complaint for complaint in group if complaint.rank not in ranks]
-    for some, why, repair in (
-        (too_small, "no space left in", _larger(recording, too_small)),
-        (denied, "no permission to write to", _ALLOW_SHM),
+    for some, why, repair, otherwise in (
+        (too_small, "no space left in", _larger(recording, too_small), WITHOUT_SHM),
+        (denied, "no permission to write to", _ALLOW_SHM, _WITHOUT_PERMISSION),
     ):
         yield from complained(
             recording,
@@ -49,7 +55,7 @@ def no_shared_memory(recording: Recording) -> Iterator[Draft]:
             f"NCCL could not create its shared memory on {{who}}: {why} /dev/shm",
             "The ranks of one node that copy through host memory need it, and fail where they connect.",
             repair,
-            WITHOUT_SHM,
+            otherwise,
         )
 
 
@@ -66,6 +72,7 @@ _ALLOW_SHM = by_administrator(
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
     cost="none: 1777 is its usual mode",
+    undo="set the mode of /dev/shm back to the one that ls shows",
     references=(hardware.NCCL_GUIDE,),
 )
 

@@ -14,7 +14,7 @@ from ddp_doctor.remedies.kinds import by_installation, remedy
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.reproducers import meeting
 from ddp_doctor.views.software import nccl_of_gpu_nodes
-from ddp_doctor.wording.findings import likely
+from ddp_doctor.wording.findings import NOBODY, likely
 from ddp_doctor.wording.nodes import by_cause, node_names, of_nodes
 
 _SOURCE = "NCCL src/plugin/plugin_open.cc, net.cc, tuner.cc and profiler.cc"
@@ -205,7 +205,7 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     path = next(network.path for node in having for network in node.fact.networks() if network.works) or "it"
     fewer = min(having, without, key=len)
     yield likely(
-        of_nodes(recording, fewer),
+        of_nodes(recording, fewer) if len(having) != len(without) else NOBODY,
         f"NCCL finds a network plug-in on {node_names(recording, having)}, and none that loads on"
         f" {node_names(recording, without)}",
         Evidence(
