@@ -120,8 +120,8 @@ def test_one_bus_number_on_two_nodes_is_two_gpus():
     found = only(failed_starts.everywhere.apply(_run([2, 2], {}, "nccl", outcome="broken", of=of)))
 
     assert found.title == (
-        "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000 of node0;"
-        " ranks 2, 3 on CUDA device 3000 of node1"
+        "NCCL cannot start because ranks share a GPU: ranks 0, 1 on GPU 0000:03:00.0 of node0;"
+        " ranks 2, 3 on GPU 0000:03:00.0 of node1"
     )
 
 

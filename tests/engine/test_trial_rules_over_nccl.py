@@ -226,7 +226,7 @@ def test_a_gpu_that_two_ranks_share_is_named_by_the_exception_or_by_nccls_log(sh
 
     found = only(failed_starts.everywhere.apply(recording))
 
-    assert found.title == "NCCL cannot start because ranks share a GPU: ranks 0, 1 on CUDA device 3000"
+    assert found.title == "NCCL cannot start because ranks share a GPU: ranks 0, 1 on GPU 0000:03:00.0"
     assert _codes(recording) == {"DD617"}
 
 

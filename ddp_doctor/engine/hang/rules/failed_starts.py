@@ -96,12 +96,18 @@ def sharing_a_gpu(trial: TrialRecord) -> dict[tuple[int, str], set[int]]:
     return found
 
 
+def _bus_id(printed: str) -> str:
+    """Return the PCI bus id that NCCL prints without separators and leading zeros: 0000:03:00.0 for 3000."""
+    digits = printed.zfill(9)
+    return f"{digits[:-5]}:{digits[-5:-3]}:{digits[-3:-1]}.{digits[-1]}"
+
+
 def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> Draft:
     ranks = tuple(sorted(set().union(*sharing.values())))
     several = recording.several_nodes
     places = [
-        f"{rank_list(sorted(of))} on CUDA device {bus}{f' of {host(recording, node)}' if several else ''}"
-        for (node, bus), of in sharing.items()
+        f"{rank_list(sorted(of))} on GPU {_bus_id(printed)}{f' of {host(recording, node)}' if several else ''}"
+        for (node, printed), of in sharing.items()
     ]
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return proved(
