@@ -36,6 +36,8 @@ _FOUND = re.compile(
     r"mismatch|errors (?:at or above threshold \d+ )?on rank|inactive link|inconsistent link|off median"
     r"|^NCCL environment: \w+=.* on rank|tool run timed out|Xid \d+ detected(?!.*No user action)"
 )
+#: The value of a setting on some ranks, in a line below the mismatch.
+_VALUE = re.compile(r"^NCCL environment: \w+=")
 
 
 def probe(ctx: RankContext) -> NcclDiagnosticsFact:
@@ -73,7 +75,8 @@ def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
     if not told:
         return
     pairs = [result.ranks for result in told if result.ranks]
-    first, more = told[0], f"; and {len(told) - 1} more" if len(told) > 1 else ""
+    first, others = told[0], sum(not _VALUE.search(result.text) for result in told[1:])
+    more = f"; and {others} more" if others else ""
     fault = first.text
     if first.ranks:
         source, target = (rank_at(recording, rank) for rank in first.ranks)
