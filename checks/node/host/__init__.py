@@ -53,23 +53,28 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
             continue  # NCCL failed over it, which is a finding of its own
         fact, ranks = short.worst.fact, short.ranks
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
-        wanted = max(ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
+        by_nccl = _nccl_shares_memory(short.world, ranks)
+        wanted = max(by_nccl * ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (
             f"{in_units(total)} in all, of which {in_units(free)} are free",
-            "NCCL" if _nccl_shares_memory(short.world, ranks) else "data loaders",
+            "NCCL" if by_nccl else "data loaders",
         )
         saw = Evidence(
             text=f"in /dev/shm {text}",
             value=free,
             unit="B",
             expected=wanted,
-            expected_from=f"segments of {ranks} NCCL ranks; Docker's default",
+            expected_from=f"segments of {ranks} NCCL ranks; Docker's default"
+            if by_nccl
+            else "more than Docker's default",
         )
         title = f"Shared memory on {{who}} is too small for {users}: /dev/shm has {text}"
         remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
         detail = (
             f"It takes {in_units(wanted)} or more. With too little NCCL fails to start, and workers of data loaders"
             " die of a bus error."
+            if by_nccl
+            else "Workers of data loaders die of a bus error if it is full."
         )
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
