@@ -168,7 +168,7 @@ RESEAT = by_operator(
     "firmware; reseat the GPU.",
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max --format=csv",
-    "lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
+    "sudo lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
     cost="the node cannot be used meanwhile",
     undo=NOTHING_TO_UNDO,
 )
@@ -177,7 +177,7 @@ FOLLOW_THE_PATH = by_operator(
     "GPU may run with fewer lanes or at a lower speed, or be shared with other devices at work.",
     "nvidia-smi topo -m",
     "lspci -tv",
-    "lspci -vv | grep -e ^[0-9a-f] -e LnkCap: -e LnkSta:",
+    "sudo lspci -vv | grep -e '^[0-9a-f]' -e LnkCap: -e LnkSta:",
     undo=NOTHING_TO_UNDO,
 )
 
@@ -192,7 +192,7 @@ def evidence(recording: Recording, gpus: Sequence[Measured], besides: Sequence[M
 
 def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ...]:
     """Remedies for what differs from the others of the model; where nothing differs, a comparison."""
-    usual, found = _usual_load(recording, gpus), []
+    usual, found, set_clocks = _usual_load(recording, gpus), [], []
     for gpu in gpus[:LINES_OF_EVIDENCE]:
         load, index = gpu.fact.load, gpu_speed.as_argument(gpu.fact.gpu_uuid)
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
@@ -208,15 +208,16 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
         if "applications_clocks_setting" in load.clock_events and _is_lower(
             load.sm_clock_mhz, due_mhz, gpu_speed.SLOWER_SHARE
         ):
-            free_clocks = by_operator(
-                "Reset the clocks that somebody set for this GPU.",
-                f"nvidia-smi -i {index} -q -d CLOCK",
-                f"nvidia-smi -i {index} -rgc",
-                f"nvidia-smi -i {index} -rac",
-                cost="needs root; they may have been set for a reason, such as power",
-                undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
-            )
-            found.append(free_clocks)
+            set_clocks.append(index)
+    if set_clocks:
+        free_clocks = by_operator(
+            f"Reset the clocks that somebody set for {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
+            "nvidia-smi -q -d CLOCK",
+            *(f"nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
+            cost="needs root; they may have been set for a reason, such as power",
+            undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
+        )
+        found.append(free_clocks)
     return tuple(found) or (COMPARE,)
 
 

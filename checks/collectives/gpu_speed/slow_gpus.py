@@ -91,7 +91,11 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
                 (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else comparison.culprits(recording, below),
                 f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
                 f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
-                (*_rates(recording, slow), *comparison.evidence(recording, [*below, *above], below)),
+                (
+                    *_rates(recording, slow),
+                    *comparison.evidence(recording, below, below),
+                    *comparison.evidence(recording, above, above),
+                ),
                 *comparison.remedies(recording, below),
                 detail=_DETAIL,
                 severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
