@@ -34,6 +34,7 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
         --nnodes. Silent where the nodes may be one (--nodes=1-4), where torchrun stands alone on a node, and of a value
         that another one overwrites before the ranks start or that depends on the branch.
     Why: Each node then looks for the others on itself: the ranks hang in init_process_group, or refuse to connect.
+        With NCCL_SOCKET_IFNAME, init_process_group or the first collective fails.
     Remedy: Unset the interface, or name one that reaches the other nodes; give the first node's name as the address.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
     """
@@ -48,13 +49,14 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
             pair = f"torchrun is told to meet at {lost.value}" if by_option else shown(name, lost.value)
             where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
             by_name = by_option or name == "MASTER_ADDR"
+            fails = "or the first collective fails" if name == NCCL_IFNAME else "fails, or waits in vain"
             yield setting_draft(
                 [name],
                 f"{pair} leads to no other node, and the job has {lost.nodes}",
                 f"{pair}{f' in line {lines[-1]}' if lines else ''}; {lost.nodes} nodes: {where}",
                 "the loopback interface of a host reaches that host alone",
                 in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it leads to no other node"),
-                detail="Each rank looks for the others on its own node: init_process_group() fails, or waits in vain.",
+                detail=f"Each rank looks for the others on its own node: init_process_group() {fails}.",
             )
 
 

@@ -220,7 +220,8 @@ def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
 def _remedies(node: InForce, known: Variable, value: str, other: str | None, wanted: str) -> Iterator[Remedy]:
     env, why = node.env, f"only {known.backend} reads it"
     if other is not None and other not in env and node.installed.reads(other):
-        yield set_to(other, wanted, f"does the same, and {why}", (known.name, value), f"Set {shown(other, wanted)}")
+        instead = f"any backend reads {other}, and only {known.backend} reads {known.name}"
+        yield set_to(other, wanted, instead, (known.name, value), f"Set {shown(other, wanted)}")
     yield unset({known.name: value}, why)
     if node.installed.reads(SWITCH):
         # 0 and 1 mean that in torch 2.14 and in 2.15.

@@ -8,6 +8,8 @@ from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.effects import out_of_range, scope
 from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
+from ddp_doctor.settings.releases import default_at
+from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.trials import read_by
 from ddp_doctor.settings.values import effective, misread
 from ddp_doctor.settings.wording import shown
@@ -178,14 +180,18 @@ def value_out_of_range(node: InForce) -> Iterator[Draft]:
         known = out_of_range(name, node.values, node.nccl)
         wrong = misread(name, value, node.nccl)
         if known is not None and (wrong is None or wrong.harmless):
-            nearest = set_to(name, str(known.most), "the largest that there is", (name, value))
+            variable = variables()[name]
+            default = (default_at(variable, node.nccl) if node.nccl else variable.default) or ""
+            # Not the largest if there is a default: NCCL_IB_TIMEOUT=31 waits for hours.
+            number, why = (default, "the default") if default.isdecimal() else (str(known.most), "the largest number")
+            within = set_to(name, number, why, (name, value), f"Set {shown(name, number)}, {why}")
             yield setting_draft(
                 (name,),
                 f"{shown(name, value)} {known.says}",
                 node.listed([name]),
                 known.row.source,
                 node.without([name], "out of range"),
-                *([nearest] if value.strip().isdecimal() and int(value) > known.most else []),
+                *([within] if value.strip().isdecimal() and int(value) > known.most else []),
                 detail=known.row.beyond,
                 severity=Severity.INFO if known.row.mild else None,
             )
