@@ -44,7 +44,7 @@ _NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"
 
 _WHICH_CODE = (
     'python -c "import inspect, torch; from torch.nn.parallel import DistributedDataParallel as D; '
-    'print(torch.__version__, inspect.getsourcefile(D), inspect.getsourcefile(D.no_sync))"'
+    'print(torch.__version__, inspect.getsourcefile(D), inspect.getsourcefile(inspect.unwrap(D.no_sync)))"'
 )
 
 #: The probe runs none of the user's code, so what is left above the transport is torch itself.

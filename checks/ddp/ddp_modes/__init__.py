@@ -162,7 +162,8 @@ class _ModeProbe:
             hook = way.hook(self._ctx) if way.hook else None
             lacks = self._make_scaler() if way.autocast else ""
         except (ImportError, AttributeError, TypeError) as lacking:
-            lacks = f"this torch lacks it: {lacking}"
+            other = lacking.name if isinstance(lacking, ModuleNotFoundError) else None
+            lacks = f"{f'it needs {other}' if other and other[:5] != 'torch' else 'this torch lacks it'}: {lacking}"
         if others := [lack for lack in self._exchange("ready", lacks) if lack]:
             raise _NotLooked(others[0])
         if way.sent != "float32" and (refused := not_reduced(self._ctx, way.sent)):
