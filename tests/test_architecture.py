@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections import defaultdict
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import metadata
@@ -321,3 +323,84 @@ def test_every_module_of_the_checks_folder_stands_in_checks_under_its_name():
     for check in every_check():
         assert check.probe.__module__.split(".", 3)[3] == names[check.id]
         assert {rule.check for rule in check.rules} <= {names[check.id].partition(".")[0]}
+
+
+# --- waiting in tests -----------------------------------------------------------------------------
+
+_CLOCK = re.compile(r"time\.(monotonic|perf_counter|time)(_ns)?")
+
+
+def test_tests_neither_sleep_nor_compare_clock_readings():
+    paths = [path for path in (ROOT / "tests").rglob("*.py") if "bench" not in path.parts and path.stem != "waiting"]
+    texts = {path: text for path in paths if "time." in (text := path.read_text())}
+    found = {path: _sleeps_and_comparisons(ast.parse(text)) for path, text in texts.items()}
+
+    places = sorted(f"{path.relative_to(ROOT)}:{line}" for path, lines in found.items() for line in lines)
+    assert places == [], "use wait_until or wait_forever of tests/waiting.py, or mark the test pytest.mark.timing"
+
+
+def test_sleep_and_comparison_of_clock_readings_are_found():
+    code = """
+    def test_a():
+        end, other = time.monotonic() + 5, 1
+        product(end)
+        took_s = end - began
+        assert took_s < 3 and other < 3 and end is not None
+        time.sleep(1)
+    @pytest.mark.timing
+    def test_b():
+        assert time.time() < 3
+    """
+    assert _sleeps_and_comparisons(ast.parse(textwrap.dedent(code))) == ["6: took_s < 3", "7: time.sleep(1)"]
+
+
+def _sleeps_and_comparisons(module: ast.Module) -> list[str]:
+    """Return LINE: CODE of each sleep and each comparison of clock readings outside of ``timing``."""
+    attributes = {name for name in _clock_names(module, set()) if "." in name}
+    found = {}
+    for part in _parts_without_timing(module):
+        names = _clock_names(part, attributes)
+        for node in ast.walk(part):
+            match node:
+                case ast.Call() if ast.unparse(node.func) == "time.sleep":
+                    found[node.lineno] = ast.unparse(node)
+                case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+                    pass
+                case ast.Compare() if any(_is_clock(side, names) for side in (node.left, *node.comparators)):
+                    found[node.lineno] = ast.unparse(node)
+    return [f"{line}: {code}" for line, code in sorted(found.items())]
+
+
+def _parts_without_timing(tree: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
+    """Yield the statements and functions of a module or class that is not marked ``timing``."""
+    marks = [*getattr(tree, "decorator_list", ()), *(node for node in tree.body if isinstance(node, ast.Assign))]
+    if not any("mark.timing" in ast.unparse(mark) for mark in marks):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                yield from _parts_without_timing(node)
+            elif not any("mark.timing" in ast.unparse(mark) for mark in getattr(node, "decorator_list", ())):
+                yield node
+
+
+def _clock_names(tree: ast.AST, names: set[str]) -> set[str]:
+    """Return these names and those that are assigned from a clock reading below ``tree``."""
+    kinds = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr
+    for node in sorted((node for node in ast.walk(tree) if isinstance(node, kinds)), key=lambda node: node.lineno):
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = [*zip(target.elts, node.value.elts, strict=True)]
+            names = names | {ast.unparse(name) for name, value in pairs if value and _is_clock(value, names)}
+    return names
+
+
+def _is_clock(value: ast.expr, names: set[str]) -> bool:
+    """Return True for a clock reading, a name that holds one, and arithmetic with them."""
+    match value:
+        case ast.Call():
+            return bool(_CLOCK.fullmatch(ast.unparse(value.func)))
+        case ast.Name() | ast.Attribute():
+            return ast.unparse(value) in names
+        case ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.IfExp() | ast.NamedExpr():
+            return any(_is_clock(part, names) for part in ast.iter_child_nodes(value) if isinstance(part, ast.expr))
+    return False
