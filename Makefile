@@ -106,6 +106,9 @@ torches: $(TOOLED)  ## run a short set of tests with the oldest, pinned and newe
 bench: $(TOOLED)  ## measure the bars of the project
 	$(BIN)/python -m pytest -m bench --capture=no $(ARGS)
 
+mutants: $(TOOLED)  ## print which tests kill which mutants: FILES="checks/node/host/rules.py" ARGS="--sample 30"
+	@$(BIN)/python -m tools.mutants $(FILES) $(if $(TESTS),--tests $(TESTS)) $(ARGS)
+
 single-file: $(TOOLED)  ## make dist/ddp-doctor-*.pyz, for nodes that have Python and nothing else
 	$(BIN)/python -m tools.single_file
 

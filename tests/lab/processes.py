@@ -5,20 +5,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.waiting import LIMIT_S, wait_until
-
-PATIENCE_S = LIMIT_S
-
-
-def comes_true(holds: Callable[[], object], within_s: float = LIMIT_S) -> bool:
-    """Return True if the condition becomes true within the time."""
-    try:
-        return bool(wait_until(holds, limit_s=within_s))
-    except AssertionError:
-        return False
 
 
 def to_its_end(
