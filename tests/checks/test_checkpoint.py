@@ -149,7 +149,7 @@ def saves_in_the_background(ctx: Any) -> Checkpoint:
         halves.append((file, data))
 
     def exchange_and_finish(name: str, text: str) -> tuple[str, ...]:
-        told = exchange(name, text)
+        told: tuple[str, ...] = exchange(name, text)
         while name.startswith("loaded") and halves:
             file, data = halves.pop()
             file.write_bytes(data)

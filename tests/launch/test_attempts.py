@@ -83,11 +83,12 @@ def test_a_trial_past_its_limit_has_hung_and_its_ranks_are_gone(agent):
 def test_a_rank_that_is_killed_in_a_trial_spoils_it_whoever_of_its_peers_speaks_first(agent):
     before = {process.pid for process in _descendants()}
 
-    def new() -> list[int]:
-        return [process.pid for process in _descendants() if process.pid not in before]
+    def four_ranks() -> list[int]:
+        new = [process.pid for process in _descendants() if process.pid not in before]
+        return new if len(new) == 4 else []
 
     def kill_one() -> None:
-        ranks = wait_until(lambda: len(ranks := new()) == 4 and ranks)
+        ranks = wait_until(four_ranks)
         with suppress(ProcessLookupError):
             os.kill(ranks[1], signal.SIGKILL)
 

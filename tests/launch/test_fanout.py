@@ -95,9 +95,11 @@ def signal_when_ready(folder: Path, ranks: int, *numbers: signal.Signals) -> Non
 
     def send() -> None:
         wait_until(lambda: len(list(folder.glob("ready*"))) >= ranks)
-        for exited, number in enumerate(numbers):
-            wait_until(lambda exited=exited: len(alive(folder)) <= ranks - exited)
+        sent: list[int] = []
+        for number in numbers:
+            wait_until(lambda: len(alive(folder)) <= ranks - len(sent))
             os.kill(os.getpid(), number)
+            sent.append(number)
 
     threading.Thread(target=send, daemon=True).start()
 

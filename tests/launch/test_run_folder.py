@@ -139,7 +139,7 @@ def test_what_was_killed_in_a_container_is_removed_and_what_lives_there_stays():
         process.kill()
 
     # the kernel ends the container a moment after its first process
-    wait_until(lambda: folders.make_run_folder() and not folder.exists())
+    wait_until(lambda: folders.make_run_folder() != folder and not folder.exists())
 
 
 def test_what_a_killed_run_left_takes_no_link_with_it(left, tmp_path):

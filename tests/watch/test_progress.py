@@ -48,8 +48,8 @@ def job():
     for process in started:
         assert process.stdout is not None
         process.stdout.readline()
-    for process in started[:2]:  # after the line nothing but the end of input() makes it wait
-        wait_until(lambda pid=process.pid: stat_fields(pid)[0] == "S")
+    # after the line nothing but the end of input() makes them wait
+    wait_until(lambda: all(stat_fields(process.pid)[0] == "S" for process in started[:2]))
     yield {process.pid: started_at(process.pid) for process in started}
     for process in started:
         process.kill()
