@@ -199,9 +199,9 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
         if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
             raise_limit = by_operator(
                 f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
-                f"nvidia-smi -i {index} -pl {peers_w:.0f}",
+                f"sudo nvidia-smi -i {index} -pl {peers_w:.0f}",
                 cost="needs root; power supply and cooling must bear it",
-                undo=f"nvidia-smi -i {index} -pl {own_w:.0f}",
+                undo=f"sudo nvidia-smi -i {index} -pl {own_w:.0f}",
             )
             found.append(raise_limit)
         due_mhz = usual.sm_clock_mhz or load.sm_clock_max_mhz
@@ -213,9 +213,9 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
         free_clocks = by_operator(
             f"Reset the clocks that somebody set for {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
             "nvidia-smi -q -d CLOCK",
-            *(f"nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
+            *(f"sudo nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
             cost="needs root; they may have been set for a reason, such as power",
-            undo="nvidia-smi -lgc or -ac with the clocks that the first command shows",
+            undo="sudo nvidia-smi -lgc or -ac with the clocks that the first command shows",
         )
         found.append(free_clocks)
     return tuple(found) or (COMPARE,)

@@ -188,9 +188,9 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
             lambda _: Evidence(text="persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
             by_operator(
                 "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
-                "systemctl enable --now nvidia-persistenced",
+                "sudo systemctl enable --now nvidia-persistenced",
                 cost="needs root; the GPUs draw a little more power when idle",
-                undo="systemctl disable --now nvidia-persistenced",
+                undo="sudo systemctl disable --now nvidia-persistenced",
                 references=(nvml.PERSISTENCE_GUIDE,),
             ),
             detail="The first job after a pause waits some seconds per GPU while the driver starts it.",
