@@ -169,7 +169,8 @@ def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
             title = f"{hosts(recording, parts.few)} {'runs' if len(parts.few) == 1 else 'run'} {here} where"
             title += f" {others(parts)} {'runs' if parts.many == 1 else 'run'} {there}"
         detail = f"{capital(group[0].effect)}."
-        yield difference_draft(recording, group, title, detail, _SAME_IMAGE)
+        is_doctor = [each.name for each in group] == [_DOCTOR]
+        yield difference_draft(recording, group, title, detail, _SAME_DOCTOR if is_doctor else _SAME_IMAGE)
 
 
 _SAME_IMAGE = remedy(
@@ -178,6 +179,8 @@ _SAME_IMAGE = remedy(
     cost="the odd node is out of the job until it has the same software",
     undo=NOTHING_TO_UNDO,
 )
+_DOCTOR = "ddp-doctor"
+_SAME_DOCTOR = _SAME_IMAGE.model_copy(update={"commands": ("ddp-doctor --version",)})
 
 
 def _versions(recording: Recording) -> Iterator[Difference[int]]:
@@ -209,4 +212,4 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:
         effect = "different versions of ddp-doctor may measure differently"
-        yield Difference("ddp-doctor", found, Severity.WARNING, effect, "what each ddp-doctor says of itself")
+        yield Difference(_DOCTOR, found, Severity.WARNING, effect, "what each ddp-doctor says of itself")
