@@ -109,7 +109,7 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     most = max(each.parts, key=lambda part: each.parts[part])
     return Evidence(
-        text=f"{name_of(each)} in the {each.moment}, most of it {most}, {size(each.parts[most])}"
+        text=f"{name_of(each)} in the {each.moment}, the largest part {most}, {size(each.parts[most])}"
         f"{'; its steps ran out of memory' * each.measured_out_of_memory}",
         value=float(each.needed_bytes),
         unit="B",
