@@ -50,6 +50,16 @@ LOOK_AT_STORAGE = remedy(
     untried="the doctor changes no file system",
 )
 
+LOAD_ON_ONE_RANK = remedy(
+    "Convert the checkpoint on one rank, which reads all of it correctly, and load the converted file (workaround)",
+    "python -m torch.distributed.checkpoint.format_utils dcp_to_torch CHECKPOINT_FOLDER FILE",
+    scope="job",
+    cost="one process reads the entire checkpoint",
+    undo="load the checkpoint in shards",
+    untried="the doctor does not know where the job writes its checkpoints",
+    references=(DOCS + "distributed.checkpoint.html",),
+)
+
 
 @rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
 def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
@@ -187,7 +197,7 @@ def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
     Why: A job that resumes on fewer or more ranks reads every shard on every node. A shard that is lost or torn ends
         it, or gives it weights that no rank had.
     Remedy: Look at the file system of the working directory, on the node that wrote the shard and on the one that reads
-        it.
+        it. If only a smaller group fails, convert the checkpoint on one rank.
     See: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
     """
     ranks = recording.facts(Checkpoint)
@@ -239,7 +249,8 @@ def _does_not_load_in_parts(recording: Recording, bad: _BadParts) -> Draft:
             value=None if found.error else found.elements - found.off_elements,
             expected=found.elements,
         ),
-        LOOK_AT_STORAGE,
+        *([LOOK_AT_STORAGE] if found.error else []),
+        LOAD_ON_ONE_RANK,
         detail=f"torch says: {found.error}"
         if found.error
         else f"Rank {rank.rank} loads elements {found.first} to {found.first + found.elements - 1}:"
