@@ -8,10 +8,10 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
 from ddp_doctor.model.choices import Confidence, Severity
-from ddp_doctor.model.finding import Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_installation
+from ddp_doctor.remedies.kinds import by_installation, remedy
 from ddp_doctor.settings.wording import printable
 from ddp_doctor.views.software import of_the_job, other_nccl, with_gpus
 from ddp_doctor.wording.findings import finding, possible, proved
@@ -36,10 +36,20 @@ def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             f"torch would load NCCL {loaded} on {{who}}, but was built with {needed}",
             Evidence(text=text, expected_from=f"torch's package metadata pins {needed}"),
-            installation.nccl_package(cuda, needed),
+            _without(by) if by else installation.nccl_package(cuda, needed),
             detail="An older NCCL lacks what torch calls; a newer one was never tested with this torch.",
             severity=versions.nccl_mismatch(release(loaded), release(needed)),
         )
+
+
+def _without(brought_by: str) -> Remedy:
+    name, _, entry = brought_by.partition("=")
+    return remedy(
+        f"Take {printable(entry)} out of {name}, so torch loads its own NCCL",
+        scope="job",
+        undo=f"put it back into {name}",
+        untried="the doctor does not know what else the job needs of it",
+    )
 
 
 @rule("DD206", "nccl-with-known-fault", Severity.WARNING, Software)
