@@ -140,9 +140,11 @@ _QUOTA = by_administrator(
     undo="set the former quota again",
 )
 _look = partial(by_operator, cost="a minute of this node")
-_OTHERS = _look(
+_OTHERS = by_operator(
     "End or move what else runs on its CPUs, or give the job CPUs of its own: sbatch --exclusive, a cpuset",
-    "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head; taskset -cp 8-15 PID",
+    "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head; taskset -cp CPUS PID",
+    cost="the ended or moved programs lose these CPUs; an exclusive job waits longer for its nodes",
+    undo="start or move the other programs back",
 )
 _STOPS = _look(
     "Look for what stops it: SIGSTOP or a debugger, a host of virtual machines that is oversold, firmware, interrupts",
@@ -153,9 +155,11 @@ _COMPUTE = _look(
     "Compare clocks, power profile and memory placement with a usual host, for a GPU with --only gpu_speed",
     "cpupower frequency-info; numactl --show; lscpu; free -h",
 )
-_DATA = _look(
+_DATA = by_operator(
     "Compare mount, cache and server of the data with those on a usual host, or copy the data to a local disk",
     "findmnt -T PATH; ls -ld PATH; nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
+    cost="a minute of this node; a copy takes its time and disk space",
+    undo="remove the copy",
 )
 _EXCHANGE = _look(
     "Test the paths between all ranks and nodes, then the network interfaces of this one",
