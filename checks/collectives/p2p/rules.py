@@ -111,7 +111,7 @@ _CAUSES = ("DD532", "DD533", "DD534", "DD536")
 _COMPARE_LINKS = remedy(
     "Compare link type, PCIe width and NUMA node with those of the faster pairs",
     "nvidia-smi topo -m",
-    "nvidia-smi -q -d PCIE",
+    "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv",
 )
 
 

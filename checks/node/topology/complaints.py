@@ -17,7 +17,7 @@ from ddp_doctor.wording.nccl_complaints import complained
 WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
     Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"),
-    cost="little: it takes room in /dev/shm, 10 MiB for each pair of ranks",
+    cost="takes about 40 MiB of /dev/shm per rank, more with more channels",
 )
 REPAIR_IMEX = by_administrator(
     "See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",

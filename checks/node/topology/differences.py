@@ -152,12 +152,13 @@ def _explained(recording: Recording, place: Place, used: Used) -> tuple[str, Rem
     """
     log = log_of(recording, place.seen.node)
     numbers = tuple(int(gpu.removeprefix("GPU")) for gpu in used.gpus)
-    if max(log.hosts, default=1) > recording.nnodes:
-        return (f"NCCL takes the ranks for {max(log.hosts)} hosts; the run has {recording.nnodes}", wording.ONE_HOST_ID)
+    hosts = max(log.hosts, default=1)
+    if hosts > recording.nnodes:
+        return f"NCCL takes the ranks for {hosts} hosts; the run has {recording.nnodes}", wording.UNSET_HOST_ID
     if numbers in log.refused or numbers[::-1] in log.refused:
         return "NCCL was told by NVML that P2P is off between them", wording.SHOW_CHOICE
     if "NCCL_HOSTID" in place.node.settings:
-        return "NCCL_HOSTID is set, which decides what is one host", wording.ONE_HOST_ID
+        return "NCCL_HOSTID is set, which decides what is one host", wording.UNSET_HOST_ID
     return "nothing that was recorded explains it", wording.SHOW_CHOICE
 
 

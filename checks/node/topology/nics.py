@@ -198,6 +198,8 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
         return
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _gpus_far_from_cpus).items():
         near_cpus = group[0].fact.near_cpus[gpus[0]]
+        # If some GPUs are near, this would move the job away from them.
+        pin = [] if some else [f"taskset -c {near_cpus} COMMAND   # where the job pins itself: those near {gpus[0]}"]
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
@@ -208,7 +210,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
             remedy(
                 "Give the job CPUs of the NUMA node of its GPUs",
                 "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
-                f"taskset -c {near_cpus} COMMAND   # where the job pins itself: those near {gpus[0]}",
+                *pin,
                 scope="job",
                 cost="none, but the job may wait longer for such CPUs",
                 undo="leave the option out",

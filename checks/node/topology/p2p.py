@@ -53,16 +53,27 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     pairs = ", ".join(dict.fromkeys(f"{'-'.join(stall.gpus)} ({stall.via} over {stall.code})" for stall in found))
     roce = any(hca.link_layer == "RoCE" for hca in found[0].log.hcas)
     another_hca = recording.several_nodes and roce and not set(found[0].log.used_hcas()) <= set(fact.candidate_hcas())
+    # The ranks also stalled without P2P.
+    disproved = any(
+        attempt.arm == "treatment" and attempt.outcome != "passed"
+        for experiment in recording.experiments
+        if experiment.code == "DD401" and [one.name for one in experiment.settings] == ["NCCL_P2P_DISABLE"]
+        for attempt in experiment.attempts
+    )
+    sure = not disproved and (len(found) == 1 or found[0].isolated)
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
-        f"GPUs on {hosts_of(recording, hosts)} stall when NCCL copies directly between them: {pairs}",
+        f"GPUs on {hosts_of(recording, hosts)} stall"
+        f" {'with and without direct copies' if disproved else 'when NCCL copies directly'} between them: {pairs}",
         (*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
         *_nearer_level(fact, found),
-        *(exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
+        *(() if disproved else exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
         *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
-        confidence=Confidence.LIKELY if len(found) == 1 or found[0].isolated else Confidence.POSSIBLE,
-        detail="Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
+        confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
+        detail="The ranks stall even with NCCL_P2P_DISABLE=1, so the cause is probably not the path between the GPUs."
+        if disproved
+        else "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
         " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
         reproduced_by=between(recording, found[0].ranks, [stall.ranks for stall in found]),
     )

@@ -61,7 +61,8 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
             *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
             remedy(
                 "Look at width and generation of PCIe under load, at the NVLinks' errors and at ACS on the bridges",
-                "nvidia-smi -q -d PCIE,CLOCK,PERFORMANCE   # while the job runs",
+                "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv",
+                "nvidia-smi -q -d CLOCK,PERFORMANCE   # both while the job runs",
                 "nvidia-smi nvlink -e",
                 "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
                 undo=NOTHING_TO_UNDO,

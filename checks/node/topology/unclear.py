@@ -30,7 +30,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
         without a proper name is never put into a setting.
     Remedy: Rows disagree where one GPU has MIG enabled, which is in order. nvidia-smi garbles its own legend with 40
         NICs and more. For anything else, paste the output again, whole.
-    See: nvidia-smi topo -m; nvidia-smi -q -d MIG
+    See: nvidia-smi topo -m; nvidia-smi --query-gpu=index,mig.mode.current --format=csv
     """
     for warnings, group in by_cause(recording.facts(TopologyFact), lambda fact: fact.warnings or None).items():
         what = f": {warnings[0]}" if len(warnings) == 1 else f", for {len(warnings)} reasons"

@@ -9,7 +9,7 @@ from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.network import Crossing
 from ddp_doctor.wording.nodes import first_names, node_names
-from ddp_doctor.wording.ranks import ranks_at
+from ddp_doctor.wording.ranks import rank_at
 
 
 def hosts_of(recording: Recording, nodes: Sequence[FactAt[Any]]) -> str:
@@ -46,8 +46,9 @@ def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
 
 def crossings_seen(recording: Recording, crossings: Sequence[Crossing]) -> Iterator[Evidence]:
     """What NCCL's log says of the first of them."""
-    for crossing in crossings[:MOST_PAIRS]:
-        yield Evidence(text=f"NCCL's log: {ranks_at(recording, crossing.ranks)} via {crossing.transport.via}")
+    ways = dict.fromkeys((min(crossing.ranks), max(crossing.ranks), crossing.transport.via) for crossing in crossings)
+    for first, second, via in list(ways)[:MOST_PAIRS]:
+        yield Evidence(text=f"NCCL's log: {rank_at(recording, first)} and {rank_at(recording, second)} via {via}")
 
 
 def rate(gb_per_s: float | None) -> str:
@@ -109,6 +110,13 @@ ONE_HOST_ID = remedy(
     container=("--ipc=host", "--uts=host"),
 )
 
+UNSET_HOST_ID = nccl.by_setting(
+    "Unset NCCL_HOSTID on all ranks",
+    Setting(name="NCCL_HOSTID", action="unset", why="NCCL then identifies the host by host name and boot id"),
+    cost="none, unless something else relies on it",
+    undo="set NCCL_HOSTID to its old value",
+)
+
 
 UNSET_LEVEL = nccl.by_setting(
     "Unset NCCL_P2P_LEVEL, unless somebody needs direct copies over that distance",
@@ -127,7 +135,7 @@ REPAIR_FABRIC = by_administrator(
     "Find out why NVLink carries no P2P: fabric manager, a link that is down, MIG, or a GPU to reset",
     "systemctl status nvidia-fabricmanager",
     "nvidia-smi nvlink -s",
-    "nvidia-smi -q -d MIG",
+    "nvidia-smi --query-gpu=index,mig.mode.current --format=csv",
     "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
     cost="the node must be drained to restart the fabric manager or reset GPUs",
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
