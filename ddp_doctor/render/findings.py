@@ -94,8 +94,8 @@ def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
     for text, same in groupby(shown, _measured):
         alike = list(same)
         times = f" ({len(alike)} times)" if len(alike) > 1 else ""
-        value, unit = alike[0].expected, alike[0].unit
-        expected = f"expected {amount(value, unit)}" if value is not None else ""
+        value = alike[0].expected
+        expected = f"expected {_amount(alike[0], value)}" if value is not None else ""
         before, source = source, ", ".join(filter(None, (expected, alike[0].expected_from)))
         yield f"{text}{times}{f' ({source})' if source not in ('', before) else ''}"
     if left > 0:
@@ -103,7 +103,14 @@ def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
 
 
 def _measured(item: Evidence) -> str:
-    return item.text if item.value is None else f"{item.text}: {amount(item.value, item.unit)}"
+    return item.text if item.value is None else f"{item.text}: {_amount(item, item.value)}"
+
+
+def _amount(item: Evidence, value: float) -> str:
+    """Format the value, with all digits if fewer make it look like the expected one."""
+    text = amount(value, item.unit)
+    others = [each for each in (item.value, item.expected) if each is not None and each != value]
+    return f"{value!r} {item.unit or ''}".rstrip() if text in [amount(each, item.unit) for each in others] else text
 
 
 def remedy_lines(remedy: Remedy) -> Iterator[Line]:

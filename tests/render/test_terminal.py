@@ -195,6 +195,12 @@ def test_evidence_that_every_check_repeats_is_counted():
     assert "  - no module named numpy (5 times)" in _shown(findings=(_finding(*same),))
 
 
+def test_evidence_shows_all_digits_when_fewer_hide_the_difference():
+    loss = Evidence(text="loss", value=-0.03453089269597642, expected=-0.0345308892428875)
+
+    assert "  - loss: -0.03453089269597642 (expected -0.0345308892428875)" in _shown(findings=(_finding(loss),))
+
+
 def test_a_remedy_that_changes_nothing_has_no_line_on_how_to_undo_it():
     looks = Remedy(summary="Look", cost="none: it only looks", undo=NOTHING_TO_UNDO)
 
