@@ -194,6 +194,8 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
             kind, name, device = shown[0]
             more = and_more(len(shown) - 1)
             cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
+            if device == "meta":
+                cure = "Build it on a real device, or call model.to_empty(device=DEVICE) and then initialize it"
             if kind == "input":
                 cure = "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
             wanted = {rank.fact.device for rank in ranks}

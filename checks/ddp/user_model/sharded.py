@@ -283,7 +283,8 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
         trouble = sharded.save_trouble or ""
         yield likely(
             NOBODY,
-            f"{rank.fact.model} cannot be saved and loaded with torch.distributed.checkpoint: {trouble[:120]}",
+            f"{rank.fact.model} cannot be saved and loaded with torch.distributed.checkpoint:"
+            f" {trouble.partition('. ')[0]}",
             Evidence(text=trouble),
             in_model_code(
                 "Freeze or remove what gets no gradient"
@@ -332,14 +333,18 @@ def starts_apart(recording: Recording) -> Iterator[Draft]:
     Remedy: The same seed on all ranks before the model is made, or the same checkpoint.
     See: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
-    found = [(rank, sharded.apart) for rank, sharded in _sharded(recording) if sharded.apart.count]
+    found = [(rank, sharded) for rank, sharded in _sharded(recording) if sharded.apart.count]
     if not found:
         return
-    ranks, (first, apart) = [rank for rank, _ in found], found[0]
+    ranks, (first, sharded) = [rank for rank, _ in found], found[0]
+    apart, shards = sharded.apart, max((mesh.shape[-1] for mesh in sharded.meshes), default=1)
+    # Each rank compares its entire replica, so one rank that differs makes all ranks of its replica differ.
+    by_replica = shards > 1 and not set(apart.names) <= set(sharded.outside.names)
+    replica = f"the {'replica' if len(ranks) <= shards else 'replicas'} of " if by_replica else ""
     yield proved(
-        (*minority(recording, ranks), *code(*apart.names[:8])),
-        f"{first.fact.model} does not start with the parameters of the first rank on {on_ranks(recording, ranks)}:"
-        f" {names(apart)}",
+        (*(() if by_replica else minority(recording, ranks)), *code(*apart.names[:8])),
+        f"{first.fact.model} does not start with the parameters of the first rank on"
+        f" {replica}{on_ranks(recording, ranks)}: {names(apart)}",
         none_due("parameters that differ before the first step", apart.count),
         in_model_code("Seed all ranks alike before the model is made, or load the same checkpoint on all"),
         detail="fully_shard broadcasts nothing to replicas: they stay apart. No step was run.",

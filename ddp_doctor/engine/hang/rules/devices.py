@@ -10,10 +10,12 @@ from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH
+from ddp_doctor.remedies.torch_calls import ONE_GPU_EACH, in_model_code
 from ddp_doctor.views.failed_trials import UsedElsewhere, used_elsewhere
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
+
+_MOVE_TENSOR = in_model_code("Move the tensor to the GPU that the group is bound to")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def another_gpu(recording: Recording) -> Iterator[Draft]:
             )
             for rank in ranks[:MOST_LINES]
         ),
-        ONE_GPU_EACH,
+        _MOVE_TENSOR if all(rank.where for rank in ranks) else ONE_GPU_EACH,
         detail="torch.cuda.set_device() alone does not decide which GPU a group is bound to: since torch 2.15 it is"
         " device_id, else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number.",
     )
