@@ -130,7 +130,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
                 value=round(seconds, 1),
                 unit="s",
                 expected=SLOW_START_S,
-                expected_from="2.4 s measured for two ranks on a local disk",
+                expected_from="the limit of this check; 2.4 s measured for two ranks on a local disk",
             ),
             remedy("Keep the Python environment on a local disk or in a container image", scope="job"),
             *([join_later] if seconds * 2 > JOIN_TIMEOUT_S else []),
