@@ -1,12 +1,14 @@
 """Of shares that arrived wrong: whose they are, as far as who took them can tell."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 from ddp_doctor.facts.collectives import WrongShare
 from ddp_doctor.knowledge.collectives import MOST_ROOTS
 from ddp_doctor.knowledge.ddp import payload
+from ddp_doctor.model.base import grouped
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit
@@ -20,8 +22,7 @@ class Taken(NamedTuple):
     sources: Sequence[int]
 
 
-def share_evidence(rank: int, wrong: WrongShare) -> Evidence:
-    """How many elements of a share are off where this rank took it."""
+def _share_evidence(rank: int, wrong: WrongShare) -> Evidence:
     of = "" if wrong.source is None else f", the share of rank {wrong.source}"
     return Evidence(
         text=f"{wrong.case}: {wrong.elements} of {wrong.of} elements are off on rank {rank}{of}",
@@ -29,6 +30,13 @@ def share_evidence(rank: int, wrong: WrongShare) -> Evidence:
         expected=wrong.expected,
         expected_from="closed form of rank-coded contributions",
     )
+
+
+def shares_evidence(wrong: Iterable[tuple[int, WrongShare]]) -> Iterator[Evidence]:
+    """Yield the evidence of each share once, the first share of each rank first."""
+    by_rank = grouped((rank, _share_evidence(rank, share)) for rank, share in wrong)
+    for row in zip_longest(*(dict.fromkeys(lines) for lines in by_rank.values())):
+        yield from filter(None, row)
 
 
 def whose_share(

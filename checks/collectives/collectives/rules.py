@@ -21,7 +21,7 @@ from ddp_doctor.views.transports import log_of
 from ddp_doctor.wording.findings import NOBODY, finding, in_units, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import ranks_at
-from ddp_doctor.wording.wrong_shares import Taken, share_evidence, whose_share
+from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 
 @rule("DD622", "collective-is-wrong", Severity.ERROR, CollectiveFact)
@@ -56,7 +56,7 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
         yield finding(
             culprits,
             f"{row.words.capitalize()} gives wrong results on {where}: {whose}",
-            [*(share_evidence(rank.rank or 0, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
+            [*shares_evidence((rank.rank or 0, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
             *against_wrong_sums(recording),
             confidence=Confidence.PROVED,
             detail="A training that calls it would go on, with wrong data.",

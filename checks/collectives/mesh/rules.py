@@ -1,7 +1,7 @@
 """DD643 - DD647: meshes that differ between ranks, wrong results in a group, axes on slow links, what is not tested."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, islice
 from math import prod
 from statistics import mean
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from ddp_doctor.views.gpus import gpu_of
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_culprits, rank_list, rank_of, ranks_at
-from ddp_doctor.wording.wrong_shares import Taken, share_evidence, whose_share
+from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 _ONE_MESH = in_code(
     "Give all ranks the same axes in the same order: the same --mesh on every node, and in the job a call of"
@@ -93,7 +93,7 @@ def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
         yield proved(
             culprits,
             f"{capital(names)} wrong results among {ranks_at(recording, members)}: {whose}",
-            [share_evidence(*each) for each in wrong[:6]],
+            islice(shares_evidence(wrong), 6),
             *against_wrong_sums(recording),
         )
 
