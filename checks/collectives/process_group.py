@@ -76,11 +76,14 @@ def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
     """
     for (what, last), group in by_cause(recording.facts(TorchImport), _import_failure).items():
         where = f" on {node_names(recording, group)}" if recording.several_nodes else ""
-        checks = dict.fromkeys(node.reading.check for node in group)  # all of them failed for this reason
+        checks = list(dict.fromkeys(node.reading.check for node in group))  # all of them failed for this reason
         yield proved(
             of_nodes(recording, group),
             f"torch {what}{where}: {last[:160]}",
-            (Evidence(check=check, text=last[:300]) for check in checks),
+            (
+                Evidence(check=check, text="another check that needs torch did not run" if number else last[:300])
+                for number, check in enumerate(checks)
+            ),
             remedy("Make a plain import of torch work first", "python -X importtime -c 'import torch'"),
             detail="No rank was started." if not recording.several_nodes else "No rank was started there.",
             nodes=tuple(node.node for node in group),
