@@ -153,7 +153,7 @@ def test_the_setting_is_named_though_only_the_rank_that_makes_nccls_id_raised():
     assert found.title == (
         "The nccl process group cannot start with NCCL_SOCKET_IFNAME=ib9: Bootstrap : no socket interface found"
     )
-    assert found.detail == "Rank 0 raised RuntimeError in init_process_group; the other ranks wait for it."
+    assert found.detail == "Rank 0 raised RuntimeError in init_process_group; ranks 1, 2 wait for it."
     assert [culprit.name for culprit in found.culprits] == ["NCCL_SOCKET_IFNAME"]
     assert _codes(recording) == {"DD617"}
 

@@ -158,7 +158,8 @@ def _who_raised(trial: TrialRecord, ranks: Sequence[RankEvidence]) -> str:
     raising = capital(rank_list([rank.rank for rank in ranks]))
     who = f"{'Both' if len(ranks) == 2 else f'All {len(ranks)}'} ranks" if everyone else raising
     kinds = name_list(list(dict.fromkeys(rank.raised.type for rank in ranks if rank.raised)))
-    others = "" if everyone else "; the other ranks wait for it"
+    waiting = sorted({*trial.ranks} - {rank.rank for rank in ranks})
+    others = "" if everyone else f"; {rank_list(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it"
     return f"{who} raised {kinds} in {ranks[0].steps[-1].name}{others}."
 
 

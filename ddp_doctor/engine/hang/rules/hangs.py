@@ -136,9 +136,8 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         who = f"All {len(trial.ranks)} ranks{where}" if several else capital(rank_list(judgement.waiting))
         title = f"{who} entered {case.step_words} and {ended}"
         if judgement.kind == "left-behind":
-            title = (
-                f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; the other ranks did"
-            )
+            left = rank_list(sorted({*trial.ranks} - {*judgement.waiting}))
+            title = f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; {left} did"
         yield possible(
             NOBODY,
             title,
