@@ -50,7 +50,7 @@ STACK_DUMP_S = 0.8
 RECORDER_LAG_S = 2.0
 #: From SIGTERM to SIGKILL of workers that are done; NCCL frees its memory meanwhile.
 DISMISS_S = 1.0
-#: From SIGKILL until a process is given up as uninterruptible.
+#: From SIGKILL until a process is given up as uninterruptible; one that still runs gets MOST_QUEUED_S.
 KILL_S = 1.0
 #: A gap in the agent's own clock that means it was stopped, not that its workers hang.
 AGENT_PAUSE_S = 1.0

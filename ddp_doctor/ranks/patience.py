@@ -19,7 +19,8 @@ class Patience:
         left_s = self._began + self._limit_s - time.monotonic()
         if left_s > LOOK_S:
             return left_s
-        queued_s = max((_queued_s(pid) - before for pid, before in self._queued_s.items()), default=0.0)
+        # The kernel forgets what it counted for a thread that has ended.
+        queued_s = max(0.0, 0.0, *(_queued_s(pid) - before for pid, before in self._queued_s.items()))
         return left_s + min(queued_s, MOST_QUEUED * self._limit_s)
 
     def is_over(self) -> bool:

@@ -350,10 +350,19 @@ class Trial:
         segments |= self._segments()
         for rank in self.ranks:
             rank.signal(signal.SIGKILL)
-        self._await_exit(self._patience(deadlines.KILL_S).is_over)
+        began = time.monotonic()
+        self._await_exit(lambda: time.monotonic() - began > self._longest_death_s())
         for path in segments:  # NCCL unlinks them only when all ranks have attached
             with suppress(OSError):
                 os.unlink(path)
+
+    def _longest_death_s(self) -> float:
+        """Return how long to wait for killed ranks: longer if one of them only needs a processor to end."""
+        pids = [rank.worker.pid for rank in self.ranks if rank.worker.pid and rank.worker.exitcode is None]
+        runs = any(
+            (state := process.state(pid)) == "R" or (state == "Z" and len(proc.thread_ids(pid)) > 1) for pid in pids
+        )
+        return deadlines.MOST_QUEUED_S if runs else deadlines.KILL_S
 
     def _segments(self) -> frozenset[str]:
         alive = [rank.worker.pid for rank in self.ranks if rank.worker.exitcode is None]

@@ -73,6 +73,7 @@ def agent(session: Session) -> Agent:
     world = WELL.world.model_copy(update={"backend": "gloo"})
     agent = session.agent(Run(Options(), os.environ, lambda _text: None, world))
     agent.attempts = 500  # of the numbers in the session's store
+    agent.partial.trials.clear()  # the session's: other modules leave theirs
     return agent
 
 

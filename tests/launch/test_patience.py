@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_doctor.knowledge.deadlines import KILL_S, MOST_QUEUED_S
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import process
@@ -31,7 +32,14 @@ def spent(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize(
     ("waited_s", "queued_s", "is_over"),
-    [(9.0, 0.0, False), (11.0, 0.0, True), (11.0, 2.0, False), (39.0, 38.0, False), (41.0, 40.0, True)],
+    [
+        (9.0, -99.0, False),
+        (9.0, 0.0, False),
+        (11.0, 0.0, True),
+        (11.0, 2.0, False),
+        (39.0, 38.0, False),
+        (41.0, 40.0, True),
+    ],
 )
 def test_patience_ends_after_the_limit_and_the_time_in_the_queue(monkeypatch, spent, waited_s, queued_s, is_over):
     monkeypatch.setattr("time.monotonic", lambda: 100.0)
@@ -93,3 +101,18 @@ def test_echoes_are_not_in_while_the_exit_code_of_a_rank_that_ended_is_missing(
     trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0)
 
     assert trial._echoes_are_in(Patience(-1.0, []), Patience(60.0, [])) is echoes_are_in
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "longest_s"),
+    [("R", 4, MOST_QUEUED_S), ("Z", 2, MOST_QUEUED_S), ("Z", 1, KILL_S), ("D", 4, KILL_S)],
+)
+def test_killed_rank_is_awaited_longer_while_it_only_needs_a_processor(
+    tmp_path: Path, monkeypatch, spent, state, threads, longest_s
+):
+    rank = rank_in_check(tmp_path)
+    monkeypatch.setattr(process, "state", lambda _pid: state)
+    monkeypatch.setattr(proc, "thread_ids", lambda _pid: range(threads))
+    trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0)
+
+    assert trial._longest_death_s() == longest_s
