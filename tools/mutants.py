@@ -1,9 +1,9 @@
 """Print which tests kill which mutants of some files: ``make mutants FILES=checks/node/host/rules.py``.
 
 A mutant is a file with one changed token. Recordings and hand-written tests that fail with it kill it. No file changes:
-pytest collects the tests once, and each mutant replaces functions in a fork of that process, which runs the tests that
-need the file. Lines that run during imports, such as decorators and constants, are not changed. No library fits: mutmut
-does not change decorated functions, so no rule, and cosmic-ray does not report which tests failed.
+pytest collects the tests once, and a fork of that process replaces functions and runs the tests that need the file.
+Lines that run during imports, such as decorators and constants, are not changed. No library fits: mutmut skips
+decorated functions, so all rules, and cosmic-ray does not report which tests failed.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from itertools import pairwise, repeat, zip_longest
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import CodeType, FunctionType
-from typing import IO, NamedTuple
+from typing import NamedTuple, TextIO
 
 import pytest
 
@@ -68,7 +68,7 @@ def _mutants(file: str) -> Iterator[_Mutant]:
 class _Mutation:  # a plug-in that runs the tests in forks, once for each mutant
     def __init__(self, mutants: list[_Mutant]) -> None:
         self.mutants, self.killers, self.tests = mutants, list[list[str]](), list[str]()
-        self.out: IO[str] = sys.stdout
+        self.out, self.functions = sys.stdout, list[FunctionType]()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 10)  # seconds of processor time; the signal ends the fork
@@ -80,6 +80,8 @@ class _Mutation:  # a plug-in that runs the tests in forks, once for each mutant
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         every_check()  # imports all checks
         gc.unfreeze()  # tests/conftest.py hides all objects from get_objects
+        self.functions = [each for each in gc.get_objects() if isinstance(each, FunctionType)]
+        gc.freeze()
         items = [item for item in session.items if "[" in item.name or not item.nodeid.startswith(RECORDINGS)]
         files = dict.fromkeys(mutant.file for mutant in self.mutants)
         with ThreadPoolExecutor(2) as pool:
@@ -94,9 +96,8 @@ class _Mutation:  # a plug-in that runs the tests in forks, once for each mutant
         with TemporaryFile("w+", buffering=1) as out:
             pid = os.fork()
             if not pid:
-                self.out = out
                 try:
-                    self.run(mutant, items)
+                    self.run(mutant, items, out)
                 finally:
                     os._exit(0)
             os.waitpid(pid, 0)
@@ -104,9 +105,10 @@ class _Mutation:  # a plug-in that runs the tests in forks, once for each mutant
             lines = out.read().splitlines()
         return [line[len("failed ") :] for line in lines if line.startswith("failed") or line is lines[-1] != "ended"]
 
-    def run(self, mutant: _Mutant, items: list[pytest.Item]) -> None:
+    def run(self, mutant: _Mutant, items: list[pytest.Item], out: TextIO) -> None:
+        self.out = out
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        for function in self.functions:
             if function.__code__.co_filename == mutant.file and (mutant.codes or not function.__closure__):
                 function.__code__ = mutant.codes.get(function.__code__, (lambda *_, **__: 1 / 0).__code__)
         for item, following in zip_longest(items, items[1:]):
@@ -133,17 +135,15 @@ def main() -> None:
         found += [every[at * len(every) // count] for at in range(count)]
     mutation = _Mutation(found)
     pytest.main([*OPTIONS, *sorted(tests)], [mutation])
-    totals, needed = Counter[str](), Counter[str]()
+    counts = Counter({test.partition("[")[0]: 0 for test in mutation.tests if not test.startswith(RECORDINGS)})
     for mutant, killers in zip(found, mutation.killers, strict=True):
         by_hand = [*dict.fromkeys(test.partition("[")[0] for test in killers if not test.startswith(RECORDINGS))]
         recordings = sum(test.startswith(RECORDINGS) for test in killers)
-        kind = "by recordings" if recordings else "only by hand-written tests" if by_hand else "survive"
-        totals[f"{os.path.relpath(mutant.file)}: {kind}"] += 1
-        needed.update(() if recordings else by_hand)
+        kind = "killed by recordings" if recordings else "killed only by other tests" if by_hand else "alive"
+        counts.update([f"{os.path.relpath(mutant.file)}: {kind}", *(() if recordings else by_hand)])
         sys.stdout.write(f"{mutant.change}  {kind}: {recordings} recordings, {' '.join(by_hand)}\n")
-    hand = dict.fromkeys(test.partition("[")[0] for test in mutation.tests if not test.startswith(RECORDINGS))
-    for text, number in [*((f"alone with other tests {test}", needed[test]) for test in hand), *sorted(totals.items())]:
-        sys.stdout.write(f"{number:4} {text}\n")
+    sys.stdout.write("Mutants that recordings leave alive, by the tests that kill them, and all mutants:\n")
+    sys.stdout.writelines(f"{number:4} {text}\n" for text, number in counts.items())
 
 
 if __name__ == "__main__":
