@@ -15,7 +15,7 @@ from ddp_doctor.checks.node.env_vars.devices import setting_names_absent_interfa
 from ddp_doctor.checks.node.interfaces import CHECK, probe
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
@@ -94,13 +94,6 @@ def test_this_machine_is_read_in_a_moment():
     assert seen.port_range is not None
     assert seen.port_range[0] < seen.port_range[1]
     assert seen.hostname_addresses or seen.hostname_error
-
-
-def test_one_node_alone_gives_nothing_whatever_its_name_means():
-    seen = probe(LiveContext(dict(os.environ), time.monotonic() + 60))
-    assert findings(seen) == []
-    assert findings(node("10.0.0.1", own="127.0.1.1")) == []
-    assert findings(node("10.0.0.1", env={"GLOO_SOCKET_IFNAME": "ib0"})) == []
 
 
 def test_an_address_of_this_machine_is_what_the_real_gloo_listens_on():
@@ -207,74 +200,6 @@ def test_a_choice_that_failed_gives_out_nothing():
 # --- the rules ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("network", "sick", "severity"),
-    [
-        ("10.77.0", 0, Severity.WARNING),
-        ("10.77.0", 1, Severity.WARNING),
-        ("192.168.77", 0, Severity.ERROR),
-        ("192.168.77", 1, Severity.ERROR),
-        ("172.16.0", 1, Severity.ERROR),
-    ],
-)
-def test_a_name_that_is_loopback_is_an_error_where_the_other_node_must_dial_it(network, sick, severity):
-    """As real runs of torch 2.13 with gloo went, in each of these networks."""
-    nodes = [node(f"{network}.{rank + 1}", own="127.0.1.1" if rank == sick else None) for rank in (0, 1)]
-    finding = only(*nodes)
-    assert (finding.code, finding.severity, blamed(finding)) == ("DD520", severity, [f"node{sick}"])
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0")]
-    assert f"{network}.{sick + 1} node{sick}" in finding.remedies[1].summary
-
-
-def test_two_names_that_are_loopback_are_an_error_in_every_network():
-    finding = only(*(node(f"10.77.0.{rank}", own="127.0.1.1") for rank in (1, 2)), node("10.77.0.3"))
-    assert (finding.code, finding.severity) == ("DD520", Severity.ERROR)
-    assert blamed(finding) == ["node0", "node1"]
-
-
-def test_of_two_loopback_addresses_the_larger_one_dials():
-    nodes = [node("10.77.0.1", own="127.0.0.1"), node("10.77.0.2", own="127.0.1.1")]
-    finding = only(*nodes)
-    assert finding.severity is Severity.ERROR
-    assert blamed(finding) == ["node0", "node1"]
-    assert "127.0.0.1 and 127.0.1.1" in finding.title
-
-
-def test_a_name_that_is_loopback_is_information_with_nccl_and_nothing_with_an_interface_named():
-    nodes = [node(f"192.168.0.{rank}", own="127.0.1.1") for rank in (1, 2)]
-    assert only(*nodes, backend="nccl").severity is Severity.INFO
-    told = [node(f"192.168.0.{rank}", own="127.0.1.1", env={"GLOO_SOCKET_IFNAME": "eth0"}) for rank in (1, 2)]
-    assert findings(*told) == []
-
-
-def test_an_interface_that_one_node_lacks_is_an_error_of_that_node_and_its_setting():
-    told = {"GLOO_SOCKET_IFNAME": "ib0"}
-    with_ib = [
-        fact(nic("eth0", f"10.0.0.{r}/24"), nic("ib0", f"10.1.0.{r}/24"), own=(f"10.0.0.{r}",), env=told)
-        for r in (1, 2, 3)
-    ]
-    finding = only(*with_ib, node("10.0.0.4", env=told))
-    assert (finding.code, finding.severity, finding.confidence) == ("DD521", Severity.ERROR, Confidence.PROVED)
-    assert [(one.kind, one.node, one.name) for one in finding.culprits] == [("setting", "node3", "GLOO_SOCKET_IFNAME")]
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0"), ("GLOO_SOCKET_IFNAME", None)]
-    assert finding.remedies[0].undo == "export GLOO_SOCKET_IFNAME=ib0"
-
-
-def test_the_interface_of_the_backend_that_is_not_in_use_is_nobodys_fault():
-    told = {"NCCL_SOCKET_IFNAME": "ib0"}
-    nodes = [node("10.0.0.1", env=told), node("10.0.0.2", env=told)]
-    assert findings(*nodes) == []
-    assert only(*nodes, backend="nccl").code == "DD521"
-
-
-def test_a_list_that_leaves_only_loopback_is_named_with_what_is_left():
-    nodes = [node(f"10.0.0.{rank}", env={"NCCL_SOCKET_IFNAME": "^eth0"}) for rank in (1, 2)]
-    finding = only(*nodes, backend="nccl")
-    assert finding.code == "DD521"
-    assert finding.title.endswith("NCCL_SOCKET_IFNAME='^eth0': only lo is left")
-    assert settings(finding)[0] == ("NCCL_SOCKET_IFNAME", "=eth0")
-
-
 def test_a_link_that_is_down_is_an_error_where_the_nodes_talk_over_it_and_a_warning_where_not():
     told = {"GLOO_SOCKET_IFNAME": "eth1"}
 
@@ -296,65 +221,6 @@ def test_loopback_by_a_setting_follows_the_same_luck():
     assert only(node("10.0.0.1", env=told), node("10.0.0.2", env=told)).severity is Severity.ERROR
 
 
-def test_one_docker_address_on_two_nodes_is_an_error_of_both():
-    env = {"GLOO_SOCKET_IFNAME": "docker0"}
-    nics = nic("docker0", "172.17.0.1/16")
-    nodes = [fact(nic("eth0", f"10.0.0.{r}/24"), nics, own=(f"10.0.0.{r}",), env=env) for r in (1, 2)]
-    finding = only(*nodes)
-    assert (finding.code, finding.severity, blamed(finding)) == ("DD522", Severity.ERROR, ["node0", "node1"])
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0"), ("GLOO_SOCKET_IFNAME", None)]
-    assert finding.evidence[0].text == "node0: 172.17.0.1 on docker0, because of GLOO_SOCKET_IFNAME=docker0"
-
-
-def test_containers_of_two_hosts_with_one_address_are_found_without_any_setting():
-    pods = [fact(nic("eth0", "172.17.0.2/16"), own=("172.17.0.2",), name=name) for name in ("c1", "c2")]
-    finding = only(*(pod.model_copy(update={"host_id": f"{rank} x"}) for rank, pod in enumerate(pods)))
-    assert (finding.code, finding.severity) == ("DD522", Severity.ERROR)
-
-
-def test_a_bridge_that_only_looks_local_is_no_more_than_a_warning():
-    nodes = [fact(nic("docker0", f"10.{rank}.0.1/24"), own=(f"10.{rank}.0.1",)) for rank in (1, 2)]
-    for backend in ("gloo", "nccl"):
-        found = findings(*nodes, backend=backend)
-        assert {(one.code, one.severity, one.confidence) for one in found} == {
-            ("DD522", Severity.WARNING, Confidence.POSSIBLE)
-        }
-
-
-def test_an_address_of_a_routed_service_on_lo_is_healthy():
-    lo = [LO.model_copy(update={"addresses": ("127.0.0.1/8", f"10.200.0.{rank}/32")}) for rank in (1, 2)]
-    nodes = [
-        InterfacesFact(
-            interfaces=(one, nic("eth0", f"10.{rank}.0.1/31")),
-            hostname_addresses=(f"10.200.0.{rank}",),
-            gloo=gloo_choice((one,), {}, (f"10.200.0.{rank}",)),
-            nccl=nccl_choice((nic("eth0", f"10.{rank}.0.1/31"),), {}),
-        )
-        for rank, one in enumerate(lo, 1)
-    ]
-    assert findings(*nodes) == []
-    assert findings(*nodes, backend="nccl") == []
-
-
-def test_different_networks_are_information_only_where_another_one_is_shared():
-    nics = [(nic("eth0", f"10.0.0.{r}/24"), nic("eth1", f"10.1.0.{r}/24")) for r in (1, 2)]
-    finding = only(fact(*nics[0], own=("10.0.0.1",)), fact(*nics[1], own=("10.1.0.2",)))
-    assert (finding.code, finding.severity) == ("DD523", Severity.INFO)
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0")]
-    routed = [node("10.0.0.1"), node("10.1.0.1"), node("10.2.0.1")]
-    assert findings(*routed) == []
-    assert findings(*routed, backend="nccl") == []
-
-
-def test_two_families_end_gloo_and_the_minority_is_named():
-    both = [fact(nic("eth0", f"10.0.0.{r}/24", f"fd00::{r}/64"), own=(f"10.0.0.{r}",)) for r in (1, 2)]
-    odd = fact(nic("eth0", "10.0.0.3/24", "fd00::3/64"), own=("fd00::3", "10.0.0.3"))
-    finding = only(*both, odd)
-    assert (finding.code, finding.severity, blamed(finding)) == ("DD524", Severity.ERROR, ["node2"])
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth0")]
-    assert blamed(only(both[0], odd)) == ["node0", "node1"]
-
-
 def test_where_only_ipv6_is_common_the_names_must_lead_there():
     old = fact(nic("eth0", "10.0.0.1/24", "fd00::1/64"), own=("10.0.0.1",))
     new = fact(nic("eth0", "fd00::2/64"), own=("fd00::2",))
@@ -372,63 +238,6 @@ def test_two_families_under_nccl_are_a_warning_where_every_node_speaks_both():
     assert settings(finding) == [("NCCL_SOCKET_FAMILY", "AF_INET")]
     apart = only(with_both(1), fact(nic("eth0", "fd00::2/64"), own=("fd00::2",)), backend="nccl")
     assert (apart.severity, settings(apart)) == (Severity.ERROR, [("NCCL_SOCKET_FAMILY", "AF_INET6")])
-
-
-@pytest.mark.parametrize(("network", "severity"), [("10.77.0", Severity.WARNING), ("192.168.0", Severity.ERROR)])
-def test_a_name_that_leads_nowhere_falls_back_to_loopback(network, severity):
-    lost = fact(nic("eth0", f"{network}.2/24"), own=())
-    finding = only(node(f"{network}.1"), lost)
-    assert (finding.code, finding.severity, blamed(finding)) == ("DD526", severity, ["node1"])
-    moved = fact(nic("eth0", f"{network}.2/24"), own=("10.99.0.9",))
-    assert "10.99.0.9" in only(node(f"{network}.1"), moved).title
-
-
-def test_a_resolver_that_does_not_answer_is_a_warning():
-    finding = only(node("192.168.0.1"), fact(nic("eth0", "192.168.0.2/24"), own=None))
-    assert (finding.code, finding.severity) == ("DD526", Severity.WARNING)
-
-
-def test_two_agents_on_one_host_reach_each_other_over_loopback():
-    one = fact(nic("eth0", "10.0.0.1/24"), own=("127.0.1.1",), host="boot net:[1]", name="laptop")
-    assert findings(one, one) == []
-    told = fact(nic("eth0", "10.0.0.1/24"), own=("10.0.0.1",), env={"GLOO_SOCKET_IFNAME": "lo"}, host="b n")
-    assert findings(told, told) == []
-
-
-def test_names_that_differ_are_a_setting_for_each_node_with_gloo_and_a_list_with_nccl():
-    nodes = [fact(nic(name, f"10.0.0.{r}/24")) for r, name in enumerate(("eth0", "enp1s0", "eth0"), 1)]
-    remedy = findings(*nodes)[0].remedies[0]
-    assert [(one.name, one.value, one.node, one.node_rank) for one in remedy.settings] == [
-        ("GLOO_SOCKET_IFNAME", "eth0", "node0", 0),
-        ("GLOO_SOCKET_IFNAME", "enp1s0", "node1", 1),
-        ("GLOO_SOCKET_IFNAME", "eth0", "node2", 2),
-    ]
-    lost = [one.model_copy(update={"nccl": fact(env={"NCCL_SOCKET_IFNAME": "ib0"}).nccl}) for one in nodes]
-    assert settings(only_of(findings(*lost, backend="nccl"), "DD521"))[0] == ("NCCL_SOCKET_IFNAME", "=eth0,enp1s0")
-
-
-def only_of(found: list[Finding], code: str) -> Finding:
-    (finding,) = (one for one in found if one.code == code)
-    return finding
-
-
-def test_nccl_is_told_the_name_exactly_for_it_may_be_a_prefix_of_another():
-    env = {"NCCL_SOCKET_IFNAME": "lo"}
-    nodes = [fact(nic("eth1", f"10.0.0.{r}/24"), nic("eth10", f"10.9.{r}.1/24"), env=env) for r in (1, 2)]
-    assert settings(only_of(findings(*nodes, backend="nccl"), "DD522"))[0] == ("NCCL_SOCKET_IFNAME", "=eth1")
-
-
-def test_a_node_that_nothing_connects_is_told_to_be_connected():
-    cut = fact(nic("eth0", "10.0.0.2/24", running=False))
-    finding = only_of(findings(node("10.0.0.1"), cut, backend="nccl"), "DD522")
-    assert blamed(finding) == ["node1"]
-    assert "eth0 is down or not connected" in finding.remedies[0].summary
-    assert settings(finding) == []
-
-
-def test_a_node_that_did_not_report_spoils_nothing():
-    seen = recording(node("192.168.0.2", own="127.0.1.1"), nnodes=2)
-    assert findings_of(CHECK, seen) == []
 
 
 def test_four_thousand_nodes_are_judged_in_seconds():
