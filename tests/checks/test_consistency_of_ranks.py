@@ -50,76 +50,6 @@ def _ranks(finding: Finding) -> list[tuple[str | None, int | None]]:
 TREE = {"NCCL_ALGO": "Tree"}
 
 
-def test_one_rank_with_an_algorithm_of_its_own_is_an_error_that_names_it():
-    found = _only(({}, {}, TREE, {}))
-
-    assert (found.severity, _ranks(found)) == (Severity.ERROR, [("node0", 2)])
-    assert found.title == "local rank 2 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset"
-    assert [one.check for one in found.evidence] == ["env_vars"]
-
-
-def test_the_agents_own_rank_may_be_the_odd_one():
-    assert _ranks(_only((TREE, {}, {}))) == [("node0", 0)]
-
-
-def test_all_that_one_script_sets_for_a_rank_is_one_finding():
-    found = _only(({}, {}, {**TREE, "NCCL_BUFFSIZE": "8388608", "NCCL_IB_TIMEOUT": "22"}))
-
-    assert found.severity is Severity.ERROR
-    assert found.title == (
-        "local rank 2 differs from the other 2 ranks in NCCL_ALGO, NCCL_BUFFSIZE and NCCL_IB_TIMEOUT"
-    )
-
-
-def test_of_two_ranks_neither_is_blamed():
-    found = _only(({}, TREE))
-
-    assert found.culprits == ()
-    assert found.title == ("NCCL_ALGO differs: NCCL_ALGO unset on local rank 0; NCCL_ALGO=Tree on local rank 1")
-
-
-def test_what_is_usual_is_usual_on_all_nodes_together():
-    found = _only(({}, {}), ({}, TREE))
-
-    assert _ranks(found) == [("node1", 3)]
-    assert found.title == ("local rank 1 of node1 has NCCL_ALGO=Tree where the other 3 ranks have NCCL_ALGO unset")
-
-
-def test_one_script_on_all_nodes_is_one_finding_and_no_node_differs():
-    found = _only((TREE, {}, {}), (TREE, {}, {}))
-
-    assert _ranks(found) == [("node0", 0), ("node1", 3)]
-    assert found.title.startswith("local rank 0 of node0 and node1 have NCCL_ALGO=Tree where the other 4 ")
-
-
-def test_a_node_of_which_only_the_agents_rank_differs_is_not_blamed_whole():
-    assert _ranks(_only(({}, {}, {}), (TREE, {}, {}), ({}, {}, {}))) == [("node1", 3)]
-
-
-def test_a_node_whose_ranks_agree_is_named_as_a_node():
-    (found,) = _findings(({}, {}), ({}, {}), (TREE, TREE))
-
-    assert (found.code, [one.node for one in found.culprits]) == ("DD551", ["node2"])
-
-
-def test_ranks_that_told_nothing_are_neither_blamed_nor_counted_on():
-    found = _only(({}, {}, TREE, None, {}))
-
-    assert _ranks(found) == [("node0", 2)]
-    assert found.title == "local rank 2 has NCCL_ALGO=Tree where 3 other ranks have NCCL_ALGO unset"
-    assert "Of 1 more rank the settings are not known" in found.detail
-    assert _only(({}, {}, TREE, None)).culprits == ()
-    assert _findings(({}, None, None, None)) == []
-
-
-def test_a_value_that_was_withheld_is_not_taken_for_unset():
-    open_ = Settings(variables={"NCCL_IB_PKEY": "0x7fff"})
-    fact = RankSettings(local_size=2, ranks={0: open_, 1: Settings(variables={}, withheld=("NCCL_IB_PKEY",))})
-    reading = collected("env_vars", fact)
-
-    assert [found for rule in CHECK.rules for found in rule.apply(Recording(readings=(reading,)))] == []
-
-
 @pytest.mark.parametrize(
     ("name", "here", "there"),
     [
@@ -167,18 +97,6 @@ def test_two_networks_part_ranks_only_where_the_job_has_several_nodes(foreign_no
     found = _only(({}, {"NCCL_IB_DISABLE": "1"}, {}), more=rdma, foreign_nodes=foreign_nodes)
 
     assert found.severity is severity
-
-
-def test_what_most_ranks_of_other_nodes_have_says_nothing_of_a_hosts_own_names():
-    found = _only(({"NCCL_HOSTID": "a"},) * 4, ({"NCCL_HOSTID": "b"},) * 2 + ({"NCCL_HOSTID": "c"},) * 2)
-
-    assert found.culprits == ()
-
-
-def test_a_rank_beyond_those_that_the_run_has_is_known_by_its_node_alone():
-    found = _only(({}, {}, {}, TREE), world_size=2, nproc_per_node=2, nodes=())
-
-    assert _ranks(found) == [("node rank 0", None)]
 
 
 def test_thousands_of_ranks_of_which_each_is_different_are_one_short_finding():
