@@ -17,7 +17,7 @@ from ddp_doctor.checks.node.software import CHECK, probe
 from ddp_doctor.engine.diagnose import diagnose
 from ddp_doctor.facts.collectives import TorchImport
 from ddp_doctor.facts.node.software import HiddenModule, Software
-from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Failed, Reading
 from ddp_doctor.model.finding import Finding
@@ -303,11 +303,6 @@ def test_an_import_that_fails_is_explained_by_the_hidden_module_on_the_same_node
     assert [(f.code, f.culprits[0].node_rank) for f in found] == [("DD211", 1), ("DD603", 0)]
 
 
-def test_the_prolog_says_nothing_of_hidden_modules():
-    hidden = HiddenModule(module="torch", file="/a/torch.py", by="PYTHONPATH")
-    assert verdicts(but(hidden_modules=(hidden,)), command="prolog") == []
-
-
 SCRIPT = str(Path(machine.__file__).with_name("child_software.py"))
 
 
@@ -371,45 +366,6 @@ def test_a_slow_library_is_not_a_faulty_one():
     assert "in time" in (fact.nccl_problem or "")
 
 
-def test_a_healthy_gpu_node_gives_nothing():
-    assert verdicts(GPU_NODE, GPU_NODE) == []
-
-
-def test_a_cpu_machine_with_cpu_torch_gives_nothing():
-    assert verdicts(Software(python="3.11.7", machine="x86_64", torch_version="2.13.0+cpu")) == []
-
-
-def test_a_cpu_machine_with_cuda_torch_gives_nothing():
-    assert verdicts(but(driver=None, gpu_devices=0)) == []
-
-
-CPU_BUILD = but(torch_version="2.9.1+cpu", torch_cuda=None, nccl_loaded=None, nccl_required_by_torch=None)
-
-
-def test_cpu_torch_beside_gpus_is_an_error_that_names_a_build_for_the_driver():
-    (finding,) = findings(CPU_BUILD, GPU_NODE, CPU_BUILD)
-    assert (finding.code, finding.severity) == ("DD203", Severity.ERROR)
-    assert [culprit.node for culprit in finding.culprits] == ["node0", "node2"]
-    assert finding.remedies[0].commands[0].endswith("/cu130")
-    (older,) = findings(CPU_BUILD.model_copy(update={"driver": "535.129.03"}))
-    assert older.remedies[0].commands[0].endswith("/cu126")
-    (oldest,) = findings(CPU_BUILD.model_copy(update={"driver": "470.57.02"}))
-    assert oldest.remedies[0].scope == "node"
-
-
-def test_cpu_torch_is_meant_where_gloo_was_asked_for_or_the_gpus_are_hidden():
-    assert verdicts(CPU_BUILD, backend=Backend.GLOO) == []
-    assert verdicts(CPU_BUILD.model_copy(update={"gpus_hidden_by": "CUDA_VISIBLE_DEVICES="})) == []
-
-
-def test_a_rocm_build_is_no_cpu_build():
-    assert verdicts(CPU_BUILD.model_copy(update={"torch_hip": "6.3"})) == []
-
-
-def test_a_prolog_does_not_judge_roots_torch():
-    assert verdicts(CPU_BUILD, but(torch_problem="torch is not installed"), command="prolog") == []
-
-
 @pytest.mark.parametrize(
     ("driver", "cuda", "expected"),
     [
@@ -431,23 +387,6 @@ def test_driver_against_cuda(driver, cuda, expected):
 def test_forward_compatibility_makes_an_old_driver_information():
     old = but(driver="470.82.01", forward_compatibility="/usr/local/cuda/compat")
     assert verdicts(old) == [("DD204", Severity.INFO)]
-
-
-@pytest.mark.parametrize(
-    ("loaded", "expected"),
-    [
-        ("2.27.5", []),
-        ("2.27.3", [("DD205", Severity.WARNING)]),
-        ("2.21.5", [("DD205", Severity.ERROR)]),
-        ("2.29.7", [("DD205", Severity.INFO)]),
-    ],
-)
-def test_loaded_nccl_against_the_one_torch_pins(loaded, expected):
-    assert verdicts(but(nccl_loaded=loaded)) == expected
-
-
-def test_an_nccl_that_torch_does_not_pin_is_not_judged():
-    assert verdicts(but(nccl_loaded="2.29.7", nccl_required_by_torch=None)) == []
 
 
 def matching(nccl: str, torch: str, machine: str = "x86_64") -> Software:
@@ -482,33 +421,6 @@ def test_known_faults_only_where_the_job_can_meet_them(fact, nodes, known):
 )
 def test_no_released_pair_of_torch_and_nccl_is_blamed_wholesale(torch, nccl):
     assert verdicts(matching(nccl, torch), matching(nccl, torch)) == []
-
-
-def test_a_known_fault_offers_the_setting_and_the_upgrade():
-    (finding,) = findings(matching("2.26.2", "2.7.0+cu126"))
-    assert finding.remedies[0].settings[0].name == "TORCH_NCCL_USE_COMM_NONBLOCKING"
-    assert "2.7.1" in finding.remedies[1].summary
-
-
-def test_old_torch_is_a_warning_and_old_python_an_error():
-    assert ("DD202", Severity.WARNING) in verdicts(matching("2.19.3", "2.2.1"))
-    assert verdicts(but(python="3.9.18")) == [("DD202", Severity.ERROR)]
-
-
-def test_python_without_security_support_is_information():
-    late = recording(but(python="3.10.12")).model_copy(update={"started_at": "2026-11-02T00:00:00+00:00"})
-    found = findings_of(CHECK, late)
-    assert [(finding.code, finding.severity) for finding in found] == [("DD202", Severity.INFO)]
-    assert verdicts(but(python="3.10.12")) == []
-
-
-def test_files_and_metadata_of_different_versions_are_a_warning():
-    assert verdicts(but(torch_metadata_version="2.6.0")) == [("DD201", Severity.WARNING)]
-
-
-def test_torch_of_nvidias_containers_is_whole():
-    container = but(torch_version="2.6.0a0+ecf3bae40a.nv25.01", torch_metadata_version="2.6.0a0+ecf3bae40a.nv25.1")
-    assert verdicts(container) == []
 
 
 @needs_cc
