@@ -35,7 +35,7 @@ def test_after_sigkill_of_the_agent_nothing_lives(run: Run):
     run.process.kill()
     run.process.wait(LIMIT_S)
 
-    assert [what for what in run.left(LIMIT_S) if not what.startswith("ddp-doctor-")] == []
+    assert [what for what in run.left() if not what.startswith("ddp-doctor-")] == []
 
 
 @pytest.mark.smoke
@@ -49,7 +49,7 @@ def test_an_interrupted_run_reports_in_part_however_often_it_is_interrupted_and_
     assert run.end(LIMIT_S) is not None
     report, replayed = run.report(), recordings.replay(run.recording_path)
 
-    assert run.left(LIMIT_S) == []
+    assert run.left() == []
     assert "Traceback" not in run.said()
     assert report is not None
     assert run.process.returncode == report["exit_code"] == ExitCode.INTERRUPTED.value
@@ -65,7 +65,7 @@ def test_a_stopped_forkserver_makes_the_run_unsure_and_blames_nobody(run: Run):
     assert run.end(LIMIT_S) is not None
     report = run.report()
 
-    assert run.left(LIMIT_S) == []
+    assert run.left() == []
     assert report is not None
     assert run.process.returncode == ExitCode.UNSURE.value
     assert "Unsure: the doctor's own process is stopped (state T): the forkserver" in report["summary"]
