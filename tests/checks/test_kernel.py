@@ -220,36 +220,10 @@ def test_two_gpus_with_one_xid_are_one_finding_that_names_both():
     assert [(one.kind, one.gpu) for one in finding.culprits] == [("gpu", 0), ("gpu", 1)]
 
 
-def test_the_xids_that_follow_the_first_are_told_with_it():
-    lines = ((60, GSP), (59, f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"))
-    (finding,) = judge(kernel(*lines), None)
-    assert "Xid 119" in finding.title
-    assert finding.evidence[0].text.endswith("; followed by Xid 154")
-    assert finding.remedies[0].commands == ("sudo nvidia-smi --gpu-reset -i 0000:61:00.0",)
-
-
 def test_what_the_log_has_stands_with_what_nvml_says():
     (finding,) = judge(kernel((60, GSP)), nvml({"recovery_action": "gpu_reset"}))
     assert finding.code == "DD304"
     assert finding.evidence[-1].text == f"node0, 1 min ago: {GSP}"
-
-
-def test_an_xid_154_alone_asks_for_what_its_text_says():
-    line = f"{XID}154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
-    (finding,) = judge(kernel((60, line)), None)
-    assert (finding.severity.value, finding.remedies[0].commands) == ("warning", ("sudo reboot",))
-    assert "the driver asks for: Node Reboot Required" in finding.title
-
-
-@pytest.mark.parametrize("container", [True, False])
-def test_faults_of_gpus_that_others_use_are_nobodys_business(container: bool):
-    others = nvml({"error": "gpu_is_lost"}, used=(1,), in_container=container)
-    assert verdicts(kernel((60, LOST), (50, f"{XID}31, pid=1, name=x"), in_container=container), others) == []
-
-
-def test_in_a_container_a_gpu_that_nvml_does_not_list_is_somebody_elses():
-    mine = nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,), in_container=True, granted=1)
-    assert verdicts(kernel((60, LOST), in_container=True), mine) == []
 
 
 def test_a_gpu_set_aside_for_virtual_machines_is_not_ours():
@@ -280,21 +254,6 @@ def test_faults_that_may_be_over_and_crashes_are_told_while_they_are_news(
     assert verdicts(kernel((age_s, line)), gpus) == expected
 
 
-@pytest.mark.parametrize(
-    ("age_s", "detail", "expected"),
-    [(60, "Fatal", [("DD333", "warning")]), (2 * DAY_S, "Fatal", []), (60, "Non-fatal", [])],
-)
-def test_only_recent_fatal_sxids_count(age_s: float, detail: str, expected: list[tuple[str, str]]):
-    line = f"nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, {detail}, Link 32 egress non-posted PRIV error"
-    assert verdicts(kernel((age_s, line)), nvml()) == expected
-
-
-def test_a_gpu_that_failed_to_start_and_runs_by_now_is_silent():
-    line = "NVRM: GPU 0000:61:00.0: RmInitAdapter failed! (0x24:0x72:1568)"
-    assert verdicts(kernel((60, line)), nvml()) == []
-    assert verdicts(kernel((60, line)), None) == [("DD334", "warning")]
-
-
 def test_an_old_driver_names_no_gpu_that_failed_to_start_so_the_missing_one_is_named():
     line = "NVRM: RmInitAdapter failed! (0x26:0x38:1096)"
     pci = tuple(PciGpu(bus_id=bus, driver="nvidia") for bus in ("0000:61:00.0", "0000:9d:00.0"))
@@ -304,26 +263,10 @@ def test_an_old_driver_names_no_gpu_that_failed_to_start_so_the_missing_one_is_n
     assert finding.evidence[-1].text == f"node0, 1 min ago: {line}"
 
 
-@pytest.mark.parametrize(
-    ("bridge", "expected"),
-    [("0000:5d:01.0", [("DD335", "warning")]), ("0000:16:01.0", [("DD335", "warning")]), ("0000:00:1c.5", [])],
-)
-def test_pcie_errors_count_on_the_way_to_a_gpu_or_rdma_device_alone(bridge: str, expected: list[Any]):
-    line = f"pcieport {bridge}: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer"
-    assert verdicts(kernel((60, line)), nvml()) == expected
-
-
 def test_corrected_pcie_errors_are_told_when_they_are_many():
     line = "pcieport 0000:5d:01.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)"
     assert verdicts(kernel(*[(60, line)] * 999), nvml()) == []
     assert verdicts(kernel(*[(60, line)] * 1000), nvml()) == [("DD335", "info")]
-
-
-def test_a_failed_nic_is_named_by_its_rdma_device():
-    line = "mlx5_core 0000:17:00.0: poll_health:739:(pid 0): Fatal error 1 detected"
-    (finding,) = judge(kernel((60, line)), nvml())
-    assert (finding.code, finding.title) == ("DD336", "The firmware of mlx5_0 (0000:17:00.0) on node0 failed")
-    assert [(one.kind, one.name) for one in finding.culprits] == [("nic", "mlx5_0 (0000:17:00.0)")]
 
 
 def stuck(channel: str | None) -> StuckProcess:
@@ -352,10 +295,6 @@ def test_a_stuck_process_stands_with_the_hang_of_nvml():
     (finding,) = judge(kernel(stuck=(stuck("uvm_gpu_retain_by_uuid"),)), hangs)
     assert finding.code == "DD302"
     assert finding.evidence[-1].text.startswith("pid 5403 (nvidia-smi) in state D, in uvm_gpu_retain")
-
-
-def test_a_task_that_hung_once_and_is_gone_is_silent():
-    assert verdicts(kernel(HUNG), nvml()) == []
 
 
 def test_gpudirect_rdma_is_a_warning_only_where_it_would_be_used():
