@@ -193,39 +193,10 @@ def test_gpus_with_nvlink_leave_the_nic_alone_to_suffer_and_only_between_nodes(t
     assert verdicts(tree, GPUS_BY_NVML, NVLINK, nodes=2) == [("DD420", "warning")]
 
 
-def test_redirection_on_a_root_port_alone_is_silent(tree: PcieFact):
-    assert verdicts(acs(tree, 0, *PORTS), GPUS_BY_NVML) == []
-
-
-@pytest.mark.parametrize("control", [0, 0x11, None])
-def test_without_redirection_there_is_no_finding(tree: PcieFact, control: int | None):
-    assert verdicts(acs(tree, control, *PORTS, ROOT), GPUS_BY_NVML) == []
-
-
-def test_in_a_virtual_machine_access_control_stays(tree: PcieFact):
-    assert verdicts(tree.model_copy(update={"virtual": "QEMU"}), GPUS_BY_NVML) == []
-
-
 def test_gpus_of_other_jobs_and_of_virtual_machines_do_not_count(tree: PcieFact):
     without_nic = tree.model_copy(update={"devices": tuple(d for d in tree.devices if d.kind != "nic")})
     assert verdicts(without_nic, GPUS_BY_NVML.model_copy(update={"used": (1,)})) == []
     assert verdicts(without_nic.model_copy(update={"passed_through": GPUS[:1]})) == []
-
-
-def test_what_cannot_be_read_is_told_where_it_would_matter(tree: PcieFact):
-    blind = acs(tree.model_copy(update={"acs_problem": "root only"}), None, *PORTS, ROOT)
-    assert verdicts(blind, GPUS_BY_NVML) == [("DD423", "info")]
-    alone = tuple(d for d in blind.devices if d.bus_id not in (GPUS[1], NIC))
-    assert verdicts(blind.model_copy(update={"devices": alone})) == []
-
-
-def test_a_translating_iommu_is_worth_knowing_where_gpus_talk_over_pcie(tree: PcieFact):
-    both = tuple(d.model_copy(update={"iommu": "DMA"}) if d.kind == "gpu" else d for d in tree.devices)
-    quiet = acs(tree.model_copy(update={"devices": both}), 0, *PORTS, ROOT)
-    assert verdicts(quiet, GPUS_BY_NVML) == [("DD421", "info")]
-    assert verdicts(quiet, GPUS_BY_NVML, NVLINK) == []
-    passed = tuple(d.model_copy(update={"iommu": "identity"}) for d in quiet.devices)
-    assert verdicts(quiet.model_copy(update={"devices": passed}), GPUS_BY_NVML) == []
 
 
 def endpoint(bus: str, width: int, port_max: int = 16, **fields: Any) -> tuple[PcieDevice, PcieDevice]:
@@ -269,20 +240,3 @@ A, B, C = "0000:01:00.0", "0000:02:00.0", "0000:03:00.0"
 )
 def test_a_narrow_link_is_judged_by_its_ends_and_its_peers(fact: PcieFact, expected: list[tuple[str, str]]):
     assert verdicts(fact) == expected
-
-
-def test_a_narrow_link_above_several_gpus_is_named_by_its_bridge():
-    def switch(root: str, up: str, width: int) -> tuple[PcieDevice, PcieDevice, PcieDevice]:
-        speed: dict[str, Any] = {"speed_gt_per_s": 32.0, "speed_max_gt_per_s": 32.0, "width_max": 16}
-        return (
-            PcieDevice(bus_id=root, kind="bridge", model="8086:352a", width=width, **speed),
-            PcieDevice(bus_id=up, kind="bridge", model="1000:c030", above=(root,), width=width, **speed),
-            PcieDevice(
-                bus_id=up.replace("00.0", "01.0"), kind="gpu", model="10de:2330", above=(root, up), width=16, **speed
-            ),
-        )
-
-    devices = (*switch("0000:10:01.0", "0000:11:00.0", 16), *switch("0000:20:01.0", "0000:21:00.0", 8))
-    (finding,) = judge(PcieFact(devices=devices))
-    assert finding.title == "The PCIe link of the PCIe bridge 0000:21:00.0 on node0 runs at x8 of x16"
-    assert [(one.kind, one.name) for one in finding.culprits] == [("node", "the PCIe bridge 0000:21:00.0")]
