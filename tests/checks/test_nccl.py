@@ -226,14 +226,6 @@ def conf(text: str, reason: str = "user", path: str = "/home/me/.nccl.conf", **o
     return NcclFact(conf=(file,), overruled=overruled)
 
 
-def test_a_setting_of_a_file_is_told_with_its_line():
-    (finding,) = findings(conf("# c\nNCCL_IB_HCA=mlx5\n"))
-
-    assert (finding.code, finding.severity) == ("DD228", Severity.INFO)
-    assert "NCCL_IB_HCA=mlx5 (/home/me/.nccl.conf:2)" in finding.evidence[0].text
-    assert finding.title == "NCCL on node0 takes NCCL_IB_HCA from /home/me/.nccl.conf"
-
-
 @pytest.mark.parametrize(
     ("fact", "expected"),
     [
@@ -266,26 +258,6 @@ def test_a_line_that_does_nothing_is_named(line, says):
 
     assert told.severity is Severity.WARNING
     assert says in told.evidence[0].text
-
-
-@pytest.mark.parametrize(
-    "line", ["", "# NCCL_IB_HCA", "NCCL_OFI_X=1", "TOKEN=x", "NCCL_IB_HCA=mlx5_0", "NCCL_FASTRAK_NUM_FLOWS=2", "A=1"]
-)
-def test_comments_plugins_settings_and_foreign_names_are_left_alone(line):
-    assert [code for code, _ in verdicts(conf(f"{line}\n")) if code == "DD230"] == []
-
-
-@pytest.mark.parametrize(
-    ("loaded", "read"), [("2.27.5", "passwd"), ("2.29.7", "passwd"), ("2.30.7", "home"), ("2.32.3", "home")]
-)
-def test_which_home_folder_counts_depends_on_ncclss_version(loaded, read):
-    files = tuple(
-        ConfFile(path=f"/{reason}/.nccl.conf", reason=reason, lines=conf_lines("NCCL_DEBUG=INFO\n"))
-        for reason in ("passwd", "home")
-    )
-    (finding,) = findings(NcclFact(conf=files), software=GPU_NODE.model_copy(update={"nccl_loaded": loaded}))
-
-    assert finding.title.endswith(f" from /{read}/.nccl.conf")
 
 
 def test_a_named_file_that_is_not_there_or_not_read_is_told():
@@ -322,24 +294,3 @@ EFA: Any = {"efa_devices": ("efa_0",)}
 )
 def test_plugins_of_one_node(fact, expected):
     assert verdicts(fact) == expected
-
-
-def test_between_nodes_idle_efa_is_a_warning_and_a_plugin_on_one_of_two_an_error():
-    assert verdicts(NcclFact(**EFA), NcclFact(**EFA)) == [("DD234", Severity.WARNING)]
-    assert verdicts(NcclFact(plugins=(GOOD,)), NcclFact()) == [("DD235", Severity.ERROR)]
-    assert verdicts(NcclFact(plugins=(GOOD,)), NcclFact(plugins=(GOOD,))) == []
-
-
-@pytest.mark.parametrize(
-    "software",
-    [
-        GPU_NODE.model_copy(update={"gpu_devices": 0}),
-        GPU_NODE.model_copy(update={"gpus_hidden_by": "CUDA_VISIBLE_DEVICES="}),
-    ],
-)
-def test_a_job_without_gpus_does_not_care_for_plugins(software):
-    assert verdicts(NcclFact(network="AWS Libfabric", plugins=(NAMED,), **EFA), software=software) == []
-
-
-def test_a_prolog_does_not_judge_plugins_whose_path_only_the_job_knows():
-    assert verdicts(NcclFact(network="AWS Libfabric", plugins=(NAMED,), **EFA), command="prolog") == []
