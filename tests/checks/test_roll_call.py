@@ -13,28 +13,17 @@ from hypothesis import strategies as st
 from ddp_doctor.checks.cluster.roll_call import CHECK, probe
 from ddp_doctor.checks.cluster.roll_call.lost_nodes import node_fell_silent
 from ddp_doctor.checks.cluster.roll_call.wording import same_host
-from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.facts.cluster import (
-    Answer,
-    AttemptSeen,
-    ConnectivityFact,
-    NotStarted,
-    PeerConnectivity,
-    Present,
-    RollCallFact,
-    SilenceFact,
-)
-from ddp_doctor.model.choices import Confidence, Level, Severity, Status
+from ddp_doctor.facts.cluster import Answer, ConnectivityFact, PeerConnectivity, Present, RollCallFact, SilenceFact
+from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.fact import Reading, Skip
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.views.silence_causes import silent_nodes
 from tests.fakes import FakeContext
-from tests.readings import collected, finding_of, findings_of
+from tests.readings import collected, finding_of
 from tests.recordings import load
 
 NODES = ("node0", "node1", "node2", "node3")
-findings = partial(findings_of, CHECK)
 only = partial(finding_of, CHECK)
 
 
@@ -75,10 +64,6 @@ def follower(outcome: str, **fields: Any) -> RollCallFact:
     return RollCallFact(**{**given, **fields})
 
 
-def attempt(outcome: Any, error: str = "", address: str = "10.77.0.1") -> tuple[AttemptSeen, ...]:
-    return (AttemptSeen(address=address, outcome=outcome, error=error),)
-
-
 def met_by(*facts: RollCallFact, **world: Any) -> Recording:
     shape: dict[str, Any] = {"nnodes": 2, "world_size": 2, **world}
     return Recording(world=World(**shape), readings=tuple(reading(fact, 1) for fact in facts))
@@ -92,97 +77,12 @@ def absent(found: Finding) -> list[tuple[str | None, int | None]]:
     return [(node.node, node.node_rank) for node in found.missing]
 
 
-def test_a_head_that_refuses_is_missing_and_blames_nobody():
-    found = only(met_by(follower("refused", attempts=attempt("refused", "Connection refused"))))
-
-    assert (found.code, blamed(found), absent(found)) == ("DD511", [], [("node0", 0)])
-    assert found.confidence is Confidence.LIKELY  # a firewall that resets looks the same
-    assert "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400" in found.remedies[0].commands
-
-
-@pytest.mark.parametrize("outcome", ["refused", "unreachable"])
-def test_a_filter_that_rejects_is_the_heads_where_the_heads_address_answered_else_the_paths(outcome: str):
-    def rejected(by: str) -> Finding:
-        seen = AttemptSeen.model_validate({"address": "10.77.0.1", "outcome": outcome, "rejected_by": by})
-        return only(met_by(follower(outcome, attempts=(seen,))))
-
-    assert blamed(rejected("10.77.0.1")) == [("node", "node0", None)]
-    assert blamed(rejected("10.77.0.254")) == [("pair", "node1", "node0")]
-    assert "10.77.0.254 rejects node1's" in rejected("10.77.0.254").title
-
-
-def test_a_head_that_closes_its_own_port_is_to_blame_and_what_the_others_met_with_follows():
-    closed = {"command": "iptables-save", "chain": "filter INPUT", "verdict": "reject"}
-    shut = head("missing", came(0, nnodes=2), nnodes=2, missing=(1,), closed_by=closed)
-    dropped = follower("timed_out", attempts=attempt("timed_out", "no answer within 4 s"))
-    recording = Recording(world=World(nnodes=2, world_size=2), readings=(reading(shut), reading(dropped, 1)))
-
-    codes = [finding.code for finding in diagnose(recording).findings]
-
-    assert codes == ["DD516"]
-    assert blamed(only(met_by(shut))) == [("node", "node0", None)]
-    assert [node_rank for _, node_rank in absent(only(met_by(shut)))] == [1]
-
-
 def test_a_port_that_is_held_on_a_node_alone_is_told_with_what_was_tested_instead():
     found = only(met_by(head("held", (), nnodes=1, error="Address already in use", held_by="nc (pid 7)", waited_s=0)))
 
     assert (found.code, blamed(found)) == ("DD514", [("node", "node0", None)])
     assert "met on another port" in found.detail
     assert found.evidence[0].value is None
-
-
-def test_with_node_ranks_the_command_for_the_head_has_rank_0():
-    found = only(met_by(follower("refused", claimed_rank=1)))
-
-    assert "--node-rank 0 " in found.remedies[0].commands[0]
-
-
-def test_an_address_that_nobody_owns_names_the_pair_and_a_missing_network_the_node():
-    nobody = follower("unreachable", attempts=attempt("unreachable", "No route to host"))
-    no_network = follower("unreachable", attempts=attempt("unreachable", "Network is unreachable"))
-
-    assert blamed(only(met_by(nobody))) == [("pair", "node1", "node0")]
-    assert blamed(only(met_by(no_network))) == [("node", "node1", None)]
-
-
-def test_several_nodes_before_one_closed_port_are_one_finding():
-    facts = [follower("timed_out", hostname=f"node{at}", claimed_rank=at) for at in (1, 2, 3)]
-
-    found = only(met_by(*facts))
-
-    assert found.title.startswith("node0:29400 does not answer node1, node2 and node3")
-    assert blamed(found) == [("pair", f"node{at}", "node0") for at in (1, 2, 3)]
-    assert len(found.evidence) == 3
-
-
-@pytest.mark.parametrize("outcome", ["refused", "timed_out", "unreachable"])
-def test_families_that_have_nothing_in_common_explain_any_failure(outcome: str):
-    fact = follower(outcome, endpoint_addresses=("fd77::1",))
-
-    assert only(met_by(fact, **node1(eth0=("10.77.0.2", "fe80::1%eth0")))).code == "DD517"
-
-
-def test_an_address_of_the_endpoints_family_leaves_the_families_out_of_it():
-    fact = follower("timed_out", endpoint_addresses=("fd77::1", "10.77.0.1"))
-    own = node1(lo=("127.0.0.1",), eth0=("10.77.0.2",))
-
-    assert only(met_by(fact, **own)).code == "DD512"
-    assert only(met_by(follower("timed_out"), **node1())).code == "DD512"  # nothing is known of its own
-
-
-@pytest.mark.parametrize(
-    ("host", "kind", "name"),
-    [("node0", "file", "/etc/hosts"), ("localhost", "setting", "--rdzv-endpoint")],
-    ids=["wrong entry", "typed"],
-)
-def test_an_endpoint_that_means_the_caller_itself_is_named_with_its_origin(host: str, kind: str, name: str):
-    fact = follower("refused", endpoint_host=host, endpoint_addresses=("127.0.1.1",))
-
-    found = only(met_by(fact))
-
-    assert found.code == "DD519"
-    assert [(one.kind, one.node, one.name) for one in found.culprits] == [(kind, "node1", name)]
 
 
 def test_a_node_that_takes_itself_for_the_head_is_told_why_it_waits_alone():
@@ -213,12 +113,6 @@ def test_a_port_that_is_not_ours_is_told_apart(fields: dict[str, Any], words: st
 
     assert found.code == "DD514"
     assert words in found.title
-
-
-def test_an_ipv6_endpoint_is_written_in_brackets():
-    found = only(met_by(follower("timed_out", endpoint_host="fd77::1", endpoint_addresses=("fd77::1",))))
-
-    assert found.title.startswith("[fd77::1]:29400 does not answer")
 
 
 @pytest.mark.parametrize(
@@ -253,19 +147,6 @@ def came(*ranks: int | None, nnodes: int = 4) -> list[Present]:
     return [Present(hostname=f"node{at}", claimed_rank=rank, nnodes=nnodes) for at, rank in enumerate(ranks)]
 
 
-def test_missing_nodes_are_named_by_the_scheduler_list_even_by_their_full_names():
-    fact = head("missing", came(0, None), missing=(2, 3))
-    hosts = ("node0.cluster", "node1.cluster", "node2.cluster", "node3.cluster")
-
-    found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
-
-    assert found.title == (
-        "node2.cluster and node3.cluster did not report in (not started, or cannot reach node0:29400):"
-        " 2 of 4 nodes reported in within 60 s"
-    )
-    assert (found.culprits, absent(found)) == ((), [("node2.cluster", 2), ("node3.cluster", 3)])
-
-
 def test_missing_nodes_are_named_by_number_where_ranks_are_given_by_hand():
     found = only(met_by(head("missing", came(0, 1, 3), claimed_rank=0, missing=(2,))))
 
@@ -285,49 +166,6 @@ def test_nobody_is_named_where_any_host_may_be_the_missing_one():
     )
     assert (found.culprits, found.missing) == ((), ())
     assert found.remedies[0].commands == ("ddp-doctor run --nnodes 4 --rdzv-endpoint node0:29400",)
-
-
-def test_hosts_given_by_address_are_named_by_the_command_that_could_not_start_them():
-    failed = (NotStarted(hostname="10.77.0.4", reason="ssh said: No route to host"),)
-    fact = head("missing", came(0, None, None), missing=(3,), not_started=failed)
-    hosts = tuple(f"10.77.0.{at}" for at in (1, 2, 3, 4))
-
-    found = only(met_by(fact, nnodes=4, expected_hosts=hosts, launcher="ssh"))
-
-    assert found.title == "10.77.0.4 could not be started: ssh said: No route to host"
-    assert found.remedies[0].commands == ("ssh -o BatchMode=yes 10.77.0.4 true",)
-    assert blamed(found) == [("node", "10.77.0.4", None)]
-
-
-def test_a_host_that_could_not_be_started_is_one_of_those_that_did_not_come():
-    failed = (NotStarted(hostname="node2", reason="Permission denied"),)
-    hosts = ("node0", "node1", "node2", "node3")
-    fact = head("missing", came(0, 1), claimed_rank=0, missing=(2, 3), not_started=failed)
-
-    found = only(met_by(fact, nnodes=4, expected_hosts=hosts))
-
-    assert found.title.startswith("node2 and node3 did not report in (not started, or cannot reach node0:29400): 2")
-    assert found.title.endswith("(Permission denied)")
-    assert blamed(found) == [("node", "node2", None)]
-    assert absent(found) == [("node2", 2), ("node3", 3)]
-
-
-def test_the_time_that_was_asked_for_is_told_and_not_the_time_it_took():
-    fact = head("missing", came(0, 1, 3), missing=(2,), asked_s=12.0, waited_s=14.3)
-
-    assert "within 12 s" in only(met_by(fact)).title
-    assert "within 3 s" in only(met_by(fact.model_copy(update={"waited_s": 3.2}))).title
-
-
-def test_the_command_for_the_others_has_the_options_of_this_one():
-    typed = "ddp-doctor run --nnodes 2 --rdzv-endpoint node0:29400"
-    fact = head("missing", came(None), missing=(1,), nnodes=2, asked_s=12.0, asked_ranks=4, command=typed)
-    asked = Options(level=Level.QUICK, skip=("torchrun",))
-
-    found = only(met_by(fact).model_copy(update={"options": asked}))
-
-    words = "--nproc-per-node 4 --join-timeout 12 --level quick --skip torchrun"
-    assert found.remedies[0].commands == (f"{typed} {words}",)
 
 
 @pytest.mark.parametrize(
@@ -350,13 +188,6 @@ def test_where_a_launcher_starts_all_nodes_nobody_is_told_to_type_on_them(launch
         assert not any("ddp-doctor run" in one for one in found.remedies[0].commands)
 
 
-def test_under_mpirun_the_advice_speaks_of_mpirun():
-    found = only(met_by(head("missing", came(0, 1), missing=(2, 3)), launcher="mpi"))
-
-    assert "mpirun" in found.remedies[0].summary
-    assert found.remedies[0].commands == ()
-
-
 def test_one_host_started_twice_is_told_so():
     here = [*came(0, 1), Present(hostname="node1", claimed_rank=1, nnodes=4)]
 
@@ -373,22 +204,6 @@ def test_node_rank_0_on_another_host_than_the_endpoint_is_misplaced():
 
     assert found.title == "node1 was given node rank 0, but the endpoint node0:29400 is another host"
     assert [(one.node, one.node_rank) for one in found.culprits] == [("node1", 0)]
-
-
-def test_between_two_different_numbers_of_nodes_the_setting_is_blamed_and_neither_node():
-    here = [*came(0, nnodes=2), Present(hostname="node1", nnodes=3)]
-
-    found = only(met_by(head("disagree", here, nnodes=2)))
-
-    assert found.code == "DD518"
-    assert found.title.endswith("--nnodes is not the same on all nodes: node0: 2; node1: 3")
-    assert [(one.kind, one.node, one.name) for one in found.culprits] == [("setting", None, "--nnodes")]
-
-
-def test_of_a_node_too_many_the_option_is_blamed_for_any_may_be_the_one_that_is_not_meant():
-    found = only(met_by(follower("too_many", hostname="node4", nnodes=4)))
-
-    assert (found.code, blamed(found)) == ("DD518", [("setting", "node4", None)])
 
 
 # --- who fell silent ------------------------------------------------------------------------------
@@ -445,20 +260,6 @@ def test_of_two_nodes_one_is_named_alone_by_what_its_own_kernel_answers(answer: 
     assert only(recording).confidence is Confidence.LIKELY
 
 
-def test_of_two_nodes_that_do_not_hear_each_other_neither_is_named():
-    recording = company(2, misses(0, 1, "timed_out"))
-
-    assert named(recording) == []
-    assert pairs(recording) == {("node0", "node1")}
-
-
-def test_an_observer_whose_own_link_is_down_is_the_culprit():
-    recording = company(2, misses(0, 1, "timed_out", links_down=("eth0",)))
-
-    assert named(recording) == ["node0"]
-    assert only(recording).confidence is Confidence.PROVED
-
-
 @pytest.mark.parametrize("link", ["docker0", "veth12ab", "lo"])
 def test_a_link_that_leads_to_containers_only_explains_nothing(link: str):
     assert named(company(2, misses(0, 1, "timed_out", links_down=(link,)))) == []
@@ -477,26 +278,12 @@ def test_an_observer_without_a_link_is_no_second_witness():
     assert pairs(recording) == {("node1", "node2")}
 
 
-def test_two_observers_without_a_link_are_both_named_and_the_node_they_miss_is_not():
-    down: dict[str, Any] = {"links_down": ("eth0",)}
-    recording = company(3, misses(0, 2, "timed_out", **down), sees(1, 2, "timed_out", **down))
-
-    assert named(recording) == ["node0", "node1"]
-
-
 def test_an_address_that_cannot_be_read_is_no_address():
     nodes = (Node(node_rank=0, hostname="node0", addresses={"eth0": ("?",)}),)
     world = World(nnodes=2, world_size=2, nodes=nodes)
     recording = Recording(world=world, readings=(misses(0, 1, "timed_out", links_down=("eth0",)),))
 
     assert named(recording) == []
-
-
-def test_a_stopped_agent_whose_kernel_refuses_one_and_hears_another_is_a_path():
-    recording = company(3, misses(0, 2, "refused"), sees(1, 2, "answers"))
-
-    assert named(recording) == []
-    assert pairs(recording) == {("node0", "node2")}
 
 
 def test_two_nodes_that_go_dark_together_are_one_finding():
@@ -528,14 +315,6 @@ def test_a_survivor_that_ended_with_what_it_saw_is_not_blamed_when_the_head_is_l
     assert pairs(recording) == {("node1", "node0")}
 
 
-def test_a_short_gap_on_another_node_is_no_witness_against_the_head():
-    fresh = misses(2, 0, "not_asked", silent=1.4)
-    stale = misses(2, 0, "not_asked", silent=5.9)
-
-    assert named(company(3, misses(1, 0, "timed_out"), fresh)) == []
-    assert named(company(3, misses(1, 0, "timed_out"), stale)) == ["node0"]
-
-
 def test_a_head_whose_store_alone_died_is_named_by_two_who_miss_its_beats():
     recording = company(3, misses(1, 0, "answers"), misses(2, 0, "not_asked", silent=6.0))
 
@@ -548,17 +327,6 @@ def test_a_node_that_answers_when_asked_is_a_warning_about_the_path_of_its_beats
 
     assert (found.severity, found.confidence) == (Severity.WARNING, Confidence.POSSIBLE)
     assert blamed(found) == [("pair", "node0", "node1")]
-
-
-def test_a_node_that_was_itself_stopped_blames_itself_and_nobody_who_gave_it_up():
-    recording = company(3, misses(1, 0, "refused", stopped_s=40.0), sees(1, 2, "refused", stopped_s=40.0))
-
-    assert named(recording) == ["node1"]
-    assert "node1 was itself stopped for 40.0 s" in only(recording).title
-
-
-def test_a_short_stop_of_the_observer_excuses_nobody():
-    assert named(company(2, misses(0, 1, "refused", stopped_s=1.5))) == ["node1"]
 
 
 def blocked_lines(observer: int, *peers: int) -> Reading:
@@ -577,28 +345,11 @@ def test_lines_that_never_worked_are_no_news():
     assert pairs(alone) == {("node1", "node0")}
 
 
-def test_a_node_with_a_reason_to_leave_is_information_and_explains_its_silence():
-    left = reading(SilenceFact(node=2, heartbeat=False, said_goodbye="the probe itself failed"), 2)
-    recording = company(3, left, misses(0, 2, "refused"), sees(1, 2, "refused"))
-
-    found = only(recording)
-
-    assert (found.severity, found.culprits) == (Severity.INFO, ())
-    assert found.title == "node2 left before the end: ddp-doctor failed there: the probe itself failed"
-    assert silent_nodes(recording) == {2}
-
-
 def test_silent_nodes_are_those_named_alone_or_in_a_pair():
     assert silent_nodes(recorded("node-frozen")) == {2}
     assert silent_nodes(recorded("node-one-sided-silence")) == {1}
     assert silent_nodes(recorded("node-cut-off-from-all")) == {0, 1, 2, 3}
     assert silent_nodes(recorded("all-met")) == frozenset()
-
-
-def test_without_a_world_nodes_are_named_by_rank():
-    recording = Recording(readings=(misses(0, 1, "silent"),))
-
-    assert only(recording).title.startswith("Contact with node rank 1 was lost")
 
 
 # --- one culprit, seen from everywhere ------------------------------------------------------------
