@@ -83,13 +83,6 @@ def test_one_gpu_is_judged_by_what_it_says(values: dict[str, Any], expected: lis
     assert verdicts(fact_of(gpu(**values))) == expected
 
 
-def test_memory_errors_tell_their_place_and_that_a_reset_repairs_them() -> None:
-    sick = gpu(ecc_volatile_uncorrected=3, ecc_volatile_uncorrected_dram=3, row_remap_pending=True)
-    text = judge(fact_of(sick))[0].evidence[0].text
-    assert "of the former 3 in DRAM" in text
-    assert text.endswith("; a reset will replace the bad memory")
-
-
 @pytest.mark.parametrize(
     ("states", "named"),
     [
@@ -106,80 +99,12 @@ def test_ecc_is_compared_among_gpus_of_one_model(states: tuple[bool | None, ...]
     assert [one.gpu for finding in found for one in finding.culprits] == named
 
 
-def test_ecc_of_another_model_is_no_standard() -> None:
-    card = gpu(1, name="NVIDIA GeForce RTX 4090", ecc_enabled=False)
-    assert "DD315" not in [code for code, _ in verdicts(fact_of(gpu(0, ecc_enabled=True), card))]
-
-
-def test_a_power_limit_is_held_against_the_gpus_of_all_nodes() -> None:
-    full, low = {"power_limit_w": 700.0}, {"power_limit_w": 500.0}
-    facts = [fact_of(gpu(0, **full), gpu(1, **full)), fact_of(gpu(0, **low), gpu(1, **full))]
-    (finding,) = judge(*facts)
-    assert (finding.code, finding.severity.value) == ("DD318", "warning")
-    assert [(one.node, one.gpu) for one in finding.culprits] == [("node1", 0)]
-    assert (finding.evidence[0].value, finding.evidence[0].expected) == (500.0, 700.0)
-
-
-def test_a_gpu_that_may_draw_more_than_its_peers_makes_nobody_low() -> None:
-    limits = (400.0, 400.0, 400.0, 700.0)
-    gpus = (gpu(at, power_limit_w=watts, power_limit_default_w=400.0) for at, watts in enumerate(limits))
-    assert verdicts(fact_of(*gpus)) == []
-
-
-def test_of_two_limits_on_as_many_gpus_each_the_lower_one_is_named() -> None:
-    (finding,) = judge(fact_of(gpu(0, application_clock_mhz=1980), gpu(1, application_clock_mhz=1200)))
-    assert (finding.code, [one.gpu for one in finding.culprits]) == ("DD319", [1])
-
-
 def test_memory_sizes_of_one_model_are_compared_where_ecc_is_alike() -> None:
     small = {"memory_total_bytes": 75 * GIB}
     assert verdicts(fact_of(gpu(0), gpu(1, **small))) == [("DD321", "info")]
     assert verdicts(fact_of(gpu(0), gpu(1, memory_total_bytes=80 * GIB - 300 * 2**20))) == []
     mixed = fact_of(gpu(0, ecc_enabled=False), gpu(1, ecc_enabled=True, **small))
     assert verdicts(mixed) == [("DD315", "warning")]
-
-
-def test_many_gpus_with_two_vbios_versions_are_one_piece_of_information() -> None:
-    facts = [fact_of(*(gpu(at, vbios_version=f"96.{node % 3 == 0}") for at in range(8))) for node in range(6)]
-    (finding,) = judge(*facts)
-    assert (finding.code, finding.severity.value, len(finding.culprits)) == ("DD321", "info", 16)
-
-
-@pytest.mark.parametrize(
-    ("manager", "words"),
-    [
-        (True, "The fabric manager runs; its version must be that of the driver, 550.90.07."),
-        (False, "The fabric manager does not run on the node."),
-        (None, "Whether the fabric manager runs cannot be seen from here."),
-    ],
-)
-def test_a_fabric_that_is_not_ready_says_what_the_fabric_manager_does(manager: bool | None, words: str) -> None:
-    waiting = fact_of(gpu(fabric_state="in_progress"), fabric_manager=manager, driver_version="550.90.07")
-    (finding,) = judge(waiting)
-    assert "error 802" in finding.detail
-    assert finding.detail.endswith(words)
-
-
-def test_a_fabric_that_waits_on_gpus_of_another_job_is_not_ours() -> None:
-    fact = fact_of(gpu(0, fabric_state="completed"), gpu(1, fabric_state="in_progress"), used=(0,))
-    assert verdicts(fact) == []
-
-
-@pytest.mark.parametrize(
-    ("library", "module", "expected"),
-    [
-        ("12.550.90.07", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
-        ("12.555.42.02", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", [("DD322", "warning")]),
-        ("12.545.23.05", None, []),  # WSL
-        (None, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
-        ("12.550.90.07", "gVisor", []),
-        ("whatever", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri", []),
-    ],
-)
-def test_library_and_module_are_compared_where_both_are_known(
-    library: str | None, module: str | None, expected: list[tuple[str, str]]
-) -> None:
-    assert verdicts(fact_of(gpu(), nvml_version=library, kernel_module=module)) == expected
 
 
 def test_faults_of_gpus_are_information_for_a_job_on_gloo() -> None:
@@ -209,11 +134,3 @@ def test_a_command_names_a_gpu_without_a_bus_id_by_its_index(bus_id: str | None)
 def test_a_command_for_gpus_of_several_nodes_names_none() -> None:
     finding = judge(*[fact_of(gpu(3, bus_id=BUS, recovery_action="gpu_reset"))] * 2)[0]
     assert "sudo nvidia-smi --gpu-reset -i INDEX" in finding.remedies[0].commands
-
-
-def test_a_lowered_power_limit_is_set_and_undone_in_watts() -> None:
-    full, low = gpu(0, power_limit_w=700.0), gpu(1, power_limit_w=400.0, bus_id=BUS)
-    finding = judge(fact_of(full, gpu(2, power_limit_w=700.0), low))[0]
-    assert f"sudo nvidia-smi -i {BUS} -pl 700" in finding.remedies[0].commands
-    assert finding.remedies[0].undo == f"sudo nvidia-smi -i {BUS} -pl 400"
-    assert (finding.evidence[0].value, finding.evidence[0].expected) == (400.0, 700.0)
