@@ -9,12 +9,12 @@ import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK, probe
 from ddp_doctor.engine.verdict import check_results
-from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError, PciGpu
+from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError
 from ddp_doctor.model.choices import Backend, CheckStatus, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
 from ddp_doctor.model.fact import Absent, Failed, Reading, TookTooLong
 from ddp_doctor.model.finding import Finding
-from ddp_doctor.model.recording import Node, Options, Recording, World
+from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment
@@ -405,36 +405,6 @@ def test_memory_that_no_process_holds_is_left_over_outside_a_container_only(
     assert ("left over" in finding.detail) is (not in_container and not values)
 
 
-def test_memory_that_a_process_of_grace_hopper_uses_is_a_warning() -> None:
-    process = GpuProcess(pid=3, kind="compute", name="python", memory_used_bytes=20 * GIB)
-    taken = gpu(name="NVIDIA GH200 480GB", memory_used_bytes=20 * GIB, processes=(process,))
-    assert verdicts(recorded(fact_of(taken))) == [("DD305", "warning")]
-
-
-@pytest.mark.parametrize(
-    ("action", "expected"),
-    [
-        (None, []),
-        ("none", []),
-        ("gpu_reset", [("DD304", "error")]),
-        ("action_9", [("DD304", "error")]),
-        ("recover_imex_domain", [("DD304", "warning")]),
-    ],
-)
-def test_what_the_driver_asks_for_is_taken_at_its_word(action: str | None, expected: list[tuple[str, str]]) -> None:
-    assert verdicts(recorded(fact_of(gpu(recovery_action=action)))) == expected
-
-
-def test_memory_errors_with_a_demanded_reset_are_one_finding() -> None:
-    finding, *rest = judge(recorded(fact_of(gpu(recovery_action="gpu_reset", ecc_volatile_uncorrected=7))))
-    assert (finding.code, rest) == ("DD304", [])
-    assert "7 uncorrected memory errors" in finding.evidence[0].text
-
-
-def test_errors_over_the_life_of_a_gpu_alone_are_no_finding() -> None:
-    assert verdicts(recorded(fact_of(gpu(ecc_volatile_uncorrected=0, ecc_aggregate_uncorrected=3)))) == []
-
-
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
@@ -452,22 +422,6 @@ def test_only_slowdowns_by_heat_and_power_brake_count(
     assert verdicts(recorded(fact_of(gpu(clock_events=events)))) == expected
 
 
-def test_one_fault_on_gpus_of_two_nodes_is_one_finding() -> None:
-    hot = {"clock_events": ("hw_thermal_slowdown",)}
-    recording = recorded(fact_of(gpu(1, **hot)), fact_of(gpu(2, **hot)), world=world(1, nodes=2))
-    finding, *rest = judge(recording)
-    assert rest == []
-    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node0 and GPU 2 (0000:02:00.0) on node1: ")
-    assert [(one.node, one.gpu) for one in finding.culprits] == [("node0", 1), ("node1", 2)]
-
-
-def test_a_fault_on_very_many_gpus_is_counted_in_the_title() -> None:
-    lost = fact_of(*(gpu(at, error="gpu_is_lost") for at in range(8)))
-    finding = judge(recorded(lost, lost, world=world(8, nodes=2)))[0]
-    assert finding.title.startswith("16 GPUs on node0 and node1: ")
-    assert len(finding.culprits) == 16
-
-
 def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() -> None:
     lost = fact_of(*(gpu(at, error="gpu_is_lost") for at in range(8)))
     finding = judge(recorded(*(lost for _ in range(64)), world=world(8, nodes=64)))[0]
@@ -481,26 +435,9 @@ def test_one_fault_on_thousands_of_gpus_shows_a_few_and_names_all_as_culprits() 
 A_SMALL_CARD = {"name": "NVIDIA T400"}
 
 
-def test_of_several_models_the_gpus_of_the_rarer_one_are_named() -> None:
-    usual, other = fact_of(gpu(0), gpu(1)), fact_of(gpu(0), gpu(1, name="NVIDIA A100-PCIE-40GB"))
-    finding = judge(recorded(usual, other, usual, world=world(2, nodes=3)))[0]
-    assert finding.title.startswith("GPU 1 (0000:01:00.0) on node1: another model than the others: ")
-    assert [(one.node, one.gpu) for one in finding.culprits] == [("node1", 1)]
-
-
 def test_of_two_models_on_as_many_gpus_each_all_are_named() -> None:
     finding = judge(recorded(fact_of(gpu(0)), fact_of(gpu(0, **A_SMALL_CARD)), world=world(1, nodes=2)))[0]
     assert [one.node for one in finding.culprits] == ["node0", "node1"]
-
-
-def test_a_node_is_held_against_its_own_number_of_ranks() -> None:
-    nodes = world(8, nodes=2).model_copy(
-        update={"nodes": (Node(node_rank=0, hostname="node0"), Node(node_rank=1, hostname="node1", nproc=2))}
-    )
-    full, small = fact_of(*(gpu(at) for at in range(8))), fact_of(gpu(0), gpu(1))
-    assert verdicts(recorded(full, small, world=nodes)) == []
-    found = judge(recorded(small, small, world=nodes))
-    assert [(one.code, one.title) for one in found] == [("DD311", "node0: 8 ranks, but only 2 GPUs are visible")]
 
 
 @pytest.mark.parametrize(
@@ -517,17 +454,6 @@ def test_models_differ_only_where_ranks_cannot_avoid_it(
     facts: tuple[GpusFact, ...], ranks: int, expected: list[tuple[str, str]]
 ) -> None:
     assert verdicts(recorded(*facts, world=world(ranks, nodes=len(facts)))) == expected
-
-
-def test_a_job_without_nccl_may_have_more_ranks_than_gpus() -> None:
-    assert verdicts(recorded(fact_of(gpu()), world=world(4, "gloo"))) == []
-
-
-def test_more_ranks_than_gpus_with_nccl_is_an_error_with_the_count() -> None:
-    finding, *rest = judge(recorded(fact_of(gpu(0), gpu(1)), world=world(4)))
-    assert (finding.code, finding.severity, rest) == ("DD311", Severity.ERROR, [])
-    assert finding.title == "node0: 4 ranks, but only 2 GPUs are visible"
-    assert any("--nproc-per-node 2" in remedy.summary for remedy in finding.remedies)
 
 
 def test_ranks_without_a_gpu_are_counted_where_the_missing_one_only_lacks_a_driver(node: Machine) -> None:
@@ -625,24 +551,3 @@ def test_a_prolog_requires_gpus_of_the_node_and_not_of_the_part_that_its_job_is_
     of_two = look(node, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_GPUS="0,1")
     assert verdicts(recorded(of_two, require_gpus=8, command="prolog")) == []
     assert verdicts(recorded(of_two, require_gpus=9, command="prolog")) == [("DD303", "error")]
-
-
-def test_a_failed_reading_is_no_missing_gpu() -> None:
-    reading = Reading(check="gpus", status=Status.FAILED, reason="no answer")
-    assert judge(Recording(options=Options(require_gpus=2), readings=(reading,))) == []
-
-
-def test_gpus_excluded_by_the_operator_are_not_missing() -> None:
-    bus = (PciGpu(bus_id="0000:00:00.0", driver="nvidia"), PciGpu(bus_id="0000:07:00.0", driver="nvidia"))
-    assert verdicts(recorded(fact_of(gpu(), pci_gpus=bus))) == [("DD303", "error")]
-    assert verdicts(recorded(fact_of(gpu(), pci_gpus=bus, excluded_bus_ids=("0000:07:00.0",)))) == []
-
-
-def test_a_gpu_whose_bus_id_is_not_known_accuses_no_other() -> None:
-    bus = (PciGpu(bus_id="0000:00:00.0", driver="nvidia"),)
-    assert verdicts(recorded(fact_of(gpu(bus_id=None), pci_gpus=bus))) == []
-
-
-def test_a_return_value_nobody_knows_is_still_a_driver_that_does_not_work() -> None:
-    failed = GpusFact(nvml_error=NvmlError(code="error_77", call="nvmlInit"), granted=1)
-    assert judge(recorded(failed))[0].title.endswith("cannot be used: the NVIDIA driver does not work")
