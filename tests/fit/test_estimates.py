@@ -14,6 +14,9 @@ from tests.rank_harness import Ranks
 _LAYER = Parameter((1000, 1000), 4, 4)
 MB = 1_000_000
 
+#: transformers is heavy, and only `make test-ranks` installs it.
+NEEDS_TRANSFORMERS = pytest.mark.ranks
+
 
 def _of(name: str, *, ranks: int = 4, ranks_per_node: int = 4, device: str = "cuda", state: int = 0) -> Estimate:
     class Layer:
@@ -130,6 +133,7 @@ def test_a_batch_without_a_tensor_is_a_batch():
     assert _row(fact, "ddp").activations > 0
 
 
+@NEEDS_TRANSFORMERS
 def test_a_model_of_transformers_needs_no_weights():
     fact = estimate(
         "hf:llama,hidden_size=64,num_hidden_layers=5,intermediate_size=128,vocab_size=500",
@@ -167,9 +171,9 @@ def test_bfloat16_takes_half():
         ("tests.models.unfit:lazy", "LazyLinear has no size yet"),
         ("tests.models.unfit:no_samples", "a batch of no samples"),
         ("tests.models.unfit:no_optimizer", "optimizer.parameters. returns type int, not"),
-        ("hf:nope", "no configuration 'nope'"),
-        ("hf:llama,layers=3", "has no 'layers'"),
-        ("hf:no/such/config.json", "cannot be read"),
+        pytest.param("hf:nope", "no configuration 'nope'", marks=NEEDS_TRANSFORMERS),
+        pytest.param("hf:llama,layers=3", "has no 'layers'", marks=NEEDS_TRANSFORMERS),
+        pytest.param("hf:no/such/config.json", "cannot be read", marks=NEEDS_TRANSFORMERS),
     ],
 )
 def test_what_cannot_be_estimated_is_said_in_a_sentence(name: str, said: str):

@@ -488,6 +488,7 @@ def train_step(batch):
 """
 
 
+@pytest.mark.ranks
 def test_the_lines_that_profile_a_job_write_a_trace_that_is_read(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING + templates.text("profile"))
     command = [sys.executable, "train.py"]
