@@ -278,12 +278,6 @@ def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, cod
     assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
 
 
-def test_the_busiest_others_are_evidence_and_no_culprits():
-    finding = only(judge(USUAL, CROWDED, USUAL), "DD661")
-
-    assert finding.evidence[0].text.partition("; slow in")[0].endswith("stress-ng (pid 47) takes 98% of a CPU")
-
-
 def test_who_waits_for_cpus_that_usual_ranks_use_as_well_is_chance():
     shared = [rank.model_copy(update={"machine": "one"}) for rank in (USUAL, CROWDED, USUAL, USUAL)]
     pinned = [*shared[:1], shared[1].model_copy(update={"cpus": (1,)}), *shared[2:]]
@@ -298,41 +292,6 @@ def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
     for odd in (CROWDED, STOPPED, SLOW_CPU):
         unsure = only(judge(USUAL, odd), "DD665")
         assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
-
-
-def test_all_ranks_under_one_quota_are_no_stragglers():
-    assert judge(THROTTLED, THROTTLED, THROTTLED) == []
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        pytest.param([sample(products_per_s=4e4)] * 4 + [sample()] * 3, id="in four of seven samples"),
-        pytest.param([sample(products_per_s=1e3)] + [sample()] * 6, id="in one sample"),
-        pytest.param([sample(products_per_s=4e4)] * 4, id="too few samples"),
-        pytest.param([sample(products_per_s=9e4)] * 7, id="a tenth slower"),
-    ],
-)
-def test_what_does_not_last_or_is_little_names_nobody(odd: list[Sample]):
-    assert {finding.code for finding in judge(USUAL, fact(odd), USUAL)} <= {"DD665"}
-
-
-def test_in_a_spread_that_is_as_large_nobody_is_named():
-    restless = [fact([sample(waited_share=share, taken_share=share) for share in shares]) for shares in RESTLESS]
-    slow = sampled(waited_share=0.8, taken_share=0.8)()
-
-    assert only(judge(*restless, slow), "DD665").culprits == ()
-
-
-RESTLESS = (
-    (0.1, 0.6, 0.7, 0.2, 0.8, 0.1, 0.6),
-    (0.7, 0.1, 0.6, 0.6, 0.1, 0.7, 0.2),
-    (0.6, 0.2, 0.1, 0.7, 0.6, 0.3, 0.8),
-)
-
-
-def test_as_many_slow_ranks_as_others_are_no_stragglers():
-    assert only(judge(USUAL, SLOW_CPU, USUAL, SLOW_CPU), "DD665").culprits == ()
 
 
 def test_a_slower_model_of_cpu_is_no_straggler():
@@ -353,17 +312,6 @@ def test_who_exchanges_slowly_with_both_neighbours_is_named_and_none_of_them():
 
     assert (blamed(finding), finding.severity) == ([2], Severity.ERROR)
     assert judge(*(exchanges(rank, slow=None) for rank in range(4))) == []
-
-
-def test_an_exchange_is_slow_for_a_reason_that_is_named_already():
-    ranks = [exchanges(rank, slow=2) for rank in range(4)]
-    held = [
-        one.model_copy(update={"taken_share": 0.5, "waited_share": 0.5, "throttled_share": 0.48})
-        for one in ranks[2].samples
-    ]
-    ranks[2] = ranks[2].model_copy(update={"samples": tuple(held)})
-
-    assert [finding.code for finding in judge(*ranks)] == ["DD661"]
 
 
 def reads(rate: float) -> StragglersFact:
