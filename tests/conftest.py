@@ -19,16 +19,17 @@ from hypothesis import HealthCheck, settings
 from tests import once
 from tests.forked import Forked, forked
 
-#: How long an example takes says how busy the machine is: no test of properties asks for it. Continuous integration
-#: tries the same examples each time, so that a change is refused for what it does; every other run looks for new ones,
-#: fifty a test: many runs of a few examples find what few runs of many do.
-settings.register_profile(
-    "steady",
-    deadline=None,
-    max_examples=50,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize="CI" in os.environ,
-)
+# The same examples in each run, and no limit on their time, which depends on the load: a change is rejected for what it
+# does. `--hypothesis-profile=search` looks for new ones.
+for profile, examples in (("steady", 50), ("search", 1000)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=profile == "steady",
+        database=None,
+    )
 settings.load_profile("steady")
 
 

@@ -28,11 +28,10 @@ def test_two_nodes_meet_and_both_end_with_the_heads_healthy_report(start: Start)
     assert "The full report is the head's" in other.said.read_text()
 
 
-@pytest.mark.smoke
 def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     other = start(3, 1, *WITHOUT_DDP)
     other.wait_for("nobody listens yet")
-    head = start(3, 0, "--join-timeout", "3", *WITHOUT_DDP)
+    head = start(3, 0, "--join-timeout", "10", *WITHOUT_DDP)
 
     reports = head.report(), other.report()
 
@@ -40,8 +39,8 @@ def test_a_node_that_never_comes_is_missing_by_its_node_rank(start: Start):
     assert [codes(report) for report in reports] == [["DD516"], ["DD516"]]
     found = reports[0]["findings"][0]
     assert ([node["node_rank"] for node in found["missing"]], found["culprits"]) == ([2], [])
-    assert found["title"].endswith("within 3 s")  # as asked, however long the import of torch took before
-    assert "--join-timeout 3 --level quick" in found["remedies"][0]["commands"][0]
+    assert found["title"].endswith("within 10 s")  # as asked, however long the import of torch took before
+    assert "--join-timeout 10 --level quick" in found["remedies"][0]["commands"][0]
     became = {check["id"]: check["status"] for check in reports[0]["checks"]}
     assert {became[name] for name in ("connectivity", "process_group", "allreduce", "p2p")} == {"skipped"}
 

@@ -19,18 +19,20 @@ RANKS = [2, pytest.param(4, marks=torches)]
 
 #: probe, the one finding, what its title says
 CASES = [
-    pytest.param(misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1", marks=pytest.mark.smoke),
+    (misbehaving.loops_in_python, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.holds_the_interpreter, "DD610", "Rank 1 never entered all_reduce 1"),
     (misbehaving.never_joins_a_group, "DD610", "Rank 1 never entered new_group 1"),
-    pytest.param(misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)", marks=pytest.mark.smoke),
+    (misbehaving.is_stopped, "DD611", "Rank 1 is stopped (state T)"),
     (misbehaving.exits, "DD612", "Rank 1 exited early with code 3"),
-    pytest.param(misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL", marks=pytest.mark.smoke),
+    (misbehaving.is_killed, "DD612", "Rank 1 was killed by SIGKILL"),
     (misbehaving.segfaults, "DD612", "Rank 1 was killed by SIGSEGV"),
     (misbehaving.raises, "DD613", "Rank 1 raised ValueError"),
     (misbehaving.calls_another_operation, "DD614", "Rank 1 called broadcast"),
     (misbehaving.calls_another_shape, "DD614", "Rank 1 called all_reduce of shape [16]"),
 ]
 
+#: The cases of four ranks in `make test`.
+SMOKE = (misbehaving.loops_in_python, misbehaving.is_stopped, misbehaving.is_killed)
 #: Those after which no deadline is waited for, however long it is.
 ENDS = (misbehaving.exits, misbehaving.is_killed, misbehaving.segfaults, misbehaving.raises)
 
@@ -41,8 +43,14 @@ def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_doctor.engine.node_run.agent.MOST_TRIALS", 1)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("probe", "code", "words"), CASES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("probe", "code", "words", "ranks"),
+    [pytest.param(*case, 2, id=f"{case[0].__name__}-2") for case in CASES]
+    + [
+        pytest.param(*case, 4, id=f"{case[0].__name__}-4", marks=[torches, *[pytest.mark.smoke] * (case[0] in SMOKE)])
+        for case in CASES
+    ],
+)
 def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, probe, code, words, ranks):
     scenario = play(probe, ranks=ranks, deadline_s=LIMIT_S if probe in ENDS else HANGS_S)
 
