@@ -1,4 +1,4 @@
-"""How the tests run: examples without a clock, shared fixtures, tests of a mark found without importing all modules."""
+"""Settings and fixtures of all tests: environment, hypothesis, collection by marks, order of tests in workers."""
 
 import gc
 import os
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _inherit_nothing_odd()
     if not _is_worker(config):
         os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
-        # A home of its own: recordings do not go to the user's, which may be missing or read-only.
+        # Recordings do not go to the user's home, which may be missing or read-only.
         os.environ["HOME"] = tempfile.mkdtemp(prefix="home-", dir=os.environ[once.VARIABLE])
 
 
@@ -173,7 +173,7 @@ def _groups(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:
 
 
 def _required_marks(config: pytest.Config) -> list[str]:
-    """Return the marks of which a selected test has at least one; empty if there are none."""
+    """Return the marks that -m requires (any of them); empty if it requires none."""
     required = re.match(r"\(?(?!not )([a-z_]+(?: or [a-z_]+)*)", config.option.markexpr)
     return required[1].split(" or ") if required else []
 

@@ -1,4 +1,4 @@
-"""The one way in which tests wait: for a condition, with one limit, however busy the machine is."""
+"""Waits of the tests: for a condition, with one limit that also suits a busy machine."""
 
 import threading
 import time

@@ -2,8 +2,8 @@
 
     python -m tools.run_tests NAME MARKS JUNIT PYTHON [OPTION ...] -- [ARGUMENT ...]
 
-NAME is the target of make, JUNIT a file for the results or empty, PYTHON a command that takes ``-m pytest``. If the
-arguments select none of these tests, it prints one line and exits with 0.
+NAME is the target of make. JUNIT is a file for the results, or empty. PYTHON is a command that takes ``-m pytest``.
+If the arguments select no test of this part, it prints one line and exits with 0.
 """
 
 import os
@@ -14,7 +14,7 @@ import pytest
 
 
 def main(argv: list[str]) -> int:
-    """Become pytest, so that signals reach it alone; return only if there is nothing to run."""
+    """Replace this process by pytest, or return an exit code if the arguments select no test."""
     name, marks, junit, python = argv[:4]
     end = argv.index("--")
     options, arguments = argv[4:end], argv[end + 1 :]
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
         listing = (sys.executable, "-m", "pytest", "-m", marks, "--collect-only", "-qq", *arguments)
         listed = subprocess.run(listing, capture_output=True, text=True, check=False)
         if listed.returncode == pytest.ExitCode.NO_TESTS_COLLECTED:
-            sys.stdout.write(f"make {name}: ARGS selects none of these tests; `make help` lists the other parts\n")
+            sys.stdout.write(f"make {name}: ARGS selects no test of this part; `make help` lists the other parts\n")
             return 0
         if listed.returncode != pytest.ExitCode.OK:
             sys.stdout.write(listed.stdout + listed.stderr)
