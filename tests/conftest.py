@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     begins = set(first)
     rest = [item for item in items if item not in begins]
     heads: list[list[pytest.Item]] = [[] for _ in range(workers)]
-    for group in sorted(_groups(first), key=len, reverse=True):
+    for group in sorted(_groups(first), key=lambda group: (_limit_s(group), len(group)), reverse=True):
         min(heads, key=len).extend(group)
     left = len(items)
     items.clear()
@@ -152,6 +152,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del rest[: max(size - len(head), 0)]
         left -= size
     items += rest
+
+
+def _limit_s(group: list[pytest.Item]) -> float:
+    """Return the longest timeout that its tests set, in seconds: long tests start first."""
+    return max(mark.args[0] if (mark := item.get_closest_marker("timeout")) else 0.0 for item in group)
 
 
 def _groups(items: list[pytest.Item]) -> Iterable[list[pytest.Item]]:

@@ -18,8 +18,9 @@ def test_an_estimate_is_what_a_rank_takes():
 
 @pytest.mark.ranks
 @pytest.mark.timeout(1200)
-def test_estimates_of_six_models_under_four_strategies_are_what_ranks_take(record_property):
-    outcomes = evaluate([Case(model, strategy) for model in MODELS for strategy in STRATEGIES])
+def test_estimates_of_six_models_under_two_strategies_each_match_ranks(record_property):
+    pairs = [(model, strategy) for at, model in enumerate(MODELS) for strategy in STRATEGIES[at % 2 :: 2]]
+    outcomes = evaluate([Case(*pair) for pair in pairs])
 
     errors = [abs(outcome.error) for outcome in outcomes]
     record_property("median_error", statistics.median(errors))
