@@ -25,6 +25,7 @@ class Step(Frozen):
     members: tuple[int, ...] = ()  # … the original ranks of this rank's group; empty means all of the trial
     entered_at: float = 0.0  # seconds since the trial began
     left_at: float | None = None  # the same; null where it is in the step still
+    queued_s: float = 0.0  # for how long its main thread had no processor since it entered its previous step
     where: str = ""  # file:line of the call
 
     @property

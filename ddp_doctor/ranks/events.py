@@ -3,7 +3,7 @@
 ::
 
     {"event": "enter", "t": 8123.41, "check": "allreduce", "name": "all_reduce", "seq": 17,
-     "detail": "float32 [262144] sum", "peers": [], "deadline_s": null, "where": "train.py:88"}
+     "detail": "float32 [262144] sum", "peers": [], "deadline_s": null, "queued_s": 0.2, "where": "train.py:88"}
 
 ``t`` is CLOCK_MONOTONIC, which all processes of one node share. A line is written by one write()
 on an O_APPEND descriptor, so the agent never reads half a line of a killed worker:

@@ -71,6 +71,7 @@ class RankState:
     cpu_s_per_s: float | None = None
     cpu_granted: float | None = None
     spent_before: tuple[float, float] = (0.0, 0.0)  # what run_and_queued_s() said when its check began
+    queued_before_s: float = 0.0  # for how long its main thread had no processor until its last step
     events: int = 0  # how many there have been
     state: str | None = None
     wait_channel: str | None = None
@@ -107,7 +108,9 @@ class RankState:
             self.check, self.check_at = event["check"], at
             self.spent_before = proc.run_and_queued_s(self.worker.pid or 0)
         elif kind == "enter":
-            step = Step.model_validate({**event, "entered_at": at - self.began_at})
+            queued_s = round(event["queued_s"] - self.queued_before_s, 3)
+            self.queued_before_s = event["queued_s"]
+            step = Step.model_validate({**event, "entered_at": at - self.began_at, "queued_s": queued_s})
             if event["deadline_s"] is not None:
                 self.step_deadlines[step.check, step.seq] = at + event["deadline_s"]
             self.steps.append(step)

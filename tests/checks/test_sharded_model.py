@@ -230,7 +230,7 @@ def test_replicas_that_start_from_other_parameters_are_named_and_no_optimizer_is
 
     assert set(blamed(finding)) == {None}
     assert (
-        "does not start with the parameters of the first rank on rank 2 (node2) and rank 3 (node3): embedding.weight"
+        "does not start with the parameters of the first rank on the replica of rank 2 (node2) and rank 3 (node3): emb"
         in finding.title
     )
 

@@ -14,6 +14,7 @@ from ddp_doctor.ranks import folders
 from ddp_doctor.ranks.events import EventWriter
 from ddp_doctor.ranks.spec import WorkerSpec
 from ddp_doctor.ranks.store import exchange
+from ddp_doctor.sources.proc import run_and_queued_s
 
 
 class LiveRankContext:
@@ -118,7 +119,13 @@ class LiveRankContext:
         self._seq += 1
         at = {"check": self._check, "seq": self._seq}
         what = {"name": name, "detail": detail, "peers": list(peers), "deadline_s": deadline_s, **self._within}
-        self._events.write("enter", **at, **what, where=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        self._events.write(
+            "enter",
+            **at,
+            **what,
+            queued_s=run_and_queued_s(os.getpid())[1],
+            where=f"{caller.f_code.co_filename}:{caller.f_lineno}",
+        )
         yield
         if self.device.startswith("cuda"):
             import torch
