@@ -19,33 +19,34 @@ from tests.recordings import SITUATIONS, load
 
 Outcome = Literal["passed", "hung", "failed"]
 
-#: Recording, code, the test that shows it, and the names that its remedies set or unset, in their order.
+#: Situations, each with the code of a finding that recommends settings.
 OFFERED = [
-    ("topology/classic-two-socket-with-recorded-facts", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("topology/classic-two-socket-first-all-reduce", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("pcie/bends-the-path-of-a-stall", "DD401", "exchange", ["NCCL_P2P_LEVEL", "NCCL_P2P_DISABLE"]),
-    ("topology/transports-p2p-disabled-behind-nvswitch", "DD434", "exchange", ["NCCL_P2P_DISABLE"]),
-    ("topology/transports-infiniband-disabled", "DD436", "exchange", ["NCCL_IB_DISABLE"]),
-    ("topology/transports-nic-behind-the-host-bridge", "DD441", "all_reduce", ["NCCL_NET_GDR_LEVEL"]),
-    ("topology/nvls-cannot-bind-multicast", "DD444", "meet", ["NCCL_NVLS_ENABLE"]),
-    ("topology/mnnvl-without-imex", "DD445", "meet", ["NCCL_MNNVL_ENABLE"]),
-    ("topology/cumem-host-refused", "DD446", "meet", ["NCCL_CUMEM_HOST_ENABLE"]),
-    ("topology/peer-memory-refused", "DD446", "meet", ["NCCL_CUMEM_ENABLE", "NCCL_P2P_DISABLE"]),
-    ("interfaces/nccl-families-differ-and-ipv6-is-everywhere", "DD524", "meet", ["NCCL_SOCKET_FAMILY"]),
-    ("nccl/shared-memory-full", "DD237", "meet", ["NCCL_SHM_DISABLE"]),
-    ("rdma/gid-index-wrong-on-one-node", "DD568", "all_reduce", ["NCCL_IB_GID_INDEX"]),
-    ("rdma/old-nccl-without-gid-index", "DD569", "all_reduce", ["NCCL_IB_GID_INDEX"]),
-    ("rdma/hca-setting-matches-nothing", "DD571", "all_reduce", ["NCCL_IB_HCA"]),
-    ("rdma/on-one-node-only", "DD572", "all_reduce", ["NCCL_IB_DISABLE"]),
-    ("rdma/hca-leaves-out-the-nearest", "DD577", "all_reduce", ["NCCL_IB_HCA"]),
-    ("rdma/hca-prefix-takes-storage", "DD578", "all_reduce", ["NCCL_IB_HCA"]),
-    ("rdma/send-times-out-and-packets-are-lost", "DD584", "exchange", ["NCCL_IB_TIMEOUT", "NCCL_IB_DISABLE"]),
-    ("rdma/send-times-out", "DD584", "exchange", ["NCCL_IB_DISABLE"]),
-    ("allreduce/wrong-share-of-rank-2", "DD601", "all_reduce", ["NCCL_P2P_DISABLE", "NCCL_PROTO"]),
-    ("p2p/corrupts-from-1-to-3", "DD606", "exchange", ["NCCL_P2P_DISABLE"]),
-    ("hang/all-ranks-in-one-collective", "DD616", "meet", ["NCCL_P2P_DISABLE"]),
+    ("topology/classic-two-socket-with-recorded-facts", "DD401"),
+    ("topology/classic-two-socket-first-all-reduce", "DD401"),
+    ("pcie/bends-the-path-of-a-stall", "DD401"),
+    ("topology/transports-p2p-disabled-behind-nvswitch", "DD434"),
+    ("topology/transports-infiniband-disabled", "DD436"),
+    ("topology/transports-nic-behind-the-host-bridge", "DD441"),
+    ("topology/nvls-cannot-bind-multicast", "DD444"),
+    ("topology/mnnvl-without-imex", "DD445"),
+    ("topology/cumem-host-refused", "DD446"),
+    ("topology/peer-memory-refused", "DD446"),
+    ("interfaces/nccl-families-differ-and-ipv6-is-everywhere", "DD524"),
+    ("nccl/shared-memory-full", "DD237"),
+    ("rdma/gid-index-wrong-on-one-node", "DD568"),
+    ("rdma/old-nccl-without-gid-index", "DD569"),
+    ("rdma/hca-setting-matches-nothing", "DD571"),
+    ("rdma/on-one-node-only", "DD572"),
+    ("rdma/hca-leaves-out-the-nearest", "DD577"),
+    ("rdma/hca-prefix-takes-storage", "DD578"),
+    ("rdma/send-times-out-and-packets-are-lost", "DD584"),
+    ("rdma/send-times-out", "DD584"),
+    ("allreduce/wrong-share-of-rank-2", "DD601"),
+    ("p2p/corrupts-from-1-to-3", "DD606"),
+    ("hang/all-ranks-in-one-collective", "DD616"),
+    ("topology/transports-one-socket-on-100-gbit", "DD447"),
 ]
-each = pytest.mark.parametrize(("name", "code", "kind", "names"), OFFERED, ids=str)
+each = pytest.mark.parametrize(("name", "code"), OFFERED, ids=str)
 
 
 def found(recording: Recording, code: str) -> Finding:
@@ -87,18 +88,7 @@ def judged_with(name: str, code: str, position: int, without: Outcome, treated: 
 
 
 @each
-def test_a_remedy_made_of_settings_says_what_a_trial_repeats(name: str, code: str, kind: str, names: list[str]):
-    finding = found(load(name), code)
-
-    assert finding.reproduced_by is not None
-    assert finding.reproduced_by.kind == kind
-    assert [[one.name for one in remedy.settings] for remedy in made_of_settings(finding)] == [[one] for one in names]
-
-
-@each
-def test_a_setting_that_is_offered_can_be_tried_and_has_its_price_and_its_way_back(
-    name: str, code: str, kind: str, names: list[str]
-):
+def test_offered_setting_can_be_tried_and_has_a_cost_and_an_undo(name: str, code: str):
     for remedy in made_of_settings(found(load(name), code)):
         assert why_not([one.name for one in remedy.settings], "nccl") is None
         assert remedy.scope == "job"
@@ -109,11 +99,11 @@ def test_a_setting_that_is_offered_can_be_tried_and_has_its_price_and_its_way_ba
 
 
 @each
-def test_what_hung_or_failed_and_passes_with_the_setting_is_proved_and_stands_in_front(
-    name: str, code: str, kind: str, names: list[str]
-):
-    for position in range(len(names)):
-        finding, remedy = judged_with(name, code, position, "hung" if kind == "exchange" else "failed", "passed")
+def test_setting_that_ends_the_fault_is_proved_and_comes_first(name: str, code: str):
+    before = found(load(name), code)
+    without: Outcome = "hung" if before.reproduced_by and before.reproduced_by.kind == "exchange" else "failed"
+    for position in range(len(made_of_settings(before))):
+        finding, remedy = judged_with(name, code, position, without, "passed")
 
         assert finding.remedies[0].settings == remedy.settings
         assert finding.remedies[0].proof.status == "proved"
@@ -121,7 +111,7 @@ def test_what_hung_or_failed_and_passes_with_the_setting_is_proved_and_stands_in
 
 
 @each
-def test_what_hangs_with_the_setting_too_is_not_recommended(name: str, code: str, kind: str, names: list[str]):
+def test_setting_that_still_hangs_is_disproved_and_comes_last(name: str, code: str):
     finding, remedy = judged_with(name, code, 0, "hung", "hung")
 
     assert finding.remedies[-1].settings == remedy.settings
@@ -157,17 +147,6 @@ def test_an_all_reduce_that_settings_hold_back_is_tried_without_them():
     assert finding.reproduced_by is not None
     assert finding.reproduced_by.kind == "all_reduce"
     assert not made_of_settings(found(recording, "DD440"))
-
-
-def test_more_sockets_are_two_settings_tried_together():
-    finding = found(load("topology/transports-one-socket-on-100-gbit"), "DD447")
-
-    (remedy,) = made_of_settings(finding)
-    assert {one.name: one.value for one in remedy.settings} == {
-        "NCCL_SOCKET_NTHREADS": "4",
-        "NCCL_NSOCKS_PERTHREAD": "4",
-    }
-    assert why_not([one.name for one in remedy.settings], "nccl") is None
 
 
 def test_a_slow_pair_whose_path_is_longer_than_all_others_loses_p2p_alone():
