@@ -79,45 +79,10 @@ def test_gpu_of_a_rank_is_found_by_its_uuid_before_the_log():
     assert {(one.ranks, one.gpus) for one in used} >= {((0, 1), ("GPU6", "GPU7"))}
 
 
-def test_network_within_a_host_gives_no_finding_when_each_gpu_has_a_near_nic():
-    recording = load("network-within-a-host")
-    links = {
-        "GPU0": {"GPU1": "SYS", "NIC0": "PIX", "NIC1": "SYS"},
-        "GPU1": {"GPU0": "SYS", "NIC0": "SYS", "NIC1": "PIX"},
-        "NIC0": {"GPU0": "PIX", "GPU1": "SYS", "NIC1": "SYS"},
-        "NIC1": {"GPU0": "SYS", "GPU1": "PIX", "NIC0": "SYS"},
-    }
-    near = with_fact(recording, "topology", links=links, nics={"NIC0": "mlx5_0", "NIC1": "mlx5_1"})
-    assert judge(near) == []
-
-
-def test_level_that_lets_p2p_go_farther_is_no_good_news_while_the_trial_hangs():
-    recording = load("level-beyond-default")
-    (trial,) = recording.trials
-    hung = recording.model_copy(update={"trials": (trial.model_copy(update={"outcome": "stuck"}),)})
-    assert "DD433" not in [one.code for one in judge(hung)]
-
-
-def test_forbidden_p2p_is_found_without_any_trial_but_not_in_a_prolog():
-    recording = load("p2p-disabled-behind-nvswitch").model_copy(update={"trials": ()})
-    (finding,) = judge(recording)
-    assert (finding.code, finding.severity.value) == ("DD434", "warning")
-    assert finding.remedies[0].settings[0].action == "unset"
-    prolog = recording.options.model_copy(update={"command": "prolog"})
-    assert judge(recording.model_copy(update={"options": prolog})) == []
-
-
 def test_forbidden_p2p_that_is_not_slower_by_nccls_constants_is_information():
     recording = with_fact(load("two-sockets-as-by-default"), "env_vars", variables={"NCCL_P2P_DISABLE": "1"})
     (finding,) = judge(recording.model_copy(update={"trials": ()}))
     assert (finding.code, finding.severity.value) == ("DD434", "info")
-
-
-def test_forbidden_shared_memory_sends_two_sockets_to_the_network():
-    recording = with_fact(load("two-sockets-as-by-default"), "env_vars", variables={"NCCL_SHM_DISABLE": "1"})
-    (finding,) = judge(recording.model_copy(update={"trials": ()}))
-    assert (finding.code, finding.severity.value) == ("DD434", "warning")
-    assert "the network (NET)" in finding.detail
 
 
 def test_table_says_what_is_used_how_fast_and_why():
@@ -195,14 +160,6 @@ def test_staging_is_right_for_consumer_gpus_far_nics_and_kernels_that_cannot():
     kernel = {"kind": "kernel/1", "driver_version": "570.86.15", "driver_is_open": False}
     data = recording.model_dump(mode="json")
     data["readings"] += [{"check": "kernel", "status": "collected", "node": node, "fact": kernel} for node in (0, 1)]
-    assert codes_of(Recording.model_validate(data)) == []
-
-
-def test_containers_give_no_finding_when_their_boot_ids_differ():
-    data = load("two-containers-of-one-machine").model_dump(mode="json")
-    for reading in data["readings"]:
-        if reading["check"] == "interfaces":
-            reading["fact"]["host_id"] = f"boot-{reading['node']} net:[1]"
     assert codes_of(Recording.model_validate(data)) == []
 
 
@@ -381,13 +338,6 @@ ALONE = {"nnodes": 1, "nproc_per_node": 2, "world_size": 2, "backend": "nccl"}
 )
 def test_no_level_is_proposed_where_it_is_not_needed_or_not_known_to_help(changed: Recording):
     assert "DD441" not in [one.code for one in judge(changed)]
-
-
-def test_a_gpu_with_a_near_nic_behind_nvlink_needs_no_level():
-    recording = load(BEHIND)
-    fact = next(one.fact for one in recording.readings if one.check == "topology") or {}
-    links = {**fact["links"], "GPU1": {**fact["links"]["GPU1"], "NIC1": "PIX"}}
-    assert "DD441" not in [one.code for one in judge(with_fact(recording, "topology", links=links))]
 
 
 def test_of_gh200_the_level_is_proposed_before_nccl_did_it_by_itself():
