@@ -6,15 +6,15 @@ import pytest
 
 from ddp_doctor import app
 from ddp_doctor.engine.hang.judge import judge
-from ddp_doctor.engine.hang.rules import common, deaths, failed_starts, hangs, links, slowness
+from ddp_doctor.engine.hang.rules import common, deaths, hangs, links, slowness
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.model.choices import Confidence, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import FlightEntry, Raised, RankEvidence, Step, TrialRecord
+from ddp_doctor.model.trial import Raised, RankEvidence, Step, TrialRecord
 from tests.readings import collected, only, plain_world, trial_of
-from tests.recordings import load, raw
+from tests.recordings import load
 
 
 def _with(recording: Recording, *trials: TrialRecord) -> Recording:
@@ -25,17 +25,6 @@ def _rank(number: int, *, check: str = "allreduce", seq: int = 3, **fields: Any)
     detail, peers = fields.pop("detail", "float32 [8]"), fields.pop("peers", ())
     step = Step(check=check, name="all_reduce", seq=seq, detail=detail, peers=peers, where="a.py:1")
     return RankEvidence(rank=number, began=True, state="S", steps=(step,)).model_copy(update=fields)
-
-
-def test_a_mismatch_without_any_recorder_says_what_the_ranks_announced():
-    trial = trial_of(_rank(0, detail="float32 [8]"), _rank(1, detail="float32 [16]"))
-
-    found = only(links.mismatch.apply(_with(load("torchrun/healthy"), trial)))
-
-    assert found.title == (
-        "The ranks call different collectives in the check allreduce: rank 0 called all_reduce float32 [8];"
-        " rank 1 called all_reduce float32 [16]"
-    )
 
 
 def test_an_exception_of_your_model_in_ddp_is_named_with_its_own_line():
@@ -80,29 +69,6 @@ def test_a_later_trial_without_the_judged_check_proves_nothing():
     assert common.Case(_with(recording, trial, same), trial, judge(trial)).all_well_without
 
 
-def test_a_stall_that_topology_explains_does_not_hide_another_pair():
-    recording = load("topology/classic-two-socket-with-recorded-facts")  # names ranks 0 and 1
-    explained = trial_of(_rank(0, check="p2p", peers=(1,)), _rank(1, check="p2p", peers=(0,)), judged_check="p2p")
-    another = trial_of(_rank(2, check="p2p", peers=(3,)), _rank(3, check="p2p", peers=(2,)), judged_check="p2p")
-
-    assert links.pair.apply(_with(recording, explained)) == []
-    culprit = only(links.pair.apply(_with(recording, explained, another))).culprits[0]
-    assert (culprit.rank, culprit.peer_rank) == (2, 3)
-
-
-def test_a_refused_setting_does_not_hide_a_stopped_rank_while_the_group_is_made():
-    recording = load("env_vars/torch-bool-on")
-    ranks = (_rank(0, check="process_group"), _rank(1, check="process_group"))
-    stopped = ranks[1].model_copy(update={"state": "T"})
-    whole, one = (
-        trial_of(*ranks, judged_check="process_group"),
-        trial_of(ranks[0], stopped, judged_check="process_group"),
-    )
-
-    assert hangs.nobody_left.apply(_with(recording, whole)) == []
-    assert only(hangs.not_running.apply(_with(recording, one))).culprits[0].rank == 1
-
-
 def test_a_refused_setting_explains_an_abort_but_no_kill():
     recording = load("env_vars/torch-bool-on")
     waits = _rank(0, check="process_group")
@@ -138,36 +104,6 @@ def test_a_rank_out_of_files_is_explained_by_a_low_limit_and_by_nothing_else(fil
     assert {finding.code for finding in found} == expected
 
 
-def test_a_torchrun_out_of_files_is_explained_by_a_low_limit():
-    recording = load("torchrun/starts-no-rank")
-    (trial,) = recording.trials
-    notes = ("torchrun ended with exit code 1", "OSError: [Errno 24] Too many open files")
-    few = recording.model_copy(update={"trials": (trial.model_copy(update={"notes": notes}),)})
-    assert {f.code for f in app.judge(_limited(few, 20)).report.findings} == {"DD223"}
-    assert {f.code for f in app.judge(_limited(few, 1 << 20)).report.findings} == {"DD501"}
-
-
-def test_interface_setting_of_nccl_is_a_culprit_when_it_is_set():
-    plain = load("hang/nccl-finds-no-socket-interface")
-    environment = raw("env_vars/ordinary-settings")["readings"]
-    environment[0]["fact"]["variables"]["NCCL_SOCKET_IFNAME"] = "ib0"
-    readings = (*Recording.model_validate({**plain.model_dump(), "readings": environment}).readings,)
-
-    with_it = only(failed_starts.everywhere.apply(plain.model_copy(update={"readings": readings})))
-
-    assert [one.name for one in with_it.culprits] == ["NCCL_SOCKET_IFNAME"]
-
-
-def test_late_rank_gives_no_finding_when_many_ranks_share_a_core():
-    recording = load("hang/rank-comes-late")
-    crowded = Host(cpus=1, cpu_quota_cpus=0.125)  # four ranks, as many a core as 64 on two
-    reading = collected("host", crowded)
-
-    in_a_crowd = recording.model_copy(update={"readings": (*recording.readings, reading)})
-
-    assert slowness.late.apply(in_a_crowd) == []
-
-
 def test_a_rank_may_come_late_where_other_work_keeps_all_nodes_busy():
     recording = load("hang/rank-comes-late")
 
@@ -177,21 +113,6 @@ def test_a_rank_may_come_late_where_other_work_keeps_all_nodes_busy():
 
     assert only(slowness.late.apply(on_nodes(13.0, 0.5))).evidence[0].expected == 2.0
     assert slowness.late.apply(on_nodes(13.0, 9.0)) == []
-
-
-def test_what_most_ranks_left_and_one_still_receives_is_told_without_a_name():
-    wrapping = Step(check="gradient_sync", name="ddp_construct", seq=1, where="a.py:1")
-    waiting = Step(check="gradient_sync", name="backward", seq=3, where="a.py:9")
-    ahead = (wrapping.model_copy(update={"left_at": 1.0}), waiting)
-    behind = _rank(3, flight=(FlightEntry(seq=28, op="broadcast"),), steps=(wrapping,))
-    ranks = (*(_rank(n, steps=ahead) for n in range(3)), behind)
-    trial = trial_of(*ranks, checks=("process_group", "gradient_sync"), judged_check="gradient_sync", waited_s=10.0)
-
-    found = only(hangs.nobody_left.apply(_with(load("torchrun/healthy"), trial)))
-
-    assert found.title == ("Rank 3 did not leave ddp_construct 1 of the check gradient_sync within 10 s; ranks 0-2 did")
-    assert found.confidence is Confidence.POSSIBLE
-    assert not found.culprits
 
 
 def test_four_ranks_of_which_no_two_exchange_data_are_one_finding_that_names_nobody():
