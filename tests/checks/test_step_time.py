@@ -14,7 +14,7 @@ from ddp_doctor.checks.ddp.step_time.work import Plan, Work
 from ddp_doctor.facts.collectives import GpuSpeedFact, Rate
 from ddp_doctor.facts.ddp.step_time import Buckets, BucketTrial, Round, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import Curve
-from ddp_doctor.model.choices import Confidence, Level, Severity
+from ddp_doctor.model.choices import Level, Severity
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.recording import Recording
 from tests.checks.judged_ranks import blamed, judge_by, only, record
@@ -232,38 +232,6 @@ def test_measurements_are_in_base_units():
     assert list(measurements(Recording())) == []
 
 
-def test_a_step_that_waits_is_information_with_the_doctors_model_and_a_warning_with_your_own():
-    assert only(judge(pair(**SLOW_LINK)), "DD810").severity is Severity.INFO
-    codes = {one.code: one.severity for one in judge(pair(**SLOW_LINK, model="train:model"))}
-    assert codes == {"DD810": Severity.WARNING, "DD811": Severity.WARNING}
-
-
-def test_a_model_of_yours_with_the_batch_of_a_test_gets_information():
-    codes = {
-        one.code: one.severity
-        for one in judge(pair(compute=0.0002, step=0.003, communicate=0.0028, model="train:model"))
-    }
-    assert codes == {"DD810": Severity.INFO, "DD811": Severity.INFO}
-
-
-def test_the_steps_to_accumulate_bring_waiting_to_a_fifth():
-    finding = next(one for one in judge(pair(**SLOW_LINK, model="train:model")) if one.code == "DD810")
-
-    assert "one synchronisation in 36 steps, waiting is 20% of the time" in finding.remedies[0].summary
-
-
-def test_a_step_that_hides_its_communication_is_healthy():
-    assert judge(pair(step=0.0101, communicate=0.012)) == []
-
-
-def test_waiting_that_noise_explains_is_not_told():
-    noisy = fact(**SLOW_LINK)
-    rounds = tuple(one.model_copy(update={"again_s": 0.100}) for one in noisy.rounds)
-    facts = [noisy.model_copy(update={"rounds": rounds}), fact(rank=1, **SLOW_LINK)]
-
-    assert judge(recording(facts, (0, 1))) == []
-
-
 def test_ranks_that_share_processors_are_told_nothing():
     assert judge(pair(**SLOW_LINK, threads=8)) == []
 
@@ -279,16 +247,6 @@ def trials(best_s: float, predicted_s: float = 0.041, default_s: float = 0.061) 
     both = ((25.0, 0.060, default_s), (1.0, predicted_s, best_s))
     made = [BucketTrial(cap_mib=cap, predicted_s=at, step_s=tuple(took * one for one in by)) for cap, at, took in both]
     return Buckets(batch=8, compute_s=0.02, predicted_s={25.0: 0.060, 1.0: predicted_s}, trials=tuple(made))
-
-
-def test_a_bucket_size_that_won_is_advised_with_what_was_predicted_and_measured():
-    finding = only(judge(pair(buckets=trials(0.043))), "DD820")
-
-    assert finding.severity is Severity.INFO
-    assert finding.confidence is Confidence.POSSIBLE
-    assert "predicted 41 ms, measured 43 ms (42 to 44); default 25: predicted 60 ms, measured 61 ms" in finding.detail
-    assert "bucket_cap_mb=1" in finding.remedies[0].summary
-    assert finding.remedies[0].proof.status == "not_tried"  # it is not the user's model
 
 
 def test_with_your_user_model_the_advice_is_proved():
