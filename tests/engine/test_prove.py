@@ -286,17 +286,6 @@ def test_a_rank_that_crashes_and_one_that_hangs_to_the_limit_do_say_something():
 # --- proofs on findings ---------------------------------------------------------------------------
 
 
-def test_of_two_interfaces_that_help_the_faster_one_stands_in_front():
-    def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
-        return passes(arm, {"eth1": 1.0, "eth2": 2.0}[settings[0].value or ""] * GB if settings else 0.1 * GB)
-
-    _, kept = tried(scene, ETH1, ETH2, reproducer=SPEED)
-    (found,) = with_proofs([finding(remedy(ETH1, "eth1"), remedy(ETH2, "eth2"), reproducer=SPEED)], kept)
-
-    assert [one.summary for one in found.remedies] == ["eth2", "eth1"]
-    assert [one.proof.status for one in found.remedies] == ["proved", "proved"]
-
-
 def test_a_proved_remedy_proves_the_finding_and_a_disproved_one_goes_last():
     def scene(arm: Arm, settings: Sequence[Setting]) -> Attempt:
         good = bool(settings) and settings[0].value == "eth2"
