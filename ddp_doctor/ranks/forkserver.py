@@ -111,14 +111,14 @@ class ForkServer:
         """Wait for so long; the process stays alive, and of an import that is stuck its pid stands for a stack."""
         preload: dict[str, object] = {}
         read_at, used = 0.0, self._cpu_time_and_bytes()
-        patience = Patience(limit_s, [self._pid])
+        patience = Patience(limit_s, [self.pid])
         while (left_s := patience.left_s()) > 0.0:
             if left_s < LOOK_S and not read_at:
                 read_at, used = time.monotonic(), self._cpu_time_and_bytes()
             with suppress(FileNotFoundError):
                 preload = json.loads((self._run_folder / "preload.json").read_text())
             if (lost := self.lost()) is not None:
-                if self.is_alive() or was_killed(self._pid or 0):
+                if self.is_alive() or was_killed(self.pid or 0):
                     raise HelperLost(lost)
                 return TorchImport(import_s=timeout_s, error=f"the import of torch killed its process\n{self.log()}")
             if preload.get("done"):
@@ -130,15 +130,16 @@ class ForkServer:
         (cpu_before, bytes_before), (cpu, read) = used, self._cpu_time_and_bytes()
         moving = False
         if cpu_before is not None and cpu is not None:
-            busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self._pid or 0) == "R"
+            busy = cpu - cpu_before >= STILL_CPU_S_PER_S * elapsed_s or state(self.pid or 0) == "R"
             moving = busy or read != bytes_before
         return TorchImport(import_s=timeout_s, stuck_at=str(preload.get("pid", "")), moving=moving)
 
     def _cpu_time_and_bytes(self) -> tuple[float | None, int | None]:
-        return (None, None) if self._pid is None else (cpu_seconds(self._pid), io_bytes(self._pid))
+        return (None, None) if self.pid is None else (cpu_seconds(self.pid), io_bytes(self.pid))
 
     @property
-    def _pid(self) -> int | None:
+    def pid(self) -> int | None:
+        """Its pid, or None if it has not started."""
         return self._helper.pid if self._helper is not None else None
 
     def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:
@@ -171,17 +172,17 @@ class ForkServer:
 
     def is_alive(self) -> bool:
         """Whether it lives; else multiprocessing would silently start another forkserver, without torch."""
-        return self._pid is not None and state(self._pid) not in (None, "Z")
+        return self.pid is not None and state(self.pid) not in (None, "Z")
 
     def stop(self) -> None:
         """Kill the forkserver and, with it, all it forked that is still alive."""
-        if self._pid is not None and self.is_alive():
-            os.kill(self._pid, signal.SIGKILL)
+        if self.pid is not None and self.is_alive():
+            os.kill(self.pid, signal.SIGKILL)
         # multiprocessing's resource tracker ends when this process does, but not while it is stopped.
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
         if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
             os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
-        patience = Patience(_DEATH_S, [self._pid])
+        patience = Patience(_DEATH_S, [self.pid])
         while self.is_alive() and not patience.is_over():
             time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session
 

@@ -113,7 +113,9 @@ class NodeRanks:
         idle_limits = {check.id: check.still_s * self.crowd() for check in checks if check.still_s is not None}
         start_s *= self.crowd()
         progress, keep = self.run.progress, self.keep_partial
-        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper, keep)
+        helpers = (self.server.pid, self.control.helper.pid if self.control is not None else None)
+        pids = [pid for pid in helpers if pid is not None]
+        trial = Trial(record, states, allowed, progress, start_s, remote, idle_limits, lost_helper, keep, pids)
         try:
             result = trial.run()
             lost = lost_helper() if result.record.outcome != "finished" else None

@@ -94,6 +94,7 @@ class Trial:
     idle_limits: Mapping[str, float] = field(default_factory=dict)
     lost_helper: Callable[[], str | None] = lambda: None
     keep_partial: Callable[[TrialResult], None] = lambda _: None
+    helper_pids: Sequence[int] = ()  # of the forkserver, which reports exit codes, and the control store
     _look_at: float = 0.0
     _queued_s: float = 0.0  # the longest time for which a rank that is waited for had no processor in its check
     _started: float = field(default_factory=time.monotonic)
@@ -191,7 +192,7 @@ class Trial:
         return outcome
 
     def _patience(self, limit_s: float) -> Patience:
-        return Patience(limit_s, [rank.worker.pid for rank in self.ranks])
+        return Patience(limit_s, [*(rank.worker.pid for rank in self.ranks), *self.helper_pids])
 
     def _echoes_are_in(self, grace: Patience, on_its_way: Patience) -> bool:
         # A death is followed by its peers' errors, which show who waited for whom.

@@ -113,6 +113,22 @@ def test_echoes_are_not_in_while_the_exit_code_of_a_rank_that_ended_is_missing(
     assert trial._echoes_are_in(Patience(-1.0, []), Patience(60.0, [])) is echoes_are_in
 
 
+def test_limit_moves_while_the_forkserver_has_no_processor(tmp_path: Path, monkeypatch):
+    queued_s = {8: 0.0}
+    monkeypatch.setattr(proc, "thread_ids", lambda pid: [pid])
+    monkeypatch.setattr(proc, "run_and_queued_s", lambda pid, _thread=None: (0.0, queued_s.get(pid, 0.0)))
+    rank = rank_in_check(tmp_path)
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0, helper_pids=[8])
+    patience = trial._patience(10.0)
+    monkeypatch.setattr("time.monotonic", lambda: 111.0)
+    assert patience.is_over()
+
+    queued_s[8] = 2.0
+
+    assert not patience.is_over()
+
+
 @pytest.mark.parametrize(
     ("state", "threads", "longest_s"),
     [("R", 4, MOST_QUEUED_S), ("Z", 2, MOST_QUEUED_S), ("Z", 1, KILL_S), ("D", 4, KILL_S)],
