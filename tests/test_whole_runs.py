@@ -73,8 +73,9 @@ def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(as
 def test_the_prolog_needs_no_environment_and_no_torch(tmp_path):
     path = tmp_path / "report.json"
     argv = [sys.executable, "-I", "-X", "importtime", "-m", "ddp_doctor", "prolog", "--json", str(path)]
+    env = {**MEASURED, "TMPDIR": str(tmp_path)}  # where the recording goes without a home
 
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=MEASURED, timeout=LIMIT_S)
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", env=env, timeout=LIMIT_S)
     report = Report.model_validate_json(path.read_text())
 
     assert done.returncode == 0, done.stdout

@@ -96,7 +96,7 @@ class Trial:
     keep_partial: Callable[[TrialResult], None] = lambda _: None
     helper_pids: Sequence[int] = ()  # of the forkserver, which reports exit codes, and the control store
     _look_at: float = 0.0
-    _queued_s: float = 0.0  # the longest time for which a rank that is waited for had no processor in its check
+    _queued_s: float = 0.0  # how long the most delayed rank had no processor in its check, MOST_QUEUED_S at most
     _started: float = field(default_factory=time.monotonic)
     _epoch: float = field(default_factory=lambda: time.time() - 1.0)
     _extended: set[str] = field(default_factory=set)
@@ -164,7 +164,7 @@ class Trial:
                 continue
             if now >= self._look_at:
                 self._look_at = now + _LOOK_AT_HELPERS_S
-                self._queued_s = max((rank.queued_s() for rank in self.ranks if not rank.over), default=0.0)
+                self._queued_s = self._longest_queue_s()
                 if self.lost_helper() is not None:
                     return self._end("interrupted")
             if broken is None and any(rank.over and not rank.done for rank in self.ranks):
@@ -190,6 +190,10 @@ class Trial:
         if self.remote is not None:
             self.remote.end(outcome)
         return outcome
+
+    def _longest_queue_s(self) -> float:
+        queued_s = max((rank.queued_s() for rank in self.ranks if not rank.over), default=0.0)
+        return min(queued_s, deadlines.MOST_QUEUED_S)
 
     def _patience(self, limit_s: float) -> Patience:
         return Patience(limit_s, [*(rank.worker.pid for rank in self.ranks), *self.helper_pids])
@@ -281,7 +285,7 @@ class Trial:
         start = min(begun, default=self._started)
         if not check or not waiting:
             start, allowed, factor = self._started, self.start_s, 1.0
-        return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed, deadlines.MOST_QUEUED_S)
+        return start + allowed * factor + min(self._queued_s, deadlines.MOST_QUEUED * allowed)
 
     def _idle_deadline(self, check: str, now: float) -> float:
         """When a check is judged if all ranks of all nodes stay idle from now on."""

@@ -47,7 +47,8 @@ def _state(pid: int) -> str:
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("worlds")
     command = [sys.executable, "-m", "tests.attach.worlds", str(folder), *NAMED]
-    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as started:
+    env = {**os.environ, "TMPDIR": str(folder)}  # multiprocessing's directories outlive processes that are killed
+    with subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.DEVNULL) as started:
         try:
             _wait_until_still(started.pid, folder)
             yield started.pid

@@ -85,7 +85,8 @@ def test_deadline_of_a_check_moves_by_the_time_in_the_queue(
     spent[:] = 50.0, 60.0  # before the check
     rank = rank_in_check(tmp_path)
     spent[:] = 50.0 + ran_s, 60.0 + queued_s
-    trial = Trial(rank.spec.trial, [rank], {"c": allowed_s}, lambda _: None, 15.0, _queued_s=rank.queued_s())
+    trial = Trial(rank.spec.trial, [rank], {"c": allowed_s}, lambda _: None, 15.0)
+    trial._queued_s = trial._longest_queue_s()
 
     assert trial._deadline("c", [rank]) == pytest.approx(deadline)
     assert rank.cpu_granted == granted
