@@ -31,8 +31,8 @@ WORKER_START_S = 15.0
 IMPORT_S = 60.0
 #: A check in which something moved in the last second gets this share of its deadline once more.
 EXTENSION = 0.5
-#: On a busy machine a limit moves by the time for which a process was ready to run but had no processor: by this many
-#: times the limit at most, and the deadline of a check by this many seconds (judgement).
+#: Time that a process waits for a processor does not count toward a limit. These are the maximum extensions: as a
+#: multiple of the limit, and in seconds for the deadline of a check (judgement).
 MOST_QUEUED = 3.0
 MOST_QUEUED_S = 30.0
 #: A rank that wanted a processor for at least LOOK_S and had one for less than this share of that time may still
@@ -50,7 +50,7 @@ STACK_DUMP_S = 0.8
 RECORDER_LAG_S = 2.0
 #: From SIGTERM to SIGKILL of workers that are done; NCCL frees its memory meanwhile.
 DISMISS_S = 1.0
-#: From SIGKILL until a process is given up as uninterruptible; one that still runs gets MOST_QUEUED_S.
+#: From SIGKILL until a process is given up as uninterruptible, or MOST_QUEUED_S if it still runs.
 KILL_S = 1.0
 #: A gap in the agent's own clock that means it was stopped, not that its workers hang.
 AGENT_PAUSE_S = 1.0

@@ -78,8 +78,8 @@ class RankEvidence(Frozen):
     state: str | None = None  # R, S, D, T, t, Z as in /proc/PID/stat
     wait_channel: str | None = None  # where it waits in the kernel: /proc/PID/wchan
     cpu_s_per_s: float | None = None  # processor time used in the last second of watching
-    #: Share of the time in which its main thread wanted a processor, since its check began, that it had one. None: it
-    #: hardly wanted one, or the kernel does not count it.
+    #: Processor time of its main thread since its check began, as a share of running and waiting for a processor.
+    #: None if both are short, or the kernel does not count them.
     cpu_granted: float | None = None
     stack: tuple[str, ...] = ()  # "file:line in function", innermost last
     source: tuple[str, ...] = ()  # the text of each of these lines; "" for what is no code of the job's

@@ -139,7 +139,7 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Its pid, or None if it has not started."""
+        """The pid of the forkserver, or None before its start."""
         return self._helper.pid if self._helper is not None else None
 
     def fork(self, target: Callable[[str], None], argument: str) -> BaseProcess:

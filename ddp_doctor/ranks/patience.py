@@ -1,4 +1,4 @@
-"""A time limit that a busy machine extends: the time for which a process had no processor does not count."""
+"""Time limits that do not count the time processes wait for a processor."""
 
 import time
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class Patience:
         left_s = self._began + self._limit_s - time.monotonic()
         if left_s > LOOK_S:
             return left_s
-        # The kernel forgets what it counted for a thread that has ended.
+        # The sum falls when a thread exits, because the kernel drops its counters.
         queued_s = max(0.0, 0.0, *(_queued_s(pid) - before for pid, before in self._queued_s.items()))
         return left_s + min(queued_s, MOST_QUEUED * self._limit_s)
 

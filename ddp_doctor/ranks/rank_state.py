@@ -70,7 +70,7 @@ class RankState:
     exited_at: float | None = None
     cpu_s_per_s: float | None = None
     cpu_granted: float | None = None
-    spent_before: tuple[float, float] = (0.0, 0.0)  # what run_and_queued_s() said when its check began
+    spent_before: tuple[float, float] = (0.0, 0.0)  # run_and_queued_s() when its check began
     queued_before_s: float = 0.0  # for how long its main thread had no processor until its last step
     events: int = 0  # how many there have been
     state: str | None = None

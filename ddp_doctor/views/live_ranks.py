@@ -258,7 +258,7 @@ def _main_used(rank: LiveRankFact) -> float:
 
 
 def _queued(rank: LiveRankFact) -> float:
-    """Return the share of the time in which its main thread had no processor: on an idle machine it would use it."""
+    """Return the share of the time that its main thread waited for a processor."""
     return (rank.looks[-1].main_queued_s - rank.looks[0].main_queued_s) / _seconds(rank)
 
 
