@@ -212,4 +212,4 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     found = split({node: (version, version) for node, version in doctors.items()})
     if found is not None:
         effect = "different versions of ddp-doctor may measure differently"
-        yield Difference(_DOCTOR, found, Severity.WARNING, effect, "what each ddp-doctor says of itself")
+        yield Difference(_DOCTOR, found, Severity.WARNING, effect, "the version that each ddp-doctor reports")

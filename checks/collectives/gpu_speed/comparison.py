@@ -211,7 +211,7 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
             set_clocks.append(index)
     if set_clocks:
         free_clocks = by_operator(
-            f"Reset the clocks that somebody set for {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
+            f"Reset the application clocks of {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
             "nvidia-smi -q -d CLOCK",
             *(f"sudo nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
             cost="needs root; they may have been set for a reason, such as power",

@@ -49,7 +49,7 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
             pair = f"torchrun is told to meet at {lost.value}" if by_option else shown(name, lost.value)
             where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
             by_name = by_option or name == "MASTER_ADDR"
-            fails = "or the first collective fails" if name == NCCL_IFNAME else "fails, or waits in vain"
+            fails = "or the first collective fails" if name == NCCL_IFNAME else "fails or hangs"
             yield setting_draft(
                 [name],
                 f"{pair} leads to no other node, and the job has {lost.nodes}",

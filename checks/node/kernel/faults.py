@@ -102,6 +102,14 @@ _PCIE_ERRORS = (
 )
 
 
+#: Of corrected, uncorrected non-fatal and fatal errors.
+_EFFECTS = (
+    "The link repeated what was lost. This many errors indicate a weak link.",
+    "A transaction was lost. The link itself stayed up.",
+    "The link was reset, with whatever ran over it.",
+)
+
+
 @rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
 def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
@@ -136,11 +144,7 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                     cost="the node cannot be used meanwhile",
                     references=(_AER,),
                 ),
-                detail="What was lost was sent again; so many errors are the sign of a weak link."
-                if not bad
-                else "The link was reset, with whatever ran over it."
-                if any("(Fatal)" in hit.event.text for hit in hits)
-                else "A transaction was lost. The link itself stayed up.",
+                detail=_EFFECTS[bad + any("(Fatal)" in hit.event.text for hit in hits)],
                 severity=asked_for(recording, severity),
             )
 

@@ -72,7 +72,7 @@ _ALLOW_SHM = by_administrator(
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
     cost="none: 1777 is its usual mode",
-    undo="set the mode of /dev/shm back to the one that ls shows",
+    undo="restore the mode that `ls -ld` showed",
     references=(hardware.NCCL_GUIDE,),
 )
 

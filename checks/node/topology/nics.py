@@ -199,7 +199,9 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     for (gpus, some), group in by_cause(recording.facts(TopologyFact), _gpus_far_from_cpus).items():
         near_cpus = group[0].fact.near_cpus[gpus[0]]
         # If some GPUs are near, this would move the job away from them.
-        pin = [] if some else [f"taskset -c {near_cpus} COMMAND   # where the job pins itself: those near {gpus[0]}"]
+        pin = (
+            [] if some else [f"taskset -c {near_cpus} COMMAND   # CPUs near {gpus[0]}; set this in the job's launcher"]
+        )
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
             f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
