@@ -18,7 +18,9 @@ pytestmark = pytest.mark.ranks
 
 #: An ssh and an srun that run the agents here, and kill that of VICTIM as soon as it has said hello. For the
 #: last host ssh puts another PORT, WRONG, in the place of the endpoint's, as where a tunnel leads elsewhere.
-STARTER = """#!{python}
+STARTER = """#!/bin/sh
+'''exec' "{python}" "$0" "$@"
+' '''
 import os, subprocess, sys, threading
 
 def carry(command, host, env):

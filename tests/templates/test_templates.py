@@ -46,7 +46,7 @@ class Script:
         """A doctor that writes ``report`` and exits ``code``; other Python runs as it is."""
         prepared = self.folder / "prepared.json"
         prepared.write_text(report)
-        self.stub(f'[ "$2" = -c ] && exec {sys.executable} "$@"\ncp {prepared} "$6"\nexit {code}')
+        self.stub(f'[ "$2" = -c ] && exec "{sys.executable}" "$@"\ncp {prepared} "$6"\nexit {code}')
 
     def run(self, *edits: tuple[str, str], limit_s: float = LIMIT_S, **env: str) -> "subprocess.CompletedProcess[str]":
         text = templates.text(self.template, str(self.python))
