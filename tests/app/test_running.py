@@ -1,5 +1,7 @@
 """What a run refuses before it starts ranks."""
 
+import re
+import shlex
 import sys
 from dataclasses import replace
 from typing import Any
@@ -48,6 +50,8 @@ def test_ranks_of_one_node_without_torch_are_refused_with_the_command_that_insta
     require_usable(Options(), plan)
 
     monkeypatch.setitem(sys.modules, "torch", None)  # find_spec finds none then
-    with pytest.raises(UsageError, match=rf"ranks need torch.*{sys.executable} -m pip install torch$"):
+    with pytest.raises(
+        UsageError, match=rf"ranks need torch.*{re.escape(shlex.quote(sys.executable))} -m pip install torch$"
+    ):
         require_usable(Options(), plan)
     require_usable(Options(), make_plan(Options(only=("host",)), CHECKS))  # it starts no ranks

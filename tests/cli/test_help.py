@@ -87,7 +87,8 @@ def test_a_shell_that_asks_and_is_not_known_is_one_sentence_and_exit_2(asked):
 
 def test_bash_completes_options_checks_and_settings(tmp_path):
     program = tmp_path / "ddp-doctor"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ddp_doctor "$@"\n')
+    start = f"""#!/bin/sh\n'''exec' "{sys.executable}" "$0" "$@"\n' '''\n"""
+    program.write_text(f"{start}from ddp_doctor.__main__ import main\nmain()\n")
     program.chmod(0o755)
     typed = "COMP_WORDS=(ddp-doctor run --output-format c); COMP_CWORD=3"
     script = f'{complete.script("bash")}\n{typed}; _ddp_doctor_completion ddp-doctor; echo "${{COMPREPLY[@]}}"'
