@@ -172,7 +172,7 @@ def shell(tmp_path: Path, state: Path) -> Iterator[Callable[..., str]]:
 def test_on_a_terminal_ctrl_c_comes_once_and_ctrl_z_stops_both_until_fg(shell, tmp_path):
     (tmp_path / "cmd.py").write_text(TELLING)
 
-    shell(f"{sys.executable} -m ddp_doctor watch {sys.executable} -S cmd.py\n", "True True True")
+    shell(f"'{sys.executable}' -m ddp_doctor watch '{sys.executable}' -S cmd.py\n", "True True True")
     assert "Stopped" in shell("\x1a", "ready> ")
     assert shell("fg\n", "SIGCONT").count("SIGCONT") == 1
     assert shell("\x03", "SIGINT").count("SIGINT") == 1
