@@ -206,7 +206,7 @@ for number, line in enumerate(sys.argv[2:]):
         error = ""
         print("lost", lost)
     if error and server.is_alive():
-        os.kill(server._pid, signal.SIGSTOP)
+        os.kill(server.pid, signal.SIGSTOP)
         try:
             server.fork(print, "never")
         except HelperLost as lost:
