@@ -18,7 +18,6 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.trial import Attempt, Experiment
 from ddp_doctor.sources.sockets import Listener
 from tests.checks.test_connectivity import TOKEN, RealContext, Wire, WireContext, found, matrix, only, oserror
-from tests.recordings import path_of
 from tests.waiting import LIMIT_S
 
 ETH1 = OtherWay(network="10.1.0.0/24", interface="eth1", peer_interface="ens5", address="10.1.0.1")
@@ -153,66 +152,6 @@ def test_a_slower_network_in_use_is_told_by_how_much_it_is_slower(nodes, rate, s
         assert (one.reproduced_by.kind, one.reproduced_by.size_bytes) == ("all_reduce", 1 << 20)
 
 
-def test_of_two_nodes_the_slower_direction_counts_and_the_pair_is_named():
-    finding = only(two_networks(2, lambda a, b: slow(12e6) if a else None))
-
-    assert (finding.code, finding.severity) == ("DD538", Severity.ERROR)
-    assert [(one.kind, one.node, one.peer_node, one.name) for one in finding.culprits] == [
-        ("pair", "node0", "node1", "eth0")
-    ]
-
-
-def test_of_four_nodes_the_interface_of_each_is_named():
-    finding = only(two_networks(4, lambda a, b: slow(12e6)))
-    assert [(one.kind, one.node, one.name) for one in finding.culprits] == [
-        ("nic", f"node{node}", "eth0") for node in range(4)
-    ]
-
-
-@pytest.mark.parametrize(
-    "there",
-    [
-        {"throughput_bytes_per_s": 13e6},
-        {"outcome": "timed_out", "throughput_bytes_per_s": None, "burst_s": None},
-        {"throughput_bytes_per_s": None, "burst_s": 0.02},
-    ],
-)
-def test_a_network_that_is_no_better_is_not_recommended(there):
-    assert found(two_networks(2, lambda a, b: {**slow(12e6), "others": (other(b, **there),)})) == []
-
-
-def test_a_network_in_which_one_path_fails_is_not_recommended():
-    dead = {"outcome": "timed_out", "throughput_bytes_per_s": None, "burst_s": None}
-    recording = two_networks(
-        4, lambda a, b: {**slow(12e6), "others": (other(b, **(dead if (a, b) == (0, 3) else {})),)}
-    )
-    assert found(recording) == []
-
-
-def test_the_fastest_of_several_networks_is_recommended():
-    third = {"network": "10.2.0.0/24", "interface": "eth2", "peer_interface": "eth2"}
-    recording = two_networks(
-        2,
-        lambda a, b: {
-            **slow(12e6),
-            "others": (other(b, throughput_bytes_per_s=1e8), other(b, **third, throughput_bytes_per_s=9e8)),
-        },
-    )
-    assert settings(only(recording)) == [("GLOO_SOCKET_IFNAME", "eth2", None)]
-
-
-def test_interfaces_of_different_names_are_a_setting_for_each_node_and_with_nccl_a_list():
-    def change(a: int, b: int) -> dict[str, Any]:
-        names = {"interface": ("ens5", "eth1")[a], "peer_interface": ("ens5", "eth1")[b]}
-        return {**slow(12e6), "others": (other(b, **names),)}
-
-    assert settings(only(two_networks(2, change))) == [
-        ("GLOO_SOCKET_IFNAME", "ens5", "node0"),
-        ("GLOO_SOCKET_IFNAME", "eth1", "node1"),
-    ]
-    assert settings(only(two_networks(2, change, backend="nccl"))) == [("NCCL_SOCKET_IFNAME", "=ens5,eth1", None)]
-
-
 BLOCKED = {"outcome": "timed_out", "connect_s": None, "round_trips": 0, "throughput_bytes_per_s": ()}
 SWALLOWED = {"outcome": "burst_lost", "passed_bytes": 1440, "lost_bytes": 4000, "throughput_bytes_per_s": ()}
 LATE = {"round_trip_min_s": 0.05, "round_trip_median_s": 0.05}
@@ -259,22 +198,6 @@ def test_where_the_other_network_has_the_same_fault_no_setting_is_offered(fault,
     assert finding.reproduced_by is None
 
 
-def test_a_slow_node_of_four_is_named_alone_and_the_other_network_is_its_remedy():
-    finding = only(two_networks(4, lambda a, b: slow(12e6) if 2 in (a, b) else None))
-
-    assert finding.code == "DD533"
-    assert [one.node for one in finding.culprits] == ["node2"]
-    assert settings(finding) == [("GLOO_SOCKET_IFNAME", "eth1", None)]
-
-
-def test_a_node_that_is_slow_in_both_networks_gets_no_setting():
-    def change(a: int, b: int) -> dict[str, Any]:
-        return {**slow(12e6), "others": (other(b, throughput_bytes_per_s=13e6),)} if 2 in (a, b) else {}
-
-    finding = only(two_networks(4, change))
-    assert (finding.code, [one.settings for one in finding.remedies if one.settings]) == ("DD533", [])
-
-
 def attempts(*rates: tuple[str, float | None]) -> tuple[Attempt, ...]:
     return tuple(
         Attempt(
@@ -307,14 +230,3 @@ def test_where_a_trial_was_no_faster_there_nothing_is_said_and_no_setting_recomm
     tried_out = recording.model_copy(update={"experiments": (experiment,)})
 
     assert [one.severity for one in found(tried_out)] == [Severity.ERROR] * is_told
-
-
-def test_a_setting_that_chose_the_slow_network_is_the_culprit_and_can_be_had_back():
-    text = path_of("connectivity/slower-network-is-used").read_text()
-    told = text.replace('"settings": {}', '"settings": {"GLOO_SOCKET_IFNAME": "eth0"}').replace(
-        '"setting": null', '"setting": "GLOO_SOCKET_IFNAME"'
-    )
-    finding = only(Recording.model_validate_json(told))
-
-    assert {(one.kind, one.name) for one in finding.culprits} == {("setting", "GLOO_SOCKET_IFNAME")}
-    assert finding.remedies[0].undo == "export GLOO_SOCKET_IFNAME=eth0"

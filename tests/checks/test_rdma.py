@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,46 +188,6 @@ def test_sixty_four_devices_with_full_tables_are_read_in_bounded_time(tmp_path: 
 
 # --- machines that are well -----------------------------------------------------------------------------
 
-HEALTHY: dict[str, Callable[[], Tree]] = {
-    "InfiniBand": trees.infiniband,
-    "RoCE": trees.roce,
-    "a bond": trees.bond,
-    "virtual functions": trees.virtual_functions,
-    "EFA": trees.efa,
-    "Soft-RoCE": trees.software,
-    "E810": trees.irdma,
-}
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("command", ["run", "prolog"])
-def test_a_healthy_machine_alone_gives_nothing(name: str, command: str):
-    assert verdicts(recording(HEALTHY[name](), command=command)) == []
-
-
-@pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("nodes", [2, 5])
-def test_healthy_machines_together_give_nothing(name: str, nodes: int):
-    assert verdicts(recording(*[HEALTHY[name]() for _ in range(nodes)])) == []
-
-
-def test_storage_ports_beside_the_rails_are_worth_knowing_and_no_more():
-    two = recording(trees.with_storage(trees.infiniband()), trees.with_storage(trees.infiniband()))
-
-    finding = only(two)
-
-    assert (finding.code, finding.severity) == ("DD563", Severity.INFO)
-    assert finding.title == "mlx5_8 on node0 and node1: NCCL may use this slower port together with the fast ones"
-    value = "=" + ",".join(f"mlx5_{at}:1" for at in range(8))
-    assert settings(finding) == [("set", "NCCL_IB_HCA", value)]
-
-
-def test_with_the_rails_named_nothing_is_said_of_the_storage_port():
-    env = {"NCCL_IB_HCA": "=" + ",".join(f"mlx5_{at}" for at in range(8))}
-    machine = trees.with_storage(trees.infiniband())
-
-    assert verdicts(recording(machine, machine, env=env)) == []
-
 
 def test_gloo_needs_none_of_it():
     bad = trees.container(trees.roce(addressed=False, without=[0]))
@@ -235,25 +195,7 @@ def test_gloo_needs_none_of_it():
     assert verdicts(recording(bad, None, backend="gloo")) == [("DD573", "info")]
 
 
-@pytest.mark.parametrize("env", [{"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}])
-def test_rdma_that_is_turned_off_is_not_judged(env: dict[str, str]):
-    assert verdicts(recording(trees.roce(addressed=False), trees.roce(addressed=False), env=env)) == []
-
-
 # --- ports ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("command", "nodes", "severity"), [("run", 1, "info"), ("prolog", 1, "warning"), ("run", 2, "warning")]
-)
-def test_one_rail_of_eight_that_is_down_is_named(command: str, nodes: int, severity: str):
-    healthy = [trees.infiniband() for _ in range(nodes - 1)]
-
-    finding = only(recording(trees.infiniband(down=[3]), *healthy, command=command))
-
-    assert (finding.code, finding.severity.value) == ("DD560", severity)
-    assert [one.name for one in finding.culprits] == ["mlx5_3"]
-    assert "DOWN, physically Polling; 7 like it are up" in finding.evidence[0].text
 
 
 def test_ports_unused_by_design_are_left_alone():
@@ -261,22 +203,6 @@ def test_ports_unused_by_design_are_left_alone():
 
     assert verdicts(recording(half, half, command="run")) == []
     assert verdicts(recording(half, command="prolog")) == []
-
-
-def test_a_port_that_is_up_under_its_name_on_all_other_nodes_is_named():
-    pairs = [Tree() for _ in range(5)]
-    for node, tree in enumerate(pairs):
-        tree.verbs("mlx5")
-        for at in range(2):
-            tree.hca(f"mlx5_{at}", trees.bus(at), at)
-            down = node == 4 and at == 1
-            tree.port(
-                f"mlx5_{at}", state="1: DOWN" if down else "4: ACTIVE", phys="2: Polling" if down else "5: LinkUp"
-            )
-
-    finding = only(recording(*pairs))
-
-    assert finding.title == "mlx5_1 on node4: the RDMA port is down"
 
 
 def test_the_last_port_that_the_setting_names_is_down():
@@ -300,14 +226,6 @@ def test_links_without_a_subnet_manager(init: Sequence[int], nodes: int, severit
     assert "state INIT" in finding.evidence[0].text
 
 
-def test_one_rail_at_a_quarter_of_its_rate():
-    finding = only(recording(trees.infiniband(slow=[5]), trees.infiniband()))
-
-    assert (finding.code, finding.severity) == ("DD562", Severity.WARNING)
-    assert finding.title == "mlx5_5 on node0: the link runs at a lower speed than it should"
-    assert finding.evidence[0].text == "mlx5_5 on node0: 100 Gb/sec (1X NDR); 7 like it have 400 Gb/s"
-
-
 def test_a_single_new_card_at_the_oldest_speed():
     tree = trees.infiniband()
     machine = Tree(
@@ -319,48 +237,7 @@ def test_a_single_new_card_at_the_oldest_speed():
     assert verdicts(recording(machine, machine)) == [("DD562", "warning")]
 
 
-# --- wear -----------------------------------------------------------------------------------------------
-
-
-def test_other_firmware_on_one_device_is_worth_knowing():
-    finding = only(recording(trees.infiniband(firmware={2: "28.35.1012"})))
-
-    assert (finding.code, finding.severity) == ("DD564", Severity.INFO)
-    assert [one.name for one in finding.culprits] == ["mlx5_2"]
-
-
-def test_a_link_that_flaps_is_told_with_its_numbers():
-    machine = trees.infiniband(counters={6: {"link_downed": 412}})
-
-    finding = only(recording(machine, trees.infiniband()))
-
-    assert (finding.code, finding.severity) == ("DD565", Severity.WARNING)
-    assert "went down 412 times; the node has been up for 30.0 days" in finding.evidence[0].text
-
-
-def test_an_ethernet_link_flaps_by_its_interface():
-    assert verdicts(recording(trees.roce(carrier_changes={1: 300}), trees.roce())) == [("DD565", "warning")]
-
-
-def test_links_that_went_down_together_do_not_flap():
-    together = trees.infiniband(counters={at: {"link_downed": 400} for at in range(8)})
-
-    assert verdicts(recording(together, together)) == []
-
-
-def test_a_few_drops_in_a_month_are_no_flapping():
-    assert verdicts(recording(trees.infiniband(counters={6: {"link_downed": 12}}), trees.infiniband())) == []
-
-
 # --- NCCL_IB_HCA ----------------------------------------------------------------------------------------
-
-
-def test_a_setting_that_matches_no_port():
-    finding = only(recording(trees.infiniband(), trees.infiniband(), env={"NCCL_IB_HCA": "mlx5_9"}))
-
-    assert (finding.code, finding.severity) == ("DD571", Severity.ERROR)
-    assert finding.title == "NCCL_IB_HCA=mlx5_9 matches none of the RDMA ports that are up on node0 and node1"
-    assert settings(finding) == [("unset", "NCCL_IB_HCA", None)]
 
 
 def test_one_name_of_several_that_is_missing():
@@ -372,23 +249,6 @@ def test_one_name_of_several_that_is_missing():
     assert "names mlx5_12, which node0 and node1 do not have" in finding.title
 
 
-def test_a_run_of_one_node_may_set_what_it_likes():
-    assert verdicts(recording(trees.infiniband(), env={"NCCL_IB_HCA": "mlx5_9"})) == []
-
-
-def test_a_prefix_takes_a_storage_port():
-    tree = trees.infiniband()
-    tree.hca("mlx5_10", "0000:c1:00.0", 10, board_id="MT_2420110034")
-    tree.port("mlx5_10", layer="Ethernet", rate="25 Gb/sec (1X EDR)", gids=trees.roce_table("ens0", "10.9.0.1"))
-    tree.netdev("ens0")
-    env = {"NCCL_IB_HCA": "mlx5_0,mlx5_1"}
-
-    finding = only(recording(tree, tree, env=env))
-
-    assert (finding.code, finding.severity) == ("DD578", Severity.WARNING)
-    assert settings(finding) == [("set", "NCCL_IB_HCA", "=mlx5_0:1,mlx5_1:1")]
-
-
 def test_a_common_prefix_is_meant():
     machine = trees.infiniband()
 
@@ -396,20 +256,6 @@ def test_a_common_prefix_is_meant():
 
 
 # --- addresses ------------------------------------------------------------------------------------------
-
-
-def test_a_rail_without_an_address_among_those_that_have_one():
-    finding = only(recording(trees.roce(0, without=[4]), trees.roce(1)))
-
-    assert (finding.code, finding.severity) == ("DD567", Severity.ERROR)
-    assert finding.title == "mlx5_4 on node0: no IPv4 address for RoCE v2"
-    assert "entry 0 is fe80::ac0:ebff:fe00:4 (RoCE v1, link-local)" in finding.evidence[0].text
-
-
-def test_no_addresses_anywhere_may_do_on_one_segment():
-    machines = [trees.roce(node, addressed=False) for node in range(2)]
-
-    assert verdicts(recording(*machines)) == [("DD567", "warning")]
 
 
 def test_ipv6_alone_is_advised_where_all_have_it():
@@ -422,35 +268,6 @@ def test_ipv6_alone_is_advised_where_all_have_it():
 
     assert ("set", "NCCL_IB_ADDR_FAMILY", "AF_INET6") in settings(only(recording(*machines)))
     assert verdicts(recording(*machines, env={"NCCL_IB_ADDR_FAMILY": "AF_INET6"})) == []
-
-
-@pytest.mark.parametrize("index", ["0", "1", "2", "7"])
-def test_an_index_that_points_elsewhere_is_to_be_unset(index: str):
-    machines = [trees.roce(0), trees.roce(1)]
-
-    finding = only(recording(*machines, env={"NCCL_IB_GID_INDEX": index}))
-
-    assert finding.code == "DD568"
-    assert finding.severity is (Severity.ERROR if index == "7" else Severity.WARNING)
-    assert settings(finding) == [("unset", "NCCL_IB_GID_INDEX", None)]
-
-
-def test_an_index_that_is_right_everywhere_is_left_alone():
-    assert verdicts(recording(trees.roce(0), trees.roce(1), env={"NCCL_IB_GID_INDEX": "3"})) == []
-
-
-def test_an_index_that_is_wrong_on_one_node_blames_that_node():
-    finding = only(recording(trees.roce(0), trees.roce(1, shift=2), env={"NCCL_IB_GID_INDEX": "3"}))
-
-    assert (finding.code, finding.severity) == ("DD568", Severity.ERROR)
-    assert {one.node for one in finding.culprits} == {"node1"}
-
-
-def test_an_old_nccl_needs_an_index_and_gets_the_one_that_fits_all():
-    finding = only(recording(trees.roce(0), trees.roce(1), nccl="2.19.3"))
-
-    assert (finding.code, finding.severity) == ("DD569", Severity.WARNING)
-    assert ("set", "NCCL_IB_GID_INDEX", "3") in settings(finding)
 
 
 def test_an_old_nccl_on_nodes_with_other_tables_gets_an_index_for_each():
@@ -470,45 +287,7 @@ def test_pods_with_interfaces_of_their_own(nccl: str | None, codes: list[str]):
     assert all(one.severity is Severity.ERROR for one in found)
 
 
-def test_a_kernel_that_tells_no_types_is_not_judged():
-    tree = trees.roce(addressed=False)
-    tree.files = {path: text for path, text in tree.files.items() if "gid_attrs" not in path}
-
-    assert verdicts(recording(tree, tree)) == []
-
-
 # --- access ---------------------------------------------------------------------------------------------
-
-
-def test_a_container_without_the_devices():
-    bare = trees.container(trees.infiniband())
-
-    alone, both, mixed = recording(bare), recording(bare, bare), recording(bare, trees.infiniband())
-
-    assert verdicts(alone) == [("DD573", "info")]
-    assert verdicts(both) == [("DD573", "warning")]
-    assert verdicts(mixed) == [("DD573", "error")]
-    assert "docker run --device /dev/infiniband" in commands(only(both))[0]
-
-
-def test_a_pod_with_one_device_of_eight_is_well():
-    pod = trees.infiniband()
-    for at in range(1, 8):
-        del pod.files[f"/dev/infiniband/uverbs{at}"]
-
-    assert verdicts(recording(pod, pod)) == []
-
-
-def test_a_node_without_rdma_among_nodes_with_it():
-    finding = only(recording(trees.infiniband(), None, trees.infiniband()))
-
-    assert (finding.code, finding.severity) == ("DD572", Severity.ERROR)
-    assert finding.title == "No RDMA port is up on node1, while node0 and node2 will use RDMA"
-    assert [one.node for one in finding.culprits] == ["node1"]
-
-
-def test_no_rdma_anywhere_is_no_finding():
-    assert verdicts(recording(None, None)) == []
 
 
 @pytest.mark.parametrize(("mixed", "severity"), [(False, "warning"), (True, "error")])
@@ -534,44 +313,6 @@ def test_an_image_with_the_library_and_without_its_drivers():
 # --- nodes together -------------------------------------------------------------------------------------
 
 
-def test_a_small_mtu_on_one_rail():
-    finding = only(recording(trees.roce(0, small_mtu=[6]), trees.roce(1)))
-
-    assert (finding.code, finding.severity) == ("DD570", Severity.WARNING)
-    assert finding.title == "mlx5_6 on node0: smaller packets (MTU) than its peers"
-    assert commands(finding) == ["sudo ip link set dev eth6 mtu 9000"]
-
-
-def test_a_network_of_small_packets_is_how_it_was_built():
-    machines = [trees.roce(node, small_mtu=range(8)) for node in range(2)]
-
-    assert verdicts(recording(*machines)) == []
-
-
-def test_a_bond_that_lost_a_link_is_named_with_the_slave():
-    finding = only(recording(trees.bond(down="ens1f1np1"), trees.bond()))
-
-    assert (finding.code, finding.severity) == ("DD576", Severity.WARNING)
-    assert finding.title == "mlx5_bond_0 on node0: its bond bond0 has lost ens1f1np1"
-    assert finding.evidence[0].text == ("mlx5_bond_0 on node0: bond0 (802.3ad): ens1f0np0 up, ens1f1np1 down")
-    assert commands(finding) == ["cat /proc/net/bonding/bond0", "ethtool ens1f1np1"]
-
-
-@pytest.mark.parametrize(
-    ("machines", "expected"),
-    [
-        pytest.param([trees.bond(down="ens1f1np1", ups=0)] * 2, ["info"], id="one cable by design"),
-        pytest.param([trees.bond(down="ens1f1np1", ups=2)] * 2, ["warning"], id="had its link"),
-        pytest.param([trees.bond(down="ens1f1np1", ups=0), trees.bond()], ["warning"], id="others are whole"),
-        pytest.param([trees.bond(slaves="ens1f0np0")] * 2, [], id="a bond of one"),
-        pytest.param([trees.bond(down="ens1f1np1"), trees.bond(slaves="ens1f0np0")], ["warning"], id="mixed"),
-        pytest.param([trees.bond(down="ens1f1np1")], ["info"], id="a run of one node"),
-    ],
-)
-def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(machines: list[Tree], expected: list[str]):
-    assert verdicts(recording(*machines)) == [("DD576", severity) for severity in expected]
-
-
 def test_a_prolog_warns_of_a_bond_that_lost_a_link():
     assert verdicts(recording(trees.bond(down="ens1f1np1"), command="prolog")) == [("DD576", "warning")]
 
@@ -581,12 +322,6 @@ def test_a_slave_of_hostile_name_reaches_no_command():
     finding = only(recording(trees.bond(down=name, slaves=f"ens1f0np0 {name}"), command="prolog"))
 
     assert commands(finding) == ["cat /proc/net/bonding/bond0"]
-
-
-def test_nodes_with_other_rails():
-    finding = only(recording(trees.bond(), trees.roce(1)))
-
-    assert (finding.code, finding.severity) == ("DD575", Severity.WARNING)
 
 
 def test_infiniband_on_one_node_and_ethernet_on_the_other_do_not_meet():

@@ -13,7 +13,6 @@ from ddp_doctor.engine.collect import read_check
 from ddp_doctor.model.choices import Severity, Status
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.trial import TrialRecord
 from tests import rdma_trees as trees
 from tests.checks.test_rdma import recording as before
 from tests.fakes import FakeContext
@@ -59,22 +58,6 @@ def test_states_and_counters_are_read_again_and_virtual_functions_left_out():
     assert (port.hca, port.number, port.state, port.counters["link_downed"]) == ("mlx5_0", 1, "ACTIVE", 1)
 
 
-@pytest.mark.parametrize("make", [trees.infiniband, trees.roce, trees.bond, trees.efa, trees.software, trees.irdma])
-def test_machines_on_which_nothing_changed_give_nothing(make: Any):
-    assert findings(recording([make(), make()], [make(), make()])) == []
-
-
-@pytest.mark.parametrize(
-    ("nodes", "backend", "severity"), [(2, "nccl", "error"), (1, "nccl", "info"), (2, "gloo", "info")]
-)
-def test_a_link_that_went_down_and_came_back(nodes: int, backend: str, severity: str):
-    finding = only(grown({"link_downed": 1}, nodes=nodes, backend=backend))
-
-    assert (finding.code, finding.severity.value) == ("DD566", severity)
-    assert "link_downed +1 in 60 s" in finding.evidence[0].text
-    assert [one.name for one in finding.culprits] == ["mlx5_3"]
-
-
 def test_a_link_that_did_not_come_back():
     machines = [trees.infiniband(), trees.infiniband()]
 
@@ -96,32 +79,6 @@ def test_a_port_that_was_down_all_along_is_left_to_the_other_check():
     down = trees.infiniband(down=[2])
 
     assert findings(recording([down, down], [down, down])) == []
-
-
-def test_packets_that_were_sent_again():
-    finding = only(grown({"local_ack_timeout_err": 31, "out_of_sequence": 400}))
-
-    assert (finding.code, finding.severity) == ("DD579", Severity.WARNING)
-    assert "local_ack_timeout_err +31 in 60 s" in finding.evidence[0].text
-
-
-@pytest.mark.parametrize(
-    "counters",
-    [{"out_of_sequence": 4000}, {"local_ack_timeout_err": 3}, {"port_xmit_wait": 10**9}, {"np_cnp_sent": 10**6}],
-)
-def test_what_well_networks_count_too(counters: dict[str, int]):
-    assert findings(grown(counters)) == []
-
-
-def test_no_losses_are_told_of_a_run_whose_ranks_were_ended_in_the_midst():
-    seen = grown({"local_ack_timeout_err": 31})
-    stuck = seen.model_copy(update={"trials": (TrialRecord(trial="0", outcome="stuck"),)})
-
-    assert findings(stuck) == []
-
-
-def test_losses_are_nobody_s_business_in_a_run_of_one_node():
-    assert findings(grown({"local_ack_timeout_err": 31}, nodes=1)) == []
 
 
 @pytest.mark.parametrize("counters", [{"symbol_error": 100}, {"port_rcv_errors": 12}, {"link_error_recovery": 1}])
