@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from ddp_doctor.checks.collectives import collectives
-from ddp_doctor.checks.collectives.collectives import rules
 from ddp_doctor.facts.collectives import CollectiveFact, SizeResult, WrongShare
-from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.collectives import GROUPS, TABLE
-from ddp_doctor.model.choices import Level, Severity, Status
+from ddp_doctor.model.choices import Level, Status
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording
@@ -24,7 +22,6 @@ from ddp_doctor.probing.all_reduces import bytes_needed
 from ddp_doctor.probing.collectives import count_differing
 from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import findings_of, plain_world
-from tests.recordings import load
 
 #: In which collectives a rank may give wrongly, and what torch calls there.
 MOVED = {
@@ -220,25 +217,6 @@ def all_gather(*wrong: dict[int, int], sizes: int = 0) -> list[CollectiveFact]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("facts", "culprits"),
-    [
-        pytest.param(all_gather({1: 3}, {1: 3}, {1: 3}, {1: 3}), [1], id="sender"),
-        pytest.param(all_gather({1: 3}, {}, {1: 3}, {1: 3}), [1], id="sender whose own copy is right"),
-        pytest.param(all_gather({}, {}, {0: 3, 1: 3, 2: 3, 3: 3}, {}), [2], id="receiver"),
-        pytest.param(all_gather({}, {1: 3}, {}, {}), [1], id="changed where it lay"),
-        pytest.param(all_gather({}, {}, {1: 1}, {}), [], id="one flipped bit"),
-        pytest.param(all_gather({1: 3}, {}, {1: 3}, {}), [], id="two of three receivers"),
-        pytest.param(all_gather({}, {}, {}, {}, sizes=7), [], id="only while it was timed"),
-    ],
-)
-def test_only_a_rank_that_all_wrong_shares_have_in_common_is_named(facts: list[CollectiveFact], culprits: list[int]):
-    (finding,) = judge(facts)
-
-    assert [named.rank for named in finding.culprits] == culprits, finding.title
-    assert finding.severity is Severity.ERROR
-
-
 def sums(part: str, *blamed: tuple[int, ...] | None, own: int = 0) -> list[CollectiveFact]:
     """Three ranks; each blames these for its wrong sums, or saw none; rank 2 found what it gave changed so often."""
     share: dict[str, Any] = {"elements": 4, "of": 4, "expected": 1.0, "got": 2.0}
@@ -272,27 +250,3 @@ def test_a_wrong_sum_names_the_rank_whose_contribution_is_wrong_wherever_it_is_t
     (finding,) = judge(facts)
 
     assert [named.rank for named in finding.culprits] == culprits, finding.title
-
-
-def test_encrypted_gpus_are_not_held_against_what_others_reach():
-    recording = load("collectives/four-h100-below-their-band")
-    gpus = recording.facts(GpusFact)[0].fact.model_copy(update={"confidential_compute": True})
-    readings = [
-        reading.model_copy(update={"fact": gpus.recorded()}) if reading.check == "gpus" else reading
-        for reading in recording.readings
-    ]
-
-    assert not list(
-        rules.collective_slower_than_expected.apply(recording.model_copy(update={"readings": tuple(readings)}))
-    )
-
-
-def test_what_is_judged_is_what_the_table_prints():
-    recording = load("collectives/all-right")
-    printed = {
-        (one.name.removesuffix("_busbw"), one.labels["bytes"]): one.value
-        for one in collectives.measurements(recording)
-        if one.name.endswith("_busbw")
-    }
-    for speed in rules.speeds(recording):
-        assert printed[speed.collective, speed.size_bytes] == pytest.approx(speed.busbw_gb_per_s * 1e9)

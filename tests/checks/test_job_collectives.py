@@ -258,8 +258,3 @@ def test_a_replay_that_is_left_out_is_refused(options, says):
         make_plan(Options(replay=job, **options), CHECKS)
 
     assert str(refused.value) == says
-
-
-def test_without_a_job_there_is_nothing_to_run():
-    with pytest.raises(UsageError, match="job_collectives runs what --replay asks for: give it"):
-        make_plan(Options(only=("job_collectives",)), CHECKS)

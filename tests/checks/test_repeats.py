@@ -236,10 +236,3 @@ def test_repeats_that_nobody_began_are_no_healthy_run_either():
     report = app.judge(recording.model_copy(update={"readings": (), "not_run": left_out})).report
 
     assert report.verdict is Verdict.UNSURE
-
-
-def test_repeats_from_which_nothing_follows_may_have_failed_so_less_is_excluded():
-    report = judged(repeats("unknown", *["passed"] * 40))
-
-    assert report.verdict is Verdict.HEALTHY
-    assert report.summary.endswith("no failure in 40 repeats, and 1 that tell nothing: fewer than 13 % fail.")

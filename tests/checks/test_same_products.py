@@ -135,13 +135,6 @@ def judge(*ranks: SameProductsFact) -> list[Finding]:
     return judge_by(CHECK, record(CHECK, ranks))
 
 
-@pytest.mark.parametrize("odd", [pytest.param(RESTLESS, id="now and then"), pytest.param(OTHER, id="always")])
-def test_the_odd_one_of_three_is_named(odd):
-    finding = only(judge(seen(), odd, seen()), "DD640")
-
-    assert (blamed(finding), finding.confidence) == ([1], Confidence.PROVED)
-
-
 @pytest.mark.parametrize(
     ("ranks", "whose"),
     [
@@ -166,13 +159,6 @@ def test_a_rank_without_its_like_whose_own_products_differ_is_named():
 
     assert blamed(finding) == [2]
     assert finding.title == "Rank 2 (node2): its own products of the same matrices differ"
-
-
-def test_ranks_of_two_kinds_or_of_another_number_of_products_are_never_held_against_each_other():
-    other, fewer = seen("3", "4", "5", **LONE), seen("1", "9")
-
-    assert judge(seen(), other, seen(), other) == []
-    assert judge(seen(), fewer, seen(), fewer) == []
 
 
 @pytest.mark.parametrize(

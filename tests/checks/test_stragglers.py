@@ -262,56 +262,12 @@ STOPPED = sampled(taken_share=0.4, waited_share=0.0)()
 SLOW_CPU = sampled(products_per_s=4e4)()
 
 
-@pytest.mark.parametrize(
-    ("odd", "code", "severity", "reason"),
-    [
-        pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
-        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
-        pytest.param(STOPPED, "DD661", "warning", "neither a quota nor another process does it", id="stopped"),
-        pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
-        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),
-    ],
-)
-def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):
-    finding = only(judge(USUAL, odd, USUAL), code)
-
-    assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
-
-
-def test_who_waits_for_cpus_that_usual_ranks_use_as_well_is_chance():
-    shared = [rank.model_copy(update={"machine": "one"}) for rank in (USUAL, CROWDED, USUAL, USUAL)]
-    pinned = [*shared[:1], shared[1].model_copy(update={"cpus": (1,)}), *shared[2:]]
-
-    assert only(judge(*shared), "DD665").culprits == ()
-    assert blamed(only(judge(*pinned), "DD661")) == [1]
-
-
 def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
     assert blamed(only(judge(USUAL, THROTTLED), "DD661")) == [1]
     assert only(judge(USUAL, THROTTLED), "DD661").confidence is Confidence.PROVED
     for odd in (CROWDED, STOPPED, SLOW_CPU):
         unsure = only(judge(USUAL, odd), "DD665")
         assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
-
-
-def test_a_slower_model_of_cpu_is_no_straggler():
-    other = sampled(products_per_s=4e4)(model="Intel Xeon")
-
-    assert judge(USUAL, USUAL, other) == []
-
-
-def exchanges(rank: int, slow: int | None, ranks: int = 4) -> StragglersFact:
-    """Neighbours of the ring, with everything slow that rank ``slow`` takes part in."""
-    peers = ((rank - 1) % ranks, (rank + 1) % ranks)
-    rates = {peer: 0.2 if slow in (rank, peer) else 1.0 for peer in peers}
-    return fact([sample(exchanged_gb_per_s=rates)] * 7, machine=f"{rank}")
-
-
-def test_who_exchanges_slowly_with_both_neighbours_is_named_and_none_of_them():
-    finding = only(judge(*(exchanges(rank, slow=2) for rank in range(4))), "DD664")
-
-    assert (blamed(finding), finding.severity) == ([2], Severity.ERROR)
-    assert judge(*(exchanges(rank, slow=None) for rank in range(4))) == []
 
 
 def reads(rate: float) -> StragglersFact:
