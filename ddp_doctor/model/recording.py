@@ -76,7 +76,8 @@ class World(Frozen):
 
     def node_of(self, rank: int) -> int:
         """The node rank of global rank ``rank``."""
-        if 0 <= rank < self._first_rank(self.nnodes):
+        uneven, _ = self._once("uneven", self._uneven)
+        if uneven and 0 <= rank < self._first_rank(self.nnodes):
             return bisect_right(range(self.nnodes), rank, key=self._first_rank) - 1
         return rank // max(self.nproc_per_node, 1)
 
@@ -311,8 +312,7 @@ class Recording(Frozen):
 
     def first(self, kind: type[F]) -> F | None:
         """The first collected fact of one class, or None."""
-        readings = self.of_kind(kind.KIND)
-        return self.once(("first", kind), lambda: _fact_at(kind, readings[0]).fact) if readings else None
+        return self.once(("first", kind), lambda: next((_fact_at(kind, r).fact for r in self.of_kind(kind.KIND)), None))
 
     def at(self, kind: type[F], node: int) -> list[F]:
         """The facts of one class from one node; indexed, because a search is too slow for thousands of nodes."""
@@ -335,7 +335,8 @@ class Recording(Frozen):
 
     def once(self, name: object, make: Callable[[], T]) -> T:
         """What several rules derive from this recording, computed once; ``make`` is a pure function of it."""
-        return self._memo.once((self.readings, self.trials, self.world, self.options), name, make)
+        memo: Memo = (self.__pydantic_private__ or {})["_memo"]  # pydantic finds self._memo ten times as slowly
+        return memo.once((self.readings, self.trials, self.world, self.options), name, make)
 
 
 def once_a_recording(view: Callable[Concatenate[Recording, P], T]) -> Callable[Concatenate[Recording, P], T]:

@@ -88,10 +88,11 @@ def silencers() -> tuple[Silencer, ...]:
 def silenced(env: Env) -> Iterator[tuple[Silencer, tuple[str, ...]]]:
     """The rows that hold in an environment, each with the names that are set and do nothing."""
     for row in silencers():
-        names = tuple(name for name in env if env[name] and re.fullmatch(row.names, name))
-        meant = tuple(name for name in names if (name, env[name]) not in _NOT_MEANT)
-        if meant and holds(row.when, env):
-            yield row, meant
+        if holds(row.when, env):
+            names = tuple(name for name in env if env[name] and re.fullmatch(row.names, name))
+            meant = tuple(name for name in names if (name, env[name]) not in _NOT_MEANT)
+            if meant:
+                yield row, meant
 
 
 def ib_is_off(env: Env) -> bool:

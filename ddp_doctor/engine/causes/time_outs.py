@@ -109,7 +109,8 @@ def _call(signs: Sequence[SignSeen]) -> str:
 
 def _of_group(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     """Why ranks of one group wait, by the numbers of its collectives; None where these do not tell."""
-    behind = [rank for rank, wait in ranks.items() if wait.reached < _last(ranks)]
+    last = _last(ranks)
+    behind = [rank for rank, wait in ranks.items() if wait.reached < last]
     works = [rank for rank in behind if len(behind) == 1 and ranks[rank].seq is None and _worked(output, rank)]
     ruling = judge(standings_of(ranks, output.world, works))
     if ruling is None:

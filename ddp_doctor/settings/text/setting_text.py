@@ -200,7 +200,7 @@ def _read_all(lines: Sequence[str], at: int, last: str, shell: Shell) -> int:
 
 def _may_matter(text: str, shell: Shell) -> bool:
     """Whether a wanted name stands in it, or what changes the meaning of later lines."""
-    words = _WORD.findall(text)
+    words = set(_WORD.findall(text))
     return (
         "allexport" in text
         or "set " in text
