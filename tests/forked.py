@@ -43,9 +43,14 @@ for line in sys.stdin:
         exec(after)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+#: One replay builds the models of recordings and reports, which are built where they are first used.
+_RECORDING = Path(__file__).with_name("recordings") / "gpus/one-lost.json"
 _DOCTOR = (
-    """from ddp_doctor.app import attach_nodes, job_reading; from ddp_doctor.checks import CHECKS
-from ddp_doctor.cli import commands, lint, main as _, run; from ddp_doctor.__main__ import main""",
+    f"""import ahocorasick_rs, rich.console, rich.table
+from pathlib import Path; from ddp_doctor.app import attach_nodes, fleet, job_reading, recordings
+from ddp_doctor.cli import commands, lint, main as _, run; from ddp_doctor.__main__ import main
+from ddp_doctor.render import job_story, settings_table, terminal, topology
+recordings.replay(Path({str(_RECORDING)!r}))""",
     "main()",
 )
 

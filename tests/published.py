@@ -21,6 +21,8 @@ FILE = Path(expected_speed.__file__).parent / "data/published_bandwidth.ini"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: Bundled with torch when most of the curves were measured; those who published them seldom say.
 _RELEASE = "2.27.5"
+#: Where the search for costs begins.
+_SOMEWHERE = Costs(20.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _points(told: Mapping[str, str]) -> Iterator[Point]:
         yield Point(machine, told.get("collective", "all_reduce"), size_bytes, float(measured))
 
 
-def fitted(to: Sequence[Curve]) -> Costs:
+def fitted(to: Sequence[Curve], start: Costs = _SOMEWHERE) -> Costs:
     """The costs whose logarithms of predicted over measured have the least squares; a search along each in turn."""
     points = [point for curve in to for point in curve.points if point.machine.nodes == 1]
 
@@ -90,7 +92,7 @@ def fitted(to: Sequence[Curve]) -> Costs:
         costs = Costs(launch_us, latency)
         return sum(math.log(point.measured / point.predicted(costs)) ** 2 for point in points)
 
-    best, factor = (20.0, 1.0), 2.0
+    best, factor = (start.launch_us, start.latency), 2.0
     while factor > 1.001:
         launch_us, latency = best
         near = [(launch_us * one, latency * two) for one in (1 / factor, 1, factor) for two in (1 / factor, 1, factor)]
@@ -101,8 +103,9 @@ def fitted(to: Sequence[Curve]) -> Costs:
 
 def left_out(all_of_them: Sequence[Curve]) -> Iterator[tuple[Curve, int, int]]:
     """Each curve, how many of its points fall into the band that is fitted to the others, and how many have one."""
+    nearly = fitted(all_of_them)
     for curve in all_of_them:
-        costs = fitted([other for other in all_of_them if other is not curve])
+        costs = fitted([other for other in all_of_them if other is not curve], nearly)
         judged = [within for point in curve.points if (within := point.is_within(costs)) is not None]
         yield curve, sum(judged), len(judged)
 

@@ -61,14 +61,15 @@ def damaged(seed: str, source: random.Random) -> str:
     for _ in range(source.randint(1, 6)):
         start = source.randint(0, len(text))
         end = min(len(text), start + source.choice((0, 1, 2, 8, 64, 512)))
-        filling = source.choice(
-            (
-                "",
-                text[start:end] * source.choice((2, 3, 50)),
-                "".join(source.choices(SIGNS, k=source.randint(1, 12))),
-                source.choice("0123456789") * source.choice((1, 20, 5000)),
-            )
-        )
+        match source.choice(("nothing", "the piece again", "signs", "a number")):
+            case "nothing":
+                filling = ""
+            case "the piece again":
+                filling = text[start:end] * source.choice((2, 3, 50))
+            case "signs":
+                filling = "".join(source.choices(SIGNS, k=source.randint(1, 12)))
+            case _:
+                filling = source.choice("0123456789") * source.choice((1, 20, 5000))
         text = text[:start] + filling + text[end:]
     return text
 
