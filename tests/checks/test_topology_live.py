@@ -295,15 +295,6 @@ def test_a_machine_in_order_gives_no_finding(look: Look, tree: SysfsTree, topolo
     assert all(finding.severity is Severity.INFO for finding in judge(recording))
 
 
-def test_links_that_are_down_are_named_once_with_their_numbers(look: Look, tree: SysfsTree) -> None:
-    nvswitch_board(tree)
-    findings = judge(recorded(look("nvlinks_down", CUDA_VISIBLE_DEVICES="0")))
-    assert told(findings) == [("DD406", "warning")]
-    assert findings[0].title == "NVLinks are down on this host: GPU3 has 16 where the others have 18"
-    assert [one.gpu for one in findings[0].culprits] == [3]
-    assert findings[0].evidence[0].text == "GPU3: inactive links 4, 11"
-
-
 def short_of_links(fact: TopologyFact, keep: tuple[int, ...], active: int, name: str | None = None) -> TopologyFact:
     """These GPUs of the fact, the last of them with so many active links."""
     gpus = [fact.nvlinks[at] for at in keep]
@@ -329,18 +320,6 @@ def test_how_sure_it_is_that_links_are_down_depends_on_the_peers(
     assert told(judge(recorded(fact))) == expected
 
 
-def test_a_gpu_of_another_model_is_no_peer(look: Look, tree: SysfsTree) -> None:
-    nvswitch_board(tree)
-    fact = short_of_links(wired(look()), (0, 1, 2, 3), 12, name="NVIDIA A100-SXM4-80GB")
-    assert told(judge(recorded(fact))) == []
-
-
-def test_errors_that_grow_are_a_warning_and_old_ones_an_info(look: Look, tree: SysfsTree) -> None:
-    nvswitch_board(tree)
-    assert told(judge(recorded(look("link_errors_grow", CUDA_VISIBLE_DEVICES="0")))) == [("DD407", "warning")]
-    assert told(judge(recorded(look("link_errors", CUDA_VISIBLE_DEVICES="0")))) == [("DD407", "info")]
-
-
 def test_crc_errors_matter_from_a_hundred_a_second(look: Look, tree: SysfsTree) -> None:
     nvswitch_board(tree)
     fact = wired(look(CUDA_VISIBLE_DEVICES="0"))
@@ -361,12 +340,3 @@ def test_a_job_is_told_of_its_own_gpus_only(look: Look, tree: SysfsTree) -> None
     assert told(judge(recorded(some))) == [("DD409", "info")]
     assert told(judge(recorded(far, options={"command": "prolog"}))) == []
     assert told(judge(recorded(far, options={"backend": "gloo"}))) == [("DD409", "info")]
-
-
-def test_p2p_that_the_driver_refuses_cannot_stall(look: Look, tree: SysfsTree) -> None:
-    tree.file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\n")
-    tree.plug("pci0000:15/0000:15:01.0/0000:1b:00.0", 0)
-    tree.plug("pci0000:80/0000:80:01.0/0000:43:00.0", 1)
-    env = {"CUDA_VISIBLE_DEVICES": "0"}
-    assert told(judge(recorded(look("pair", "two", **env)))) == [("DD402", "warning")]
-    assert told(judge(recorded(look("no_p2p_pair", "two", **env)))) == []

@@ -13,8 +13,6 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.model.choices import Confidence, Severity, Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World
-from ddp_doctor.model.trial import RankEvidence, TrialRecord
-from ddp_doctor.render.findings import lines
 from ddp_doctor.render.topology.report import matrix_text
 from ddp_doctor.render.topology.tree import machine_of
 from tests.readings import findings_of
@@ -24,7 +22,6 @@ TESTS = Path(__file__).parents[1]
 SAMPLES = TESTS / "samples" / "topology"
 MATRIX = (SAMPLES / "classic-two-socket.txt").read_text()
 NVLINKS = (SAMPLES / "nvlink-states.txt").read_text()
-ROCM = (SAMPLES / "rocm-smi-showtopo.txt").read_text()
 P2P = "$ nvidia-smi topo -p2p r\n \tGPU0\tGPU1\t\n GPU0\tX\tOK\t\n GPU1\tOK\tX\t\n"
 
 
@@ -92,13 +89,6 @@ def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there
     assert len(machine_of(view).boxes) > 0
 
 
-def test_what_was_not_understood_is_not_called_proved():
-    (finding,) = judged("GPU0 is slow")
-
-    assert finding.code == "DD405"
-    assert [line.text for line in lines(finding)][-1] == "(more: ddp-doctor explain DD405)"
-
-
 def test_a_matrix_gets_what_the_other_tables_of_its_host_say():
     (matrix, *_), (other,) = read_pasted(MATRIX + P2P + NVLINKS), read_pasted(MATRIX)
 
@@ -132,19 +122,6 @@ def test_text_in_another_encoding_is_refused():
 # --- P2P ------------------------------------------------------------------------------------------
 
 
-def test_nvlink_without_p2p_is_silent_where_nccl_ran():
-    evidence = tuple(RankEvidence(rank=rank, node=0, began=True) for rank in range(8))
-    trial = TrialRecord(trial="0", backend="nccl", outcome="finished", checks=("allreduce",), evidence=evidence)
-    recording = load("topology/nvlink-without-p2p").model_copy(update={"trials": (trial,)})
-    assert judge(recording) == []
-
-
-def test_nvlink_capability_says_nothing_of_p2p():
-    nvlink = load("topology/nvlink-without-p2p").readings[0].raw or ""
-    text = nvlink.replace("p2p r", "p2p n").replace("p2p w", "p2p a")
-    assert [finding.code for finding in judged(text)] == []
-
-
 def test_a_table_that_does_not_say_what_was_asked_is_only_possible():
     (finding,) = judged((SAMPLES / "p2p-capabilities.txt").read_text())
 
@@ -152,59 +129,7 @@ def test_a_table_that_does_not_say_what_was_asked_is_only_possible():
     assert "does not say what was asked" in finding.detail
 
 
-# --- what to try first ----------------------------------------------------------------------------
-
-
-def test_pcie_paths_give_no_finding_in_a_run():
-    asked = load("topology/pcie-switches-asked-about")
-
-    assert judge(asked.model_copy(update={"options": Options(command="run")})) == []
-
-
-@pytest.mark.parametrize(
-    "name", ["nvswitch-eight-gpus-raw.txt", "driver-450-nvlink-mesh.txt", "grace-gpu-numa-ids.txt"]
-)
-def test_gpus_that_nvlink_joins_are_no_suspects(name: str):
-    assert judged((SAMPLES / name).read_text()) == []
-
-
-# --- AMD ------------------------------------------------------------------------------------------
-
-
-def test_amd_gpus_are_read_and_not_judged():
-    (reading,) = read_pasted(ROCM)
-    assert (reading.status, reading.fact is not None) == (Status.FAILED, True)
-    (finding,) = judged(ROCM)
-    assert finding.code == "DD414"
-    assert [one.text for one in finding.evidence] == ["2 pairs over XGMI, 4 pairs over PCIE", "2 NUMA nodes"]
-
-
 # --- the same, told by NVML -----------------------------------------------------------------------
-
-
-def told_by_nvml(**fact: object) -> Recording:
-    reading = read_pasted((SAMPLES / "nvswitch-eight-gpus-raw.txt").read_text())[0]
-    words = {"GPU4": {"GPU5": "NS"}, "GPU5": {"GPU4": "OK"}}
-    changed = {**(reading.fact or {}), "p2p": {"read": words, "nvlink": {"GPU0": {"GPU1": "NS"}}}, **fact}
-    return Recording(readings=(reading.model_copy(update={"fact": changed}),))
-
-
-def test_nvlink_without_p2p_is_found_where_nvml_tells_it():
-    (finding,) = judge(told_by_nvml())
-    assert (finding.code, [one.name for one in finding.culprits]) == ("DD410", ["GPU4-GPU5"])
-
-
-@pytest.mark.parametrize(
-    "fact",
-    [
-        {"mig_gpus": ["GPU4"]},
-        {"job_gpus": ["GPU0", "GPU1", "GPU4"]},
-        {"nccl_settings": {"NCCL_IGNORE_DISABLED_P2P": "1"}},
-        {"nccl_settings": {"NCCL_P2P_DISABLE": "1"}},
-    ],
-)
-def test_nvlink_without_p2p_is_silent_for_mig_for_other_jobs_gpus_and_where_nccl_is_told(fact: dict[str, object]):
-    assert "DD410" not in [finding.code for finding in judge(told_by_nvml(**fact))]
 
 
 def test_one_cause_on_many_nodes_is_one_finding_and_fast():
