@@ -68,9 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before there are workers, which then know the folder from their environment."""
     _inherit_nothing_odd()
     if not _is_worker(config):
-        os.environ[once.VARIABLE] = tempfile.mkdtemp(prefix="ddp-doctor-tests-")
+        share = Path(tempfile.mkdtemp(prefix="ddp-doctor-tests-"))
+        os.environ[once.VARIABLE] = str(share)
         # Recordings do not go to the user's home, which may be missing or read-only.
-        os.environ["HOME"] = tempfile.mkdtemp(prefix="home-", dir=os.environ[once.VARIABLE])
+        home, temporary = share / "home", share / "t"
+        home.mkdir()
+        temporary.mkdir()
+        os.environ["HOME"] = str(home)
+        # Killed programs leave files. Hosts of the lab have a /tmp of their own.
+        if not {"lab", "planted", "planted_torch"}.intersection(_required_marks(config)):
+            os.environ["TMPDIR"] = str(temporary)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
