@@ -43,7 +43,7 @@ for line in sys.stdin:
         exec(after)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-#: One replay builds the models of recordings and reports, which are built where they are first used.
+#: Replaying it builds the pydantic models, which the first use of each model would otherwise do.
 _RECORDING = Path(__file__).with_name("recordings") / "gpus/one-lost.json"
 _DOCTOR = (
     f"""import ahocorasick_rs, rich.console, rich.table

@@ -21,7 +21,7 @@ FILE = Path(expected_speed.__file__).parent / "data/published_bandwidth.ini"
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: Bundled with torch when most of the curves were measured; those who published them seldom say.
 _RELEASE = "2.27.5"
-#: Where the search for costs begins.
+#: Start of the search for costs.
 _SOMEWHERE = Costs(20.0, 1.0)
 
 

@@ -51,7 +51,7 @@ def _sources() -> list[Path]:
 
 
 def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions among the statements of a module; expressions hold none."""
+    """Yield the functions of a module. Only its statements are searched."""
     for part in ("body", "orelse", "finalbody", "handlers", "cases"):
         for node in getattr(tree, part, ()):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
