@@ -68,7 +68,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     ("name", "has_nccl2", "expected"),
     [("nccl", False, "nccl"), ("nccl", True, "nccl-legacy"), ("nccl2", True, "nccl2"), ("acme", True, "acme")],
 )
-def test_the_class_is_told_by_what_torch_has_not_by_its_version(torch, name, has_nccl2, expected):
+def test_the_backend_class_depends_on_attributes_of_torch_not_on_its_version(torch, name, has_nccl2, expected):
     if has_nccl2:
         torch.distributed.distributed_c10d.ProcessGroupNCCL2 = object
     assert backend_impl(_Group(_Backend(name)), "cpu") == expected
