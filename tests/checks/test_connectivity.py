@@ -497,6 +497,12 @@ def test_a_node_of_which_nothing_was_read_is_not_blamed_for_being_silent():
     assert found(matrix(4, lambda a, b: dead() if b == 2 else None, rows=rows)) == []
 
 
+def test_a_node_whose_own_look_failed_is_blamed_when_several_see_it():
+    recording = matrix(4, lambda a, b: dead() if b == 2 else None, rows=[0, 1, 3], failed=[2])
+
+    assert named(only(recording)) == {2}
+
+
 # --- the advertised address -----------------------------------------------------------------------
 
 DOCKER0 = dead("refused", address="172.17.0.1", met_at_outcome="ok")
@@ -560,6 +566,20 @@ def only_slow(nodes: int, is_slow: Callable[[int, int], bool], times: float) -> 
     """The finding where these paths are so many times slower than the others."""
     usual, slow = ({"throughput_bytes_per_s": (rate,) * 3} for rate in (600e6, 600e6 / times))
     return only(matrix(nodes, lambda a, b: slow if is_slow(a, b) else usual))
+
+
+@pytest.mark.parametrize(("times", "severity"), [(5, Severity.WARNING), (38, Severity.ERROR)])
+def test_a_slow_path_is_a_warning_and_a_very_slow_one_an_error(times, severity):
+    finding = only_slow(4, lambda a, b: {a, b} == {1, 3}, times)
+
+    assert (finding.code, finding.severity) == ("DD533", severity)
+
+
+@pytest.mark.parametrize(("times", "severity"), [(5, Severity.INFO), (38, Severity.WARNING)])
+def test_a_network_of_two_speeds_is_information_unless_they_are_far_apart(times, severity):
+    finding = only_slow(6, lambda a, b: (a < 3) != (b < 3), times)
+
+    assert (finding.code, finding.severity) == ("DD533", severity)
 
 
 def test_two_nodes_have_no_peers_to_compare_with():

@@ -152,6 +152,15 @@ def test_a_slower_network_in_use_is_told_by_how_much_it_is_slower(nodes, rate, s
         assert (one.reproduced_by.kind, one.reproduced_by.size_bytes) == ("all_reduce", 1 << 20)
 
 
+def test_of_two_nodes_the_slower_direction_counts_and_the_pair_is_named():
+    finding = only(two_networks(2, lambda a, b: slow(12e6) if a else None))
+
+    assert (finding.code, finding.severity) == ("DD538", Severity.ERROR)
+    assert [(one.kind, one.node, one.peer_node, one.name) for one in finding.culprits] == [
+        ("pair", "node0", "node1", "eth0")
+    ]
+
+
 BLOCKED = {"outcome": "timed_out", "connect_s": None, "round_trips": 0, "throughput_bytes_per_s": ()}
 SWALLOWED = {"outcome": "burst_lost", "passed_bytes": 1440, "lost_bytes": 4000, "throughput_bytes_per_s": ()}
 LATE = {"round_trip_min_s": 0.05, "round_trip_median_s": 0.05}

@@ -237,6 +237,17 @@ def test_a_single_new_card_at_the_oldest_speed():
     assert verdicts(recording(machine, machine)) == [("DD562", "warning")]
 
 
+# --- wear -----------------------------------------------------------------------------------------------
+
+
+def test_an_ethernet_link_flaps_by_its_interface():
+    assert verdicts(recording(trees.roce(carrier_changes={1: 300}), trees.roce())) == [("DD565", "warning")]
+
+
+def test_a_few_drops_in_a_month_are_no_flapping():
+    assert verdicts(recording(trees.infiniband(counters={6: {"link_downed": 12}}), trees.infiniband())) == []
+
+
 # --- NCCL_IB_HCA ----------------------------------------------------------------------------------------
 
 
@@ -287,6 +298,13 @@ def test_pods_with_interfaces_of_their_own(nccl: str | None, codes: list[str]):
     assert all(one.severity is Severity.ERROR for one in found)
 
 
+def test_a_kernel_that_tells_no_types_is_not_judged():
+    tree = trees.roce(addressed=False)
+    tree.files = {path: text for path, text in tree.files.items() if "gid_attrs" not in path}
+
+    assert verdicts(recording(tree, tree)) == []
+
+
 # --- access ---------------------------------------------------------------------------------------------
 
 
@@ -313,8 +331,19 @@ def test_an_image_with_the_library_and_without_its_drivers():
 # --- nodes together -------------------------------------------------------------------------------------
 
 
-def test_a_prolog_warns_of_a_bond_that_lost_a_link():
-    assert verdicts(recording(trees.bond(down="ens1f1np1"), command="prolog")) == [("DD576", "warning")]
+@pytest.mark.parametrize(
+    ("machines", "expected"),
+    [
+        pytest.param([trees.bond(down="ens1f1np1", ups=0)] * 2, ["info"], id="one cable by design"),
+        pytest.param([trees.bond(down="ens1f1np1", ups=2)] * 2, ["warning"], id="had its link"),
+        pytest.param([trees.bond(down="ens1f1np1", ups=0), trees.bond()], ["warning"], id="others are whole"),
+        pytest.param([trees.bond(slaves="ens1f0np0")] * 2, [], id="a bond of one"),
+        pytest.param([trees.bond(down="ens1f1np1"), trees.bond(slaves="ens1f0np0")], ["warning"], id="mixed"),
+        pytest.param([trees.bond(down="ens1f1np1")], ["info"], id="a run of one node"),
+    ],
+)
+def test_a_slave_that_is_down_is_a_warning_where_it_was_up_or_others_are(machines: list[Tree], expected: list[str]):
+    assert verdicts(recording(*machines)) == [("DD576", severity) for severity in expected]
 
 
 def test_a_slave_of_hostile_name_reaches_no_command():

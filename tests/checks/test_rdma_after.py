@@ -58,6 +58,17 @@ def test_states_and_counters_are_read_again_and_virtual_functions_left_out():
     assert (port.hca, port.number, port.state, port.counters["link_downed"]) == ("mlx5_0", 1, "ACTIVE", 1)
 
 
+@pytest.mark.parametrize(
+    ("nodes", "backend", "severity"), [(2, "nccl", "error"), (1, "nccl", "info"), (2, "gloo", "info")]
+)
+def test_a_link_that_went_down_and_came_back(nodes: int, backend: str, severity: str):
+    finding = only(grown({"link_downed": 1}, nodes=nodes, backend=backend))
+
+    assert (finding.code, finding.severity.value) == ("DD566", severity)
+    assert "link_downed +1 in 60 s" in finding.evidence[0].text
+    assert [one.name for one in finding.culprits] == ["mlx5_3"]
+
+
 def test_a_link_that_did_not_come_back():
     machines = [trees.infiniband(), trees.infiniband()]
 
@@ -79,6 +90,13 @@ def test_a_port_that_was_down_all_along_is_left_to_the_other_check():
     down = trees.infiniband(down=[2])
 
     assert findings(recording([down, down], [down, down])) == []
+
+
+def test_packets_that_were_sent_again():
+    finding = only(grown({"local_ack_timeout_err": 31, "out_of_sequence": 400}))
+
+    assert (finding.code, finding.severity) == ("DD579", Severity.WARNING)
+    assert "local_ack_timeout_err +31 in 60 s" in finding.evidence[0].text
 
 
 @pytest.mark.parametrize("counters", [{"symbol_error": 100}, {"port_rcv_errors": 12}, {"link_error_recovery": 1}])
