@@ -43,6 +43,24 @@ def test_a_share_that_one_type_finds_wrong_is_likely():
     assert finding.confidence is Confidence.LIKELY
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param([seen(off()), seen(off(blamed=(1,))), seen(off()), seen(off())], id="ranks disagree"),
+        pytest.param([seen(off(), off("float32", (1,)))] * 4, id="types disagree"),
+        pytest.param([seen(off(), off("float32", ()))] * 4, id="one does not decode"),
+        pytest.param([seen(off(blamed=(0, 2)))] * 4, id="two ranks have this share"),
+        pytest.param([seen(), seen(off()), seen(), seen()], id="one rank alone saw it"),
+        pytest.param([seen(off("float32", (), op="max"))] * 4, id="no sum is wrong"),
+        pytest.param([seen(off(elements=1))] * 4, id="an older recording blamed one element"),
+    ],
+)
+def test_wrong_sums_that_do_not_agree_name_nobody(facts: list[AllReduceFact]):
+    finding = judge(*facts)
+    assert finding.title.endswith("it is unclear whose contribution is wrong")
+    assert finding.culprits == ()
+
+
 def compared(wrong_elements: dict[int, int]) -> Wrong | None:
     """What rank 0 of 4 makes of an int64 sum of 15 with these elements changed."""
     import torch
@@ -121,3 +139,9 @@ def swept(monkeypatch: pytest.MonkeyPatch, level: Level, mb_per_s: float, budget
     ctx.level, ctx.budget_s, ctx.deadline = level, budget_s, 9.8
     monkeypatch.setattr(ctx, "clock", lambda: clock[0])
     return all_reduces.bandwidth(ctx)
+
+
+def test_a_sweep_that_memory_cut_short_says_how_much_all_sizes_need():
+    short = seen(stopped_at_bytes=1 << 26, short_of="memory", needs=(8.0 * 2**28, 8.0 * 2**30))
+    (untested,) = allreduce.measurements(recording(*[short] * 4))
+    assert untested.labels == {"ranks": 4, "short_of": "memory", "needs_bytes": 8.0 * 2**30, "needs_on": "a host"}

@@ -45,6 +45,20 @@ def test_groups_are_those_that_torch_makes():
 
 
 @pytest.mark.parametrize(
+    ("mesh", "title"),
+    [
+        ("shard=4,dp=2", "The shard axis crosses nodes, and the dp axis does not: put shard inside, dp=2,shard=4"),
+        ("TP=2,dp=4", "The TP axis crosses nodes, and the dp axis does not: put TP inside, dp=4,TP=2"),
+        ("tp=2,x=2,dp=2", "The tp axis crosses nodes, and the dp axis does not: put tp inside, dp=2,x=2,tp=2"),
+    ],
+)
+def test_the_axis_that_sends_more_belongs_inside(mesh: str, title: str):
+    [finding] = judged_mesh(mesh, (4, 4))
+
+    assert (finding.code, finding.title, finding.culprits) == ("DD645", title, ())
+
+
+@pytest.mark.parametrize(
     ("mesh", "nodes"),
     [
         ("dp=2,shard=4", (4, 4)),

@@ -262,6 +262,22 @@ STOPPED = sampled(taken_share=0.4, waited_share=0.0)()
 SLOW_CPU = sampled(products_per_s=4e4)()
 
 
+@pytest.mark.parametrize(
+    ("odd", "code", "severity", "reason"),
+    [
+        pytest.param(THROTTLED, "DD661", "warning", "a CPU quota of 0.5 processors stops it", id="quota"),
+        pytest.param(CROWDED, "DD661", "warning", "it waits for a CPU that others use", id="neighbour"),
+        pytest.param(STOPPED, "DD661", "warning", "neither a quota nor another process does it", id="stopped"),
+        pytest.param(SLOW_CPU, "DD660", "warning", "its CPU or memory is slow", id="slow"),
+        pytest.param(sampled(products_per_s=3e4)(), "DD660", "error", "its CPU or memory is slow", id="much slower"),
+    ],
+)
+def test_the_slow_one_of_three_is_named_with_its_reason(odd: StragglersFact, code: str, severity: str, reason: str):
+    finding = only(judge(USUAL, odd, USUAL), code)
+
+    assert (blamed(finding), finding.severity.value, reason in finding.title) == ([1], severity, True), finding.title
+
+
 def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
     assert blamed(only(judge(USUAL, THROTTLED), "DD661")) == [1]
     assert only(judge(USUAL, THROTTLED), "DD661").confidence is Confidence.PROVED
@@ -270,16 +286,15 @@ def test_of_two_ranks_only_one_that_a_quota_stops_is_named():
         assert (blamed(unsure), unsure.severity) == ([], Severity.INFO)
 
 
+def test_a_slower_model_of_cpu_is_no_straggler():
+    other = sampled(products_per_s=4e4)(model="Intel Xeon")
+
+    assert judge(USUAL, USUAL, other) == []
+
+
 def reads(rate: float) -> StragglersFact:
     rates = {"large files": 10 * rate, "small pieces": rate, "four workers": 3 * rate}
     return fact([sample(read_bytes_per_s=rates)] * 7)
-
-
-def test_who_reads_slowly_is_named_with_the_rates():
-    finding = only(judge(reads(1e8), reads(1e8), reads(1e6)), "DD662")
-
-    assert blamed(finding) == [2]
-    assert "small pieces 1 MB/s" in finding.evidence[0].text
 
 
 def asked(whole: Recording, **options: Any) -> Recording:
