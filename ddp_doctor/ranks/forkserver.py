@@ -178,10 +178,12 @@ class ForkServer:
         """Kill the forkserver and, with it, all it forked that is still alive."""
         if self.pid is not None and self.is_alive():
             os.kill(self.pid, signal.SIGKILL)
-        # multiprocessing's resource tracker ends when this process does, but not while it is stopped.
+        # The resource tracker of multiprocessing ends when this process does, but not while it is stopped. On a busy
+        # machine it may only stop later: SIGCONT also removes a SIGSTOP that is pending (signal(7)).
         tracker: Any = multiprocessing.resource_tracker._resource_tracker  # noqa: SLF001 - nothing public tells its pid
-        if tracker._pid is not None and state(tracker._pid) in ("T", "t"):  # noqa: SLF001 - see above
-            os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
+        if tracker._pid is not None:  # noqa: SLF001 - see above
+            with suppress(ProcessLookupError):
+                os.kill(tracker._pid, signal.SIGCONT)  # noqa: SLF001 - see above
         patience = Patience(_DEATH_S, [self.pid])
         while self.is_alive() and not patience.is_over():
             time.sleep(0.001)  # while it dies, multiprocessing would use it for the next session

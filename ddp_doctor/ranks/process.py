@@ -98,9 +98,15 @@ def _children(pid: int) -> list[int] | None:
 def kill_stopped_children() -> None:
     """Kill what was forked and then stopped before it could ask to die with its parent: nothing else would end it."""
     for pid in _children(os.getpid()) or ():
-        if state(pid) in ("T", "t"):
+        if state(pid) in ("T", "t") or _is_pending(pid, signal.SIGSTOP):
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _is_pending(pid: int, number: signal.Signals) -> bool:
+    """Return True if the process was sent this signal and has had no processor since (ShdPnd in proc(5))."""
+    pending = (proc.read(f"/proc/{pid}/status") or "").partition("ShdPnd:")[2].split()
+    return bool(pending) and bool(int(pending[0], 16) >> (number - 1) & 1)
 
 
 def nccl_segments(pid: int, since: float) -> list[str]:

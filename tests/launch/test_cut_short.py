@@ -249,3 +249,27 @@ print(os.waitpid(child, 0)[1])
 """
     done = subprocess.run((sys.executable, "-c", command), capture_output=True, text=True, timeout=LIMIT_S, check=True)
     assert int(done.stdout) == signal.SIGKILL
+
+
+def test_a_child_with_a_pending_stop_signal_does_not_outlive_the_doctor(tmp_path: Path):
+    """posix_spawn suspends its caller until the new process, which waits for a writer of the FIFO, starts a program."""
+    command = """
+import os, signal, sys
+fifo = sys.argv[1]
+os.mkfifo(fifo)
+if os.fork() == 0:
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, fifo, os.O_RDONLY, 0)])
+    os._exit(0)
+from ddp_doctor.ranks import process
+from tests.waiting import wait_until
+wait_until(lambda: len(process.with_children(os.getpid(), 9)) == 3)
+child = process.with_children(os.getpid(), 9)[1]
+wait_until(lambda: process.state(child) == "D")
+os.kill(child, signal.SIGSTOP)
+process.kill_stopped_children()
+print(os.waitpid(child, 0)[1])
+os.close(os.open(fifo, os.O_WRONLY))
+"""
+    argv = (sys.executable, "-c", command, tmp_path / "fifo")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=LIMIT_S, check=True)
+    assert int(done.stdout) == signal.SIGKILL
