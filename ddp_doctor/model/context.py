@@ -44,6 +44,7 @@ class CommandResult:
     returncode: int | None = None
     stdout: str = ""
     stderr: str = ""
+    queued_s: float = 0.0  # of a command that timed out: how long its threads were ready to run but had no processor
 
     @property
     def ok(self) -> bool:

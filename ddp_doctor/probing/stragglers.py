@@ -195,6 +195,8 @@ class RankSamples:
         seed, most = number * self.ctx.world_size + self.ctx.rank, (stragglers.READ_BYTES, stragglers.READ_FILES)
         asked = map(str, (seconds, seed, *most, stragglers.WORKERS))
         result = self.ctx.machine(stragglers.READS_HANG_S).child("data", path, *asked)
+        if result.queued_s > stragglers.READS_QUEUED_SHARE * stragglers.READS_HANG_S:
+            return {}
         if result.status == "timed_out":
             self.data = _Data(problem=f"a read did not end within {stragglers.READS_HANG_S:g} s")
         elif not result.ok:

@@ -12,7 +12,7 @@ class Patience:
 
     def __init__(self, limit_s: float, pids: Iterable[int | None]) -> None:
         self._limit_s, self._began = limit_s, time.monotonic()
-        self._queued_s = {pid: _queued_s(pid) for pid in pids if pid is not None}
+        self._queued_s = {pid: proc.queued_s(pid) for pid in pids if pid is not None}
 
     def left_s(self) -> float:
         """Return the time that is left, which grows while a process has no processor."""
@@ -20,13 +20,9 @@ class Patience:
         if left_s > LOOK_S:
             return left_s
         # The sum falls when a thread exits, because the kernel drops its counters.
-        queued_s = max(0.0, 0.0, *(_queued_s(pid) - before for pid, before in self._queued_s.items()))
+        queued_s = max(0.0, 0.0, *(proc.queued_s(pid) - before for pid, before in self._queued_s.items()))
         return left_s + min(queued_s, MOST_QUEUED * self._limit_s)
 
     def is_over(self) -> bool:
         """Return True if the processes had their time."""
         return self.left_s() < 0.0
-
-
-def _queued_s(pid: int) -> float:
-    return sum(proc.run_and_queued_s(pid, thread)[1] for thread in proc.thread_ids(pid))

@@ -105,8 +105,7 @@ def kill_stopped_children() -> None:
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:
     """Return True if the process was sent this signal and has had no processor since (ShdPnd in proc(5))."""
-    pending = (proc.read(f"/proc/{pid}/status") or "").partition("ShdPnd:")[2].split()
-    return bool(pending) and bool(int(pending[0], 16) >> (number - 1) & 1)
+    return bool(int(proc.status(pid).get("ShdPnd", "0"), 16) >> (number - 1) & 1)
 
 
 def nccl_segments(pid: int, since: float) -> list[str]:

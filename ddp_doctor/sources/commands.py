@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 from ddp_doctor.model.context import CommandResult
+from ddp_doctor.sources import proc
 
 #: Kept per stream; the rest is read and dropped, so that a command that prints for ever fills no memory.
 OUTPUT_LIMIT_BYTES = 4 * 1024 * 1024
@@ -130,12 +131,13 @@ def _follow(process: "subprocess.Popen[bytes]", command: tuple[str, ...], end: f
         captures = (_Capture(process.stdout.fileno()), _Capture(process.stderr.fileno()))
         try:
             ended = _collect(process, captures, end)
+            queued_s = 0.0 if ended else proc.queued_s(process.pid)
         finally:
             _kill_group(process)
             returncode = _reap(process, REAP_PATIENCE_S)
     stdout, stderr = (capture.text() for capture in captures)
     if not ended:
-        return CommandResult(command, "timed_out", None, stdout, stderr)
+        return CommandResult(command, "timed_out", None, stdout, stderr, queued_s)
     return CommandResult(command, "ended", returncode, stdout, stderr)
 
 

@@ -45,6 +45,11 @@ def run_and_queued_s(pid: int, thread: int | None = None) -> tuple[float, float]
     return int(words[0]) / 1e9, int(words[1]) / 1e9
 
 
+def queued_s(pid: int) -> float:
+    """Return for how long its threads were ready to run but did not, in seconds; 0.0 if it has ended."""
+    return sum(run_and_queued_s(pid, thread)[1] for thread in thread_ids(pid))
+
+
 def status(pid: int, thread: int | None = None) -> dict[str, str]:
     """The lines of proc(5) status by their names."""
     where = f"/proc/{pid}/status" if thread is None else f"/proc/{pid}/task/{thread}/status"

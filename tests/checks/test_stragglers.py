@@ -109,13 +109,16 @@ def test_a_path_that_one_rank_does_not_have_is_a_finding_about_that_rank(ranks: 
 
 
 def hung(ctx: HarnessContext, path: str) -> Reading:
-    """On rank 0 every look at the data hangs."""
+    """Every read hangs on rank 0, and has no processor on rank 3."""
     from ddp_doctor.knowledge import stragglers
+    from ddp_doctor.model.context import CommandResult
     from ddp_doctor.sources.machine import LiveContext
 
     child = LiveContext.child
 
     def sleeps(self: Any, name: str, *args: str) -> Any:
+        if ctx.rank == 3:
+            return CommandResult(("data",), "timed_out", queued_s=1.5)
         return self.run(("sleep", "infinity")) if ctx.rank == 0 else child(self, name, *args)
 
     with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "READS_HANG_S", 2.0):

@@ -37,6 +37,15 @@ def test_output_and_exit_code_of_an_ordinary_command():
     assert not result.ok
 
 
+def test_a_command_that_timed_out_shows_how_long_it_had_no_processor():
+    """Two loops take turns on one processor."""
+    loops = "import os; os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1]); os.fork()\nwhile True: pass"
+    result = run_command(python(loops), ENV, 1.0)
+
+    assert result.status == "timed_out"
+    assert result.queued_s > 0.0
+
+
 def test_the_command_sees_the_given_environment_and_no_other(monkeypatch):
     monkeypatch.setenv("LEAKED", "1")
     result = run_command(["env"], {"PATH": "/usr/bin:/bin", "GIVEN": "2"}, 5)
