@@ -57,11 +57,13 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def _wait_until_still(pid: int, folder: Path) -> None:
-    """Until each rank has begun, and no main thread of the jobs that hang runs any more."""
+    """Wait until each rank has begun and no main thread of the jobs that hang runs, nor one of their data loaders."""
     wait_until(lambda: len([*folder.glob("*.[0-9]")]) >= RANKS * len(NAMED))
     tree = _tree()  # of the last two one gets on, and in the other ranks look into the file of their store
     *hanging, killed, _ = tree[pid]
     wait_until_still((rank for job in hanging for rank in tree[job]), ended=tree[killed][2:])
+    tree = _tree()  # with the workers of the data loaders
+    wait_until_still(pid for job in hanging for pid in below(job, tree))
 
 
 @pytest.mark.ranks
