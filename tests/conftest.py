@@ -75,9 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
         home.mkdir()
         temporary.mkdir()
         os.environ["HOME"] = str(home)
-        # Killed programs leave temporary files behind. Each host of the lab mounts its own /tmp.
-        if not {"lab", "planted", "planted_torch"}.intersection(_required_marks(config)):
-            os.environ["TMPDIR"] = str(temporary)
+        os.environ["TMPDIR"] = str(temporary)  # killed programs leave files behind
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

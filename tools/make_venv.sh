@@ -47,6 +47,6 @@ is_new_enough "$venv/bin/python" || create
     --editable ".[$extra]" --constraint "${CONSTRAINTS:-constraints.txt}" ||
     fail "the packages could not be installed for the reason above; run make again when it is solved"
 # pip compiles what it installs, but no editable package; each of the many processes would compile its own modules.
-"$venv/bin/python" -m compileall -q -j 0 ddp_doctor checks || true
+"$venv/bin/python" -m compileall -qq -j 0 ddp_doctor checks || true
 touch "$venv/.installed"
 [ "$extra" = test ] || touch "$venv/.installed-$extra"

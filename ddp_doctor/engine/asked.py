@@ -47,7 +47,7 @@ from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, mesh_typed
 from ddp_doctor.model.report import CheckResult
 from ddp_doctor.wording.nodes import first_names, hosts
-from ddp_doctor.wording.ranks import rank_list
+from ddp_doctor.wording.ranks import rank_list, rank_of
 
 #: A sentence names no more of what was left out.
 _MOST_NAMED = 8
@@ -236,15 +236,21 @@ def _groups(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[
 
 
 def _data(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[NotAsAsked]:
-    """Where it was read on some ranks, the others have a finding."""
+    """Unless every rank read some of it. A rank that could not read it has a finding, if others could."""
     if not recording.options.data:
         return
     from ddp_doctor.facts.collectives import StragglersFact
 
     ranks = recording.facts(StragglersFact)
-    if not any(sample.read_bytes_per_s for rank in ranks for sample in rank.fact.samples):
+    unread = [rank for rank in ranks if not any(sample.read_bytes_per_s for sample in rank.fact.samples)]
+    unknown = [rank_of(rank) for rank in unread if not rank.fact.data_problem]
+    why = ""
+    if len(unread) == len(ranks):
         problems = [rank.fact.data_problem for rank in ranks if rank.fact.data_problem]
         why = problems[0] if problems else _why(by_id.get(STRAGGLERS))
+    elif unknown:
+        why = f"{rank_list(unknown)} finished no read in time"
+    if why:
         yield NotAsAsked(f"--data {recording.options.data}", STRAGGLERS, why)
 
 

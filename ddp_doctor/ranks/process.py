@@ -104,7 +104,7 @@ def kill_stopped_children() -> None:
 
 
 def _is_pending(pid: int, number: signal.Signals) -> bool:
-    """Return True if the process was sent this signal and has had no processor since (ShdPnd in proc(5))."""
+    """Return True if the process was sent this signal and has not handled it yet (ShdPnd in proc(5))."""
     return bool(int(proc.status(pid).get("ShdPnd", "0"), 16) >> (number - 1) & 1)
 
 

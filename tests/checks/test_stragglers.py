@@ -304,6 +304,13 @@ def asked(whole: Recording, **options: Any) -> Recording:
     return whole.model_copy(update={"options": whole.options.model_copy(update=options)})
 
 
+def test_data_that_one_rank_did_not_read_in_time_is_unsure():
+    report = app.judge(asked(record(CHECK, [reads(1e6), reads(1e6), USUAL]), data="/data")).report
+
+    assert report.verdict is Verdict.UNSURE
+    assert "--data /data (rank 2 finished no read in time)" in report.summary
+
+
 def test_data_that_was_not_read_and_two_ranks_alone_are_unsure():
     report = app.judge(asked(record(CHECK, [USUAL] * 3), data="/data")).report
     assert report.verdict is Verdict.UNSURE
