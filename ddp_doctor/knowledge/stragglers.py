@@ -38,5 +38,5 @@ BUSY_SHARE = 0.5
 READ_BYTES, READ_FILES, READ_S, WORKERS = 64 << 20, 64, 0.15, 4
 #: When a look at the data counts as hanging: a mount over NFS waits 60 s before it says so (nfs(5), timeo=600).
 READS_HANG_S = 8.0
-#: As a share of READS_HANG_S: a read whose process waited longer than this for a processor is no fault (judgement).
+#: As a share of READS_HANG_S: do not blame a read whose process waited longer than this for a processor (judgement).
 READS_QUEUED_SHARE = 0.5

@@ -111,7 +111,7 @@ class Session:
         return Run(options, self.request.env, self.request.progress, recording.world, node, until)
 
     def agent(self, run: Run, control: Control | None = None, group: "AgentGroup | None" = None) -> Agent:
-        """Return the agent that decides, with the given control store or that of the run."""
+        """Return the agent that decides, with the given control store or the store of the run."""
         control = control or self._control
         store = (control.host, control.port) if control is not None else None
         node_ranks = NodeRanks(run, self.run_folder, self.server, store, control, self.partial.keep)
