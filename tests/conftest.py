@@ -74,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
         home, temporary = share / "home", share / "t"
         home.mkdir()
         temporary.mkdir()
+        share.chmod(0o711)  # munged does not start if others cannot reach its socket
         os.environ["HOME"] = str(home)
         os.environ["TMPDIR"] = str(temporary)  # killed programs leave files behind
 
