@@ -101,9 +101,10 @@ class Slurm:
         """Write an executable file that all hosts see: ``etc/prolog.d/50.sh``."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        file.chmod(0o755)
-        return file
+        made = file.with_name(f"{file.name}.new")
+        made.write_text(text)
+        made.chmod(0o755)
+        return made.replace(file)  # slurmd may run the old one, which cannot be written to then
 
     def batch(self, text: str, *options: str) -> "Job":
         """Submit a batch script."""
