@@ -181,7 +181,7 @@ def _jobs() -> Iterator[tuple[str, Answer]]:
         yield f"looks {situation}", of_recording(dateless(several))
     yield "looks hung-loader", of_recording(recordings.load_recording(Path("tests/attach/hung-loader.json")))
     runs = [made(host, day) for host in ("a", "b", "c") for day in range(1, 5)]
-    runs += [made("d", day, "sick" if day % 2 else "healthy") for day in range(1, 7)]
+    runs += [made("d", day, "unhealthy" if day % 2 else "healthy") for day in range(1, 7)]
     runs += [made("e", 5, speed=0.6), made("f", 5, traits={"driver": "470.1"})]
     files = {f"{run['run_id']}.json": json.dumps(run).encode() for run in runs}
     yield "fleet", of_runs("fleet", {**files, "torn.json": b'{"tool": "ddp-doc', "null.json": b"null"})

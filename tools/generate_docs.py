@@ -55,13 +55,15 @@ _BLOCKS = {
     "9": "the doctor itself",
 }
 _EXIT_CODES = {
-    ExitCode.HEALTHY: "Healthy: no finding at or above `--fail-on`. What was not tested is listed in the report.",
-    ExitCode.SICK: "Sick: at least one finding at or above `--fail-on` (default: error).",
+    ExitCode.HEALTHY: "Healthy: nothing above info. Degraded: warnings, and no `--fail-on warning`. The report lists"
+    " what was not tested.",
+    ExitCode.UNHEALTHY: "Unhealthy: at least one error. Degraded with `--fail-on warning`.",
     ExitCode.USAGE: "Usage error: an unknown option or check, an unreadable or foreign file, an output that cannot be"
     " written, a `--model` that names no factory of a model, NCCL where no node shows a GPU. One sentence on stderr"
     " says which; for what only nodes or ranks can tell, the last line of the report.",
     ExitCode.UNSURE: "Unsure: nothing could be measured, or a check failed or timed out and no finding explains"
-    " why, or the doctor failed itself (the trace is in a file that the last line names).",
+    " why, or a serious fault is only possible, or the doctor failed itself (the trace is in a file that the last line"
+    " names).",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C, SIGTERM or SIGHUP. The report and the recording hold what was seen,"
     " and where the ranks stood.",
 }
@@ -260,7 +262,7 @@ def exit_codes_page() -> str:
     rows = [f"| {code.value} | {_EXIT_CODES[code]} |" for code in ExitCode]
     return (
         f"{_NOTE}\n# Exit codes\n\n| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n\n"
-        "`ddp-doctor prolog` exits 1 only when the node is sick: unsure is 0 unless `--unsure fail` is given,"
+        "`ddp-doctor prolog` exits 1 only when the node is unhealthy: unsure is 0 unless `--unsure fail` is given,"
         " because a doctor that fails must not drain healthy nodes.\n\n"
         "`ddp-doctor logs` says of a job that has ended: 0 there is no failure in it, 1 a cause was named, 3 it failed"
         " and the cause is not proven, or nothing shows how it ended, 2 nothing could be read.\n\n"
@@ -268,8 +270,8 @@ def exit_codes_page() -> str:
         " at or above `--fail-on` (here by default a warning), 2 no file holds a trace, 3 too little is told.\n\n"
         "`ddp-doctor attach` says of a job that runs: 0 it gets on, 1 it is stuck, 3 that cannot be told, 2 there is no"
         " such job.\n\n"
-        "`ddp-doctor fleet` says of the newest runs: 1 a node is sick, 3 none is and one is unsure, 0 all are healthy,"
-        " 2 no run could be read.\n\n"
+        "`ddp-doctor fleet` says of the newest runs: 1 a node is unhealthy, 3 none is and one is unsure, 0 all are"
+        " healthy or degraded, 2 no run could be read.\n\n"
         "A reader that leaves, as in `ddp-doctor run | head -1`, changes no code: the command goes on to its end, and"
         " what nobody reads is dropped. A shell with `pipefail` sees the verdict.\n\n"
         "The verdict behind the code is explained in [Verdicts](../explanation/verdicts.md).\n"

@@ -26,7 +26,7 @@ from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.probing.job_collectives import Replay
 from ddp_doctor.remedies.kinds import in_code
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, possible, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, finding, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_culprit, rank_list, where_they_wait
 
 #: Calls at one number that a sentence names of a rank.
@@ -209,7 +209,7 @@ def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     if replayed is not None and replayed.hangs and not replayed.hangs_as_the_job:
         where = f"in the job {replayed.where(replayed.waited)}" if replayed.waited else "the job did not hang"
         title = f"The job's collectives hang here: {replayed.where(replayed.waits)}; {where}"
-        yield possible(NOBODY, title, replayed.evidence)
+        yield likely(NOBODY, title, replayed.evidence)
 
 
 CHECK = Check(

@@ -31,7 +31,7 @@ from ddp_doctor.probing.products import MEMORY_BYTES, PAIRS, matrices, rows
 from ddp_doctor.probing.rank_identity import finish, gpu_identity, training_dtype
 from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import gpus_by_rank
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprit, rank_of, ranks_at
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
         what = f"the same matrices have different products; {whose}"
         if len(group.ranks) == 1:
             who, what = (_culprit(recording, group.ranks[0]),), "its own products of the same matrices differ"
-        yield possible(who, f"{capital(ranks)}: {what}", _evidence(recording, group), _THIRD)
+        yield likely(who, f"{capital(ranks)}: {what}", _evidence(recording, group), _THIRD)
 
 
 def _not_tested(recording: Recording) -> dict[int, tuple[str, str]]:

@@ -80,7 +80,7 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
         f"{what}: {gradient_code.words(worst.held, world_size)}",
         worst.evidence(f"gradient of {worst.parameter} on rank {rank}"),
         *of_stock_ddp(recording, "gradient_sync"),
-        confidence=Confidence.POSSIBLE if worst.held.holds == "other" else Confidence.LIKELY,
+        confidence=Confidence.LIKELY,
         detail=f"Wrong: {', '.join(names)} of the doctor's own model, on {where}. None of your code took part.",
     )
 

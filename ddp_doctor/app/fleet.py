@@ -17,7 +17,7 @@ from ddp_doctor.app.recordings import JsonFile, read_json
 from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measured_run
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import EXIT, WORST_FIRST, Command, Severity, Verdict
+from ddp_doctor.model.choices import USABLE, WORST_FIRST, Command, Severity, Verdict, exit_code
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.fleet import (
     CommonFinding,
@@ -168,7 +168,7 @@ def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
         started_at=recording.started_at,
         duration_s=round(monotonic() - started, 3),
         verdict=verdict,
-        exit_code=EXIT[verdict].value,
+        exit_code=exit_code(verdict).value,
         summary=_summary(verdict, nodes, fleet),
         nodes=tuple(nodes),
         findings=tuple(findings),
@@ -185,14 +185,14 @@ def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
 
 
 def baseline_of(fleet: Fleet) -> str:
-    """The text of a baseline of its healthy runs. Raises UsageError where they are too few."""
+    """The text of a baseline of its healthy and degraded runs. Raises UsageError where they are too few."""
     measured = [run.measured for run in fleet.runs]
     baseline = make_baseline(measured)
     if baseline is None:
-        healthy = sum(run.verdict is Verdict.HEALTHY for run in measured)
+        usable = sum(run.verdict in USABLE for run in measured)
         raise UsageError(
-            f"no baseline was written: it takes {FEWEST_RUNS} healthy runs that measured the same on the same hardware,"
-            f" and {healthy} of {len(measured)} are healthy"
+            f"no baseline was written: it takes {FEWEST_RUNS} healthy or degraded runs that measured the same on the"
+            f" same hardware, and {usable} of {len(measured)} runs are healthy or degraded"
         )
     return baseline.model_dump_json(indent=1) + "\n"
 
@@ -212,25 +212,25 @@ def _summary(verdict: Verdict, nodes: Sequence[FleetNode], fleet: Fleet) -> str:
 
 def _nodes(runs: Sequence[_Run], newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[FleetNode]:
     history = grouped((node.hostname, node.verdict) for run in runs for node in run.nodes)
-    sick = {host: verdicts.count(Verdict.SICK) / len(verdicts) for host, verdicts in history.items()}
-    usual = median(sick.values())
-    usually = median(abs(share - usual) for share in sick.values())
+    unhealthy = {host: verdicts.count(Verdict.UNHEALTHY) / len(verdicts) for host, verdicts in history.items()}
+    usual = median(unhealthy.values())
+    usually = median(abs(share - usual) for share in unhealthy.values())
     nodes = []
     for number, host in enumerate(sorted(newest)):
         run, node = newest[host]
-        sure = [verdict for verdict in history[host] if verdict is not Verdict.UNSURE]
-        changes = sum(before is not after for before, after in pairwise(sure))
-        sick_runs = sure.count(Verdict.SICK)
+        failed = [verdict is Verdict.UNHEALTHY for verdict in history[host] if verdict is not Verdict.UNSURE]
+        changes = sum(before is not after for before, after in pairwise(failed))
+        unhealthy_runs = sum(failed)
         nodes.append(
             FleetNode(
                 **dict(node) | {"node_rank": number},
                 run_id=run.run_id,
                 seen_at=run.started_at,
                 runs=len(history[host]),
-                sick_runs=sick_runs,
+                unhealthy_runs=unhealthy_runs,
                 changes=changes,
                 flapping=changes >= FLAPPING_CHANGES,
-                lemon=sick_runs >= LEMON_RUNS and sick[host] > usual + usually,
+                lemon=unhealthy_runs >= LEMON_RUNS and unhealthy[host] > usual + usually,
             )
         )
     return nodes
@@ -288,14 +288,14 @@ def _outliers(newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[Outlier]:
 def _since(before: FleetReport, now: FleetReport) -> Since:
     old = {node.hostname: node.verdict for node in before.nodes}
     new = {node.hostname: node.verdict for node in now.nodes}
-    both = sorted(old.keys() & new.keys())
+    failed = {host: [verdict is Verdict.UNHEALTHY for verdict in (old[host], new[host])] for host in old.keys() & new}
     return Since(
         run_id=before.run_id,
         started_at=before.started_at,
         came=tuple(sorted(new.keys() - old.keys())),
         gone=tuple(sorted(old.keys() - new.keys())),
-        fell_sick=tuple(host for host in both if new[host] is Verdict.SICK and old[host] is not Verdict.SICK),
-        recovered=tuple(host for host in both if old[host] is Verdict.SICK and new[host] is Verdict.HEALTHY),
+        became_unhealthy=tuple(host for host in sorted(failed) if failed[host] == [False, True]),
+        recovered=tuple(host for host in sorted(failed) if failed[host][0] and new[host] in USABLE),
         findings_came=_others(now.findings, before.findings),
         findings_gone=_others(before.findings, now.findings),
     )

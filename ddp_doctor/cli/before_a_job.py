@@ -56,7 +56,7 @@ def fit(
     ] = "fp32",
     strategy: Annotated[
         str,
-        option(VERDICT, "NAME", "Sick unless this one fits: ddp, zero1, zero2, zero3, hsdp ...", completed=strategies),
+        option(VERDICT, "NAME", "Require that this one fits: ddp, zero1, zero2, zero3, hsdp ...", completed=strategies),
     ] = "",
     batch: Annotated[int | None, option(WHAT, "B", "Samples of a rank's batch, of an hf: model.", min=1)] = None,
     seq: Annotated[int | None, option(WHAT, "T", "Tokens of a sample, of an hf: model.", min=1)] = None,
@@ -88,7 +88,6 @@ def prolog(
     skip: SkipOption = None,
     require_gpus: NodeGpusOption = None,
     unsure: Annotated[str, option(VERDICT, "pass|fail", "What an unsure verdict exits with: 0, or 3.")] = "pass",
-    fail_on: FailOnOption = FailOn.ERROR,
     ignore: IgnoreOption = None,
     *,
     outputs: Outputs,
@@ -99,12 +98,7 @@ def prolog(
     from ddp_doctor.model.recording import Options
 
     options = Options(
-        command="prolog",
-        level=Level.QUICK,
-        skip=names(skip),
-        ignore=ignored(ignore),
-        fail_on=fail_on,
-        require_gpus=require_gpus,
+        command="prolog", level=Level.QUICK, skip=names(skip), ignore=ignored(ignore), require_gpus=require_gpus
     )
     return commands.prolog(options, unsure=unsure, outputs=outputs)
 

@@ -40,7 +40,7 @@ _PLACES = {
 
 
 def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
-    """``ddp-doctor prolog``: exits 1 only when sick, so that no healthy node is drained."""
+    """``ddp-doctor prolog``: exits 1 only when unhealthy, so that no healthy node is drained."""
     if unsure not in ("pass", "fail"):
         raise UsageError(f"--unsure takes pass or fail, not {unsure!r}")
     outcome = app.prolog(dict(os.environ), options, lambda _text: None)

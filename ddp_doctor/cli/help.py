@@ -28,7 +28,7 @@ _MOMENTS = {
 }
 
 #: What commands exit with: those that judge a machine, a job that has ended or one that runs, and all others.
-JUDGED = "Exit codes: 0 healthy, 1 sick, 2 wrong use, 3 unsure, 130 interrupted."
+JUDGED = "Exit codes: 0 healthy or degraded, 1 unhealthy, 2 wrong use, 3 unsure, 130 interrupted."
 ENDED = (
     "Exit codes: 0 there is no failure in it, 1 a cause was named, 2 wrong use or nothing could be read, 3 it failed"
     " and the cause is not proven, or nothing shows how it ended, 130 interrupted."

@@ -66,7 +66,7 @@ _VerboseOption = Annotated[
 _QuietOption = Annotated[
     bool, option(UNDER_OUTPUTS, None, "Print findings and verdict only, and no progress.", "--quiet", "-q")
 ]
-FailOnOption = Annotated[FailOn, option(VERDICT, None, "The least severity that makes the verdict sick.")]
+FailOnOption = Annotated[FailOn, option(VERDICT, None, "The lowest severity that makes the exit code 1.")]
 IgnoreOption = Annotated[
     list[str] | None,
     option(VERDICT, "CODES", "Leave rules out whose codes begin so: DD305,DD4 (repeatable).", completed=complete.codes),
@@ -85,7 +85,7 @@ _RedactOption = Annotated[
     ),
 ]
 NodeGpusOption = Annotated[
-    int | None, option(VERDICT, "N", "Sick unless the node has at least N GPUs, its job's or not.", min=0)
+    int | None, option(VERDICT, "N", "Require at least N GPUs on the node, whether the job may use them or not.", min=0)
 ]
 
 NprocOption = Annotated[

@@ -73,9 +73,7 @@ class RunOptions:
     warmup: Annotated[int | None, option(WHAT, "N", "Calls of each size before that.", min=0)] = None
     min_busbw: Annotated[
         list[str] | None,
-        option(
-            VERDICT, "COLLECTIVE:SIZE=RATE", "Sick where the bus bandwidth is less: all_reduce:1G=180GB/s (repeatable)."
-        ),
+        option(VERDICT, "COLLECTIVE:SIZE=RATE", "Require this bus bandwidth: all_reduce:1G=180GB/s (repeatable)."),
     ] = None
     mesh: Annotated[
         str | None,
@@ -136,9 +134,9 @@ class RunOptions:
         bool,
         option(WHAT, None, "Print what would be tested, on which nodes and in what time; start nothing.", "--plan"),
     ] = False
-    require_gpus: Annotated[int | None, option(VERDICT, "N", "Sick unless the job may use at least N GPUs.", min=0)] = (
-        None
-    )
+    require_gpus: Annotated[
+        int | None, option(VERDICT, "N", "Require that the job may use at least N GPUs.", min=0)
+    ] = None
     baseline: Annotated[
         str | None,
         option(VERDICT, "FILE", "Hold what is measured against healthy runs: a file of fleet --write-baseline."),

@@ -17,7 +17,7 @@ from ddp_doctor.knowledge.baselines import BEST_PATH, COMPARABLE, FEWEST_RUNS, L
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.baseline import BASELINE_SCHEMA_VERSION, Baseline, BaselineValue
 from ddp_doctor.model.check import BASELINE, ENV_VARS
-from ddp_doctor.model.choices import CheckStatus, Status, Verdict
+from ddp_doctor.model.choices import USABLE, CheckStatus, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.report import LogsReport, Measurement, Report, Tool
@@ -179,8 +179,8 @@ def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
 
 
 def make_baseline(runs: Sequence[MeasuredRun]) -> Baseline | None:
-    """Of the healthy ones of the most frequent hardware; None where they are too few."""
-    healthy = [run for run in runs if run.verdict is Verdict.HEALTHY and run.figures]
+    """Of the healthy and degraded ones of the most frequent hardware; None where they are too few."""
+    healthy = [run for run in runs if run.verdict in USABLE and run.figures]
     alike = max(grouped((frozenset(run.hardware.items()), run) for run in healthy).values(), key=len, default=[])
     return _baseline(alike, FEWEST_RUNS)
 
@@ -281,8 +281,8 @@ def _preflight(run: MeasuredRun, earlier: MeasuredRun) -> Preflight | None:
         return None
     of_job, tested = ({host.partition(".")[0] for host in each.hosts} for each in (run, earlier))
     same = of_job <= tested if of_job and tested else None
-    was_sick = earlier.verdict is Verdict.SICK
-    return Preflight(finished_at=earlier.finished_at, same_nodes=same, was_sick=was_sick)
+    was_unhealthy = earlier.verdict is Verdict.UNHEALTHY
+    return Preflight(finished_at=earlier.finished_at, same_nodes=same, was_unhealthy=was_unhealthy)
 
 
 def _held_against(run: MeasuredRun, baseline: Baseline) -> Iterator[HeldAgainst]:

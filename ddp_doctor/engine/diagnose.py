@@ -144,6 +144,6 @@ def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
 
 
 def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Errors, then warnings, then information, each by code."""
+    """Errors, those that are only possible last, then warnings, then information, each by code."""
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
-    return tuple(sorted(findings, key=lambda finding: (order.index(finding.severity), finding.code)))
+    return tuple(sorted(findings, key=lambda each: (order.index(each.severity), not each.is_certain_error, each.code)))

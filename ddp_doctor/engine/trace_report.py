@@ -49,13 +49,16 @@ def _seconds(taken: Parts) -> dict[str, float]:
     return {name: round(value / 1e6, 9) for name, value in taken._asdict().items()}
 
 
-def healthy(recording: Recording, *, warned: bool) -> str:
+def healthy(recording: Recording) -> str:
     """What a healthy verdict says: nothing that could be had for free is lost."""
-    told = "no rank is waited for, and no setting costs over 10 % of the step"
+    return f"no rank is waited for, and no setting costs over 10 % of the step ({scope(recording)})"
+
+
+def exposed(recording: Recording) -> str:
+    """How much of a step is transfer that no computing hides, if that is much."""
     ranks = [taken for window in windows(recording) for taken in median_parts(recording, window)]
     share = sum(taken.transfer for taken in ranks) / (sum(taken.step for taken in ranks) or 1.0)
-    exposed = f"; transfer that nothing hides takes {share:.0%} of it" if share >= WARNING_SHARE else ""
-    return f"{'nothing makes a step three times slower' if warned else told} ({scope(recording)}){exposed}"
+    return f"; transfer that nothing hides takes {share:.0%} of it" if share >= WARNING_SHARE else ""
 
 
 def scope(recording: Recording) -> str:

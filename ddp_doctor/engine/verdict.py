@@ -12,7 +12,7 @@ from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import BASELINE, GPUS, STRAGGLERS, Check
-from ddp_doctor.model.choices import EXIT, CheckStatus, Command, ExitCode, Severity, Status, Verdict
+from ddp_doctor.model.choices import CheckStatus, Command, ExitCode, Severity, Status, Verdict, exit_code
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.finding import Culprit, Finding
 from ddp_doctor.model.recording import INTERRUPTED_AFTER, NOT_SELECTED, OWN_PROCESS, SKIPPED_BY_NAME, Recording, World
@@ -40,7 +40,7 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
     results = [_in_part(result, unmet) for result in results]
     verdict = _verdict(recording, diagnosis, results, unmet)
     is_misused = verdict is Verdict.UNSURE and _misuse(recording, diagnosis)
-    exit_code = ExitCode.USAGE if is_misused else EXIT[verdict]
+    code = ExitCode.USAGE if is_misused else exit_code(verdict, recording.options.fail_on)
     measured = measurements(recording, checks)
     for beside in diagnosis.beside:
         measured += measurements(beside, checks_for(beside))
@@ -52,9 +52,9 @@ def report(recording: Recording, diagnosis: Diagnosis, checks: Sequence[Check]) 
         duration_s=round(recording.duration_s, 3),
         job=recording.job,
         world=_world(recording),
-        nodes=_node_verdicts(recording, diagnosis.findings, _bar(recording), verdict),
+        nodes=_node_verdicts(recording, diagnosis.findings, verdict),
         verdict=verdict,
-        exit_code=(ExitCode.INTERRUPTED if recording.interrupted else exit_code).value,
+        exit_code=(ExitCode.INTERRUPTED if recording.interrupted else code).value,
         summary=summary(recording, verdict, results, diagnosis, unmet),
         checks=tuple(results),
         findings=diagnosis.findings,
@@ -82,33 +82,33 @@ def _in_part(result: CheckResult, unmet: Sequence[NotAsAsked]) -> CheckResult:
 def _verdict(
     recording: Recording, diagnosis: Diagnosis, results: Sequence[CheckResult], unmet: Sequence[NotAsAsked]
 ) -> Verdict:
-    """Sick iff a finding stands at or above --fail-on; unsure iff too little could be evaluated."""
-    if any(finding.severity.at_least(_bar(recording)) for finding in diagnosis.findings):
-        return Verdict.SICK
+    """Unhealthy with an error; unsure if an error is only possible, or too little was evaluated; else by warnings."""
+    if any(finding.is_certain_error for finding in diagnosis.findings):
+        return Verdict.UNHEALTHY
+    severities = {finding.severity for finding in diagnosis.findings}
     judged = any(reading.check not in RETIRED_CHECKS for reading in recording.collected()) and _any_ran(results)
     cannot_tell = nccl_without_gpu(recording) or _unknown_fit(recording) or unmet
-    if not judged or diagnosis.failures or recording.interrupted or cannot_tell:
+    if Severity.ERROR in severities or not judged or diagnosis.failures or recording.interrupted or cannot_tell:
         return Verdict.UNSURE
-    if any(is_of_cause(finding.code) and finding.severity is not Severity.INFO for finding in diagnosis.findings):
-        return Verdict.UNSURE  # a job failed or stands still, and no cause is sure enough to be an error
+    if any(is_of_cause(finding.code) and finding.severity is Severity.WARNING for finding in diagnosis.findings):
+        return Verdict.UNSURE  # a job may stand still
     if recording.command is Command.COMPARE and _slower(diagnosis) is not None:
         return Verdict.UNSURE  # how much of that is noise too few runs tell
     if any(result.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT) for result in results):
         return Verdict.UNSURE  # a lesser finding beside it does not make up for what was not seen
-    return Verdict.HEALTHY
+    return Verdict.DEGRADED if Severity.WARNING in severities else Verdict.HEALTHY
 
 
 def _any_ran(results: Sequence[CheckResult]) -> bool:
     return any(result.status is not CheckStatus.SKIPPED for result in results)
 
 
-def _node_verdicts(
-    recording: Recording, findings: Sequence[Finding], bar: Severity, verdict: Verdict
-) -> tuple[NodeVerdict, ...]:
+def _node_verdicts(recording: Recording, findings: Sequence[Finding], verdict: Verdict) -> tuple[NodeVerdict, ...]:
     """One for each node that is known by name or number; ``verdict`` is that of the run.
 
-    Sick is a node that a finding at ``bar`` or above names, or one of its ranks, GPUs or links. Unsure is one that
-    may be to blame, or of which too little was seen. The run's own verdict is that of its only node.
+    Unhealthy is a node that an error names, or one of its ranks, GPUs or links. Unsure is one that may be to blame,
+    or of which too little was seen. Degraded is one that a warning names. The run's own verdict is that of its only
+    node.
     """
     world = recording.world
     if world is None:
@@ -122,16 +122,19 @@ def _node_verdicts(
     by_host = {host: rank for rank, host in enumerate(world.expected_hosts)}
     by_host |= {node.hostname: node.node_rank for node in world.nodes}
     by_node: dict[int, list[str]] = {rank: [] for rank in ranks}
-    sick, suspected, anybody = set[int](), set[int](), False
+    blamed, suspected, warned, anybody = set[int](), set[int](), set[int](), False
     for finding in findings:
         nodes = [_nodes_of(culprit, world, by_host) for culprit in finding.culprits]
         fingerprint = finding.fingerprint  # sorts all culprits
         for rank in set().union(*nodes):
             by_node.setdefault(rank, []).append(fingerprint)
-        if finding.severity.at_least(bar):
-            sick |= set().union(*(each for each in nodes if len(each) == 1))
+        if finding.is_certain_error:
+            blamed |= set().union(*(each for each in nodes if len(each) == 1))
+        if finding.severity is Severity.ERROR:
             suspected |= set().union(*nodes)
             anybody |= not finding.culprits
+        elif finding.severity is Severity.WARNING:
+            warned |= set().union(*nodes)
     seen = {reading.node for reading in recording.readings if reading.status is Status.COLLECTED}
     bad = (Status.FAILED, Status.TIMED_OUT)
     stuck = {reading.node for reading in recording.readings if reading.status in bad}
@@ -139,12 +142,12 @@ def _node_verdicts(
     def verdict_of(rank: int) -> Verdict:
         if len(ranks) == 1:
             return verdict
-        if rank in sick:
-            return Verdict.SICK
+        if rank in blamed:
+            return Verdict.UNHEALTHY
         unsure = verdict is Verdict.UNSURE and not stuck  # of the run as a whole
         if unsure or anybody or rank in suspected or rank in stuck or rank not in seen:
             return Verdict.UNSURE
-        return Verdict.HEALTHY
+        return Verdict.DEGRADED if rank in warned else Verdict.HEALTHY
 
     traits = node_traits(recording)
     return tuple(
@@ -197,10 +200,6 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
     if bad[0].check in (BASELINE, STRAGGLERS):
         return bad[0].reason
     return f"{recording.options.typed_model} cannot be used: {bad[0].reason}"
-
-
-def _bar(recording: Recording) -> Severity:
-    return Severity(recording.options.fail_on.value)
 
 
 def check_results(recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]) -> list[CheckResult]:
@@ -293,31 +292,38 @@ def summary(
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
         where = f"{cut[0].id} was {cut[0].reason}; " if cut else ""
         return f"Interrupted: {where}tested only in part ({scope})."
-    if verdict is Verdict.SICK:
-        worst = diagnosis.findings[0]
-        others = sum(f.severity.at_least(_bar(recording)) for f in diagnosis.findings) - 1
-        more = f" (and {others} more)" if others else ""
-        return f"Sick: {worst.title.rstrip('.')}{more}."
+    if verdict is Verdict.UNHEALTHY:
+        return f"Unhealthy: {_worst(diagnosis, Severity.ERROR)}."
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
+        if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
+            why = f"{_worst(diagnosis, Severity.ERROR)}, which is possible and not proved"
         if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
             why = f"{slower.title}, and how much of that is noise is not known{_differ(diagnosis)}"
         return f"Unsure: {why}{_ignored(diagnosis)}."
-    warnings = sum(finding.severity is Severity.WARNING for finding in diagnosis.findings)
-    noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
+    is_healthy = verdict is Verdict.HEALTHY
+    judged, beside = "", _reached(recording) + _differ(diagnosis)
     if recording.command is Command.TRACE:
-        from ddp_doctor.engine.trace_report import healthy  # no other command has to wait for it
+        from ddp_doctor.engine.trace_report import exposed, healthy  # no other command has to wait for it
 
-        judged = healthy(recording, warned=warnings > 0)
+        judged, beside = healthy(recording), exposed(recording)
     elif recording.command is Command.FIT:
         from ddp_doctor.views.fit import advice
 
-        judged = advice(recording)
+        judged, beside = advice(recording), "" if is_healthy else f"; {advice(recording)}"
     elif subject := recording.command.subject:
-        judged = f"the {subject}, and nothing else, was judged{_reached(recording)}{_differ(diagnosis)}"
+        judged = f"the {subject}, and nothing else, was judged"
     else:
-        judged = f"{scope} passed{_untested(recording)}{_left_out(recording)}"
-    return f"Healthy{noted}: {judged}{_ignored(diagnosis)}."
+        judged, beside = f"{scope} passed", _untested(recording) + _left_out(recording)
+    if not is_healthy:
+        judged = _worst(diagnosis, Severity.WARNING)
+    return f"{verdict.value.capitalize()}: {judged}{beside}{_ignored(diagnosis)}."
+
+
+def _worst(diagnosis: Diagnosis, severity: Severity) -> str:
+    """The title of the first finding, and how many more are as severe."""
+    others = sum(finding.severity is severity for finding in diagnosis.findings) - 1
+    return f"{diagnosis.findings[0].title.rstrip('.')}{f' (and {others} more)' if others else ''}"
 
 
 def _reached(recording: Recording) -> str:

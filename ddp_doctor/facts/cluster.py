@@ -256,7 +256,7 @@ class Preflight(Frozen):
 
     finished_at: str  # RFC 3339
     same_nodes: bool | None = None  # whether the job ran on its nodes; None: the output names none
-    was_sick: bool = False
+    was_unhealthy: bool = False
 
 
 class BaselineFact(Fact):

@@ -48,10 +48,10 @@ SIGMA = 1.4826
 DEVIATIONS = 5.0
 #: With fewer healthy runs nobody knows what is noise.
 FEWEST_RUNS = 5
-#: Sick in so many runs, and more often than the nodes beside it: a "lemon node" (Kokolis et al., Revisiting Reliability
-#: in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgement.
+#: A node that is unhealthy in so many runs, and more often than the others, is a "lemon node" (Kokolis et al.,
+#: Revisiting Reliability in Large-Scale Machine Learning Research Clusters, 2024); the number is a judgement.
 LEMON_RUNS = 3
-#: Changes between healthy and sick: well, sick, well, sick.
+#: Changes between usable and unhealthy, as in: healthy, unhealthy, healthy, unhealthy.
 FLAPPING_CHANGES = 3
 #: Clocks further ahead are wrong: Kerberos allows as much (RFC 4120, 5 minutes).
 FUTURE_S = 300.0

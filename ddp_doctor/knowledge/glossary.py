@@ -52,7 +52,7 @@ GLOSSARY: dict[str, str] = {
     "leaf": "the nodes on one leaf switch, or in one rack, as a topology tells",
     "round": "the tests of groups of nodes that run at once; no node is in two of them",
     "fleet": "many nodes over many runs, put beside each other from their files",
-    "lemon": "a node that is sick again and again, and more often than the others",
+    "lemon": "a node that is unhealthy again and again, and more often than the others",
     "lost node": "one whose agent fell silent",
     "missing node": "one that did not come to the roll call: it was not started, or cannot reach the endpoint; another than a lost node",
     "recording": "all that a run saw; the only input of rules",
@@ -62,6 +62,6 @@ GLOSSARY: dict[str, str] = {
     "reproducer": "the smallest test that shows a fault; of a job's collectives a script, which torchrun runs",
     "trial": "one world of fresh ranks that runs some checks, or tries a remedy",
     "unsure": "the verdict where too little could be evaluated",
-    "verdict": "healthy, sick or unsure",
+    "verdict": "healthy, unhealthy or unsure",
     "victim": "a rank that failed because another one did; what it prints points onwards and is evidence against nobody",
 }

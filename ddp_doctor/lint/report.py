@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from ddp_doctor import __version__
 from ddp_doctor.model.base import Frozen
-from ddp_doctor.model.choices import EXIT, CheckStatus, FailOn, Severity, Verdict
+from ddp_doctor.model.choices import CheckStatus, FailOn, Severity, Verdict, exit_code
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report, Tool, finished_at
 
@@ -57,9 +57,12 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
     findings = tuple(finding for file in linted for finding in file.findings)
     unread = tuple(file.unread for file in linted if file.unread is not None)
     failed = sorted({code for file in linted for code, _ in file.failures})
-    verdict = Verdict.HEALTHY if linted and not unread and not failed else Verdict.UNSURE
-    if any(finding.severity.at_least(Severity(fail_on.value)) for finding in findings):
-        verdict = Verdict.SICK
+    severities = {finding.severity for finding in findings}
+    verdict = Verdict.DEGRADED if Severity.WARNING in severities else Verdict.HEALTHY
+    if Severity.ERROR in severities:
+        verdict = Verdict.UNHEALTHY
+    elif not linted or unread or failed:
+        verdict = Verdict.UNSURE
     begun = started_at.isoformat(timespec="seconds").replace("+00:00", "Z")
     duration_s = (datetime.now(timezone.utc) - started_at).total_seconds()
     return LintReport(
@@ -69,7 +72,7 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
         finished_at=finished_at(begun, duration_s),
         duration_s=round(duration_s, 3),
         verdict=verdict,
-        exit_code=EXIT[verdict].value,
+        exit_code=exit_code(verdict, fail_on).value,
         summary=_summary(verdict, findings, failed, linted),
         checks=(_check(findings, unread, failed, duration_s),),
         findings=findings,

@@ -76,7 +76,7 @@ class Severity(str, Enum):
 
 
 class FailOn(str, Enum):
-    """The least severity that makes the verdict sick."""
+    """The lowest severity that makes the exit code 1."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -100,14 +100,17 @@ class Confidence(str, Enum):
 
 
 class Verdict(str, Enum):
-    """What the doctor says of the machine."""
+    """The result of a run, or of one of its nodes, by its worst finding."""
 
-    HEALTHY = "healthy"
-    SICK = "sick"
-    UNSURE = "unsure"
+    HEALTHY = "healthy"  # nothing above info
+    DEGRADED = "degraded"  # a warning: the job works, at a cost or a risk
+    UNHEALTHY = "unhealthy"  # an error: the job does not start, hangs, is wrong or at least three times slower
+    UNSURE = "unsure"  # not enough could be evaluated, or a serious fault is only possible
 
 
-WORST_FIRST = (Verdict.SICK, Verdict.UNSURE, Verdict.HEALTHY)
+WORST_FIRST = (Verdict.UNHEALTHY, Verdict.UNSURE, Verdict.DEGRADED, Verdict.HEALTHY)
+#: The verdicts of nodes that jobs may run on.
+USABLE = (Verdict.HEALTHY, Verdict.DEGRADED)
 
 
 class Level(str, Enum):
@@ -180,14 +183,16 @@ class ExitCode(int, Enum):
     """The process exit codes (docs/reference/exit-codes.md)."""
 
     HEALTHY = 0
-    SICK = 1
+    UNHEALTHY = 1
     USAGE = 2
     UNSURE = 3
     INTERRUPTED = 130
 
 
-#: The exit code of each verdict.
-EXIT = {Verdict.HEALTHY: ExitCode.HEALTHY, Verdict.SICK: ExitCode.SICK, Verdict.UNSURE: ExitCode.UNSURE}
+def exit_code(verdict: Verdict, fail_on: FailOn = FailOn.ERROR) -> ExitCode:
+    """The exit code of this verdict. With ``--fail-on warning`` a degraded run fails."""
+    fails = verdict is Verdict.UNHEALTHY or (verdict is Verdict.DEGRADED and fail_on is FailOn.WARNING)
+    return ExitCode.UNHEALTHY if fails else ExitCode.UNSURE if verdict is Verdict.UNSURE else ExitCode.HEALTHY
 
 
 class UsageError(Exception):

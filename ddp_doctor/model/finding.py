@@ -159,6 +159,11 @@ class Finding(Frozen):
     reproduced_by: Reproducer | None = None  # the smallest test that shows it
     page: str = ""  # the rule's, below the root of the project, such as docs/reference/checks/p2p.md#DD401
 
+    @property
+    def is_certain_error(self) -> bool:
+        """Whether it is an error, and more than possible: it alone makes a run unhealthy."""
+        return self.severity is Severity.ERROR and self.confidence is not Confidence.POSSIBLE
+
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated property
     @property
     def fingerprint(self) -> str:

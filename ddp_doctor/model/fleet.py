@@ -11,10 +11,10 @@ class FleetNode(NodeVerdict):
     run_id: str  # of the newest run
     seen_at: str  # when that began, RFC 3339
     runs: int  # that were read of it
-    sick_runs: int  # of them
-    changes: int  # from healthy to sick or back, in the order of time
+    unhealthy_runs: int  # of them
+    changes: int  # from usable to unhealthy or back, in the order of time
     flapping: bool  # whether these are many
-    lemon: bool  # whether it was sick again and again, and more often than the others
+    lemon: bool  # whether it was unhealthy again and again, and more often than the others
 
 
 class LeftOut(Frozen):
@@ -77,8 +77,8 @@ class Since(Frozen):
     started_at: str  # when it was made, RFC 3339
     came: tuple[str, ...]  # nodes
     gone: tuple[str, ...]  # nodes
-    fell_sick: tuple[str, ...]  # nodes that were not
-    recovered: tuple[str, ...]  # nodes that were sick and are healthy
+    became_unhealthy: tuple[str, ...]  # nodes that were not
+    recovered: tuple[str, ...]  # nodes that were unhealthy and are healthy or degraded
     findings_came: tuple[NamedFinding, ...]  # errors and warnings
     findings_gone: tuple[NamedFinding, ...]  # errors and warnings
 

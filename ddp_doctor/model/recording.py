@@ -175,7 +175,7 @@ class Options(Frozen):
     skip: tuple[str, ...] = ()  # --skip
     budget_s: float = 60.0  # --budget in seconds
     ignore: tuple[str, ...] = ()  # how the codes of rules begin that are not applied
-    fail_on: FailOn = FailOn.ERROR  # --fail-on: the least severity that makes the verdict sick
+    fail_on: FailOn = FailOn.ERROR  # --fail-on: the lowest severity that makes the exit code 1
     require_gpus: int | None = None  # --require-gpus: of the job in a run, of the node in a prolog
     prove: bool = True  # --prove: whether remedies may be tried
     compile: bool = False  # --compile: whether to look at how torch.compile takes it, if it is not compiled by itself

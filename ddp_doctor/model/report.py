@@ -47,7 +47,7 @@ class NodeVerdict(Frozen):
 
     node_rank: int  # its number in the run
     hostname: str  # its name, as the node itself says it
-    verdict: Verdict  # sick: a finding at or above --fail-on names it, or a rank, GPU or link of it alone
+    verdict: Verdict  # unhealthy: an error names it, or a rank, GPU or link of it alone; degraded: a warning names it
     findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
     #: Its hardware, versions of software and settings of the job, as far as they were seen: torch, GPUs, NCCL_ALGO …
     traits: dict[str, str] = Field(default_factory=dict)
@@ -66,8 +66,8 @@ class Report(Frozen):
     job: Job | None = None  # the scheduler's, where the run was part of one
     world: World | None = None  # the nodes and ranks that were tested; null where no machine was
     nodes: tuple[NodeVerdict, ...] = ()  # each node and what was found of it; empty where no machine was tested
-    verdict: Verdict  # sick: a finding at or above --fail-on; unsure: too little could be evaluated; healthy: neither
-    exit_code: int  # of the command: 0 healthy, 1 sick, 2 wrongly used, 3 unsure, 130 interrupted
+    verdict: Verdict  # by the worst finding; unsure: too little could be evaluated, or an error is only possible
+    exit_code: int  # of the command: 0 healthy or degraded, 1 unhealthy, 2 wrongly used, 3 unsure, 130 interrupted
     summary: str  # the verdict in one sentence
     checks: tuple[CheckResult, ...] = ()  # what became of each check, in the order of a run
     findings: tuple[Finding, ...] = ()  # the faults, the gravest first

@@ -1,8 +1,8 @@
 """A fleet, or a run beside healthy ones, for people.
 
 Nodes to look at:
-node    verdict  runs  sick  newest
-node17  sick       12     4  2026-11-23 10:02  sick again and again
+node    verdict    runs  unhealthy  newest
+node17  unhealthy    12          4  2026-11-23 10:02  unhealthy again and again
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from ddp_doctor.wording.nodes import and_more, hosts, name_list
 
 #: Rows of a table on a screen; the JSON has all.
 _SHOWN = 12
-_NUMBERS = ("runs", "sick", "nodes", "change", "noise")
+_NUMBERS = ("runs", "unhealthy", "nodes", "change", "noise")
 Rows = Sequence[tuple[str, ...]]
 
 
@@ -37,7 +37,7 @@ def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str
 def parts(report: FleetReport, *, each: bool) -> Iterator[Table]:
     """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
     tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
-        ("Nodes to look at", _nodes(report.nodes, each=each), ("node", "verdict", "runs", "sick", "newest", "")),
+        ("Nodes to look at", _nodes(report.nodes, each=each), ("node", "verdict", "runs", "unhealthy", "newest", "")),
         ("Found in the newest runs", [_common(common) for common in report.common], ("code", "severity", "nodes", "")),
         (
             "Slower than nodes with the same hardware",
@@ -64,11 +64,11 @@ def _table(rows: Rows, titles: tuple[str, ...], caption: str, notes: tuple[str, 
 
 def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
     shown = [node for node in nodes if each or node.verdict is not Verdict.HEALTHY or node.lemon or node.flapping]
-    shown.sort(key=lambda node: (WORST_FIRST.index(node.verdict), not node.lemon, -node.sick_runs))
+    shown.sort(key=lambda node: (WORST_FIRST.index(node.verdict), not node.lemon, -node.unhealthy_runs))
     rows = []
     for node in shown:
-        seen, counts = node.seen_at.replace("T", " ")[:16], (f"{node.runs}", f"{node.sick_runs}")
-        remarks = "sick again and again" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
+        seen, counts = node.seen_at.replace("T", " ")[:16], (f"{node.runs}", f"{node.unhealthy_runs}")
+        remarks = "unhealthy again and again" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
         rows.append((node.hostname, node.verdict.value, *counts, seen, ", ".join(filter(None, remarks))))
     return rows
 
@@ -106,7 +106,8 @@ def _difference(difference: Difference) -> tuple[str, ...]:
 def _since(since: Since | None) -> list[str]:
     if since is None:
         return []
-    nodes = {"fell sick": since.fell_sick, "recovered": since.recovered, "came": since.came, "gone": since.gone}
+    nodes = {"became unhealthy": since.became_unhealthy, "recovered": since.recovered}
+    nodes |= {"came": since.came, "gone": since.gone}
     found = {"new": since.findings_came, "gone": since.findings_gone}
     return [
         *(f"{what}: {name_list(names)}" for what, names in nodes.items() if names),

@@ -6,7 +6,7 @@ A host may be on neither: of two ends of a bad link nobody knows whose it is, an
 from collections.abc import Iterable, Iterator
 
 from ddp_doctor.facts.collectives import IsolationFact
-from ddp_doctor.model.choices import Command, Severity, Verdict
+from ddp_doctor.model.choices import USABLE, Command, Verdict
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.text import one_line
@@ -16,13 +16,13 @@ _OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
 
 
 def good(report: Report, recording: Recording) -> str:
-    """The hosts that were tested to the end and to which no error points; of a fleet those healthy in the last run."""
+    """The hosts that were tested to the end and that no error names; of a fleet, those usable in the last run."""
     tested = {node.node_rank for node in report.nodes}
-    if report.verdict is not Verdict.HEALTHY and recording.command is not Command.FLEET:
-        tested = _tested(recording) if report.verdict is Verdict.SICK else set()
-    healthy = [node for node in report.nodes if node.verdict is Verdict.HEALTHY and node.node_rank in tested]
+    if report.verdict not in USABLE and recording.command is not Command.FLEET:
+        tested = _tested(recording) if report.verdict is Verdict.UNHEALTHY else set()
+    usable = [node for node in report.nodes if node.verdict in USABLE and node.node_rank in tested]
     blamed = set(_blamed(report, recording))
-    return _lines(host for node in healthy if (host := _name(report, node.node_rank, node.hostname)) not in blamed)
+    return _lines(host for node in usable if (host := _name(report, node.node_rank, node.hostname)) not in blamed)
 
 
 def _tested(recording: Recording) -> set[int]:
@@ -38,21 +38,20 @@ def _tested(recording: Recording) -> set[int]:
 
 
 def bad(report: Report, recording: Recording) -> str:
-    """The hosts that an error names, or one of their ranks, GPUs or NICs; of a fleet those still sick."""
+    """The hosts that an error names, or one of their ranks, GPUs or NICs; of a fleet those still unhealthy."""
     return _lines(_blamed(report, recording))
 
 
 def _blamed(report: Report, recording: Recording) -> Iterator[str]:
     of_fleet = recording.command is Command.FLEET
-    sick = {node.hostname for node in report.nodes if node.verdict is Verdict.SICK}
-    bar = Severity(recording.options.fail_on.value)
+    unhealthy = {node.hostname for node in report.nodes if node.verdict is Verdict.UNHEALTHY}
     for finding in report.findings:
         scopes = {remedy.scope for remedy in finding.remedies}
-        for culprit in finding.culprits if finding.severity.at_least(bar) else ():
+        for culprit in finding.culprits if finding.is_certain_error else ():
             if culprit.kind == "rank" and scopes and scopes <= {"job", "code"}:
                 continue  # it would do the same on other hosts
             alone = culprit.kind in _OF_A_HOST and culprit.peer_node in (None, culprit.node)
-            if culprit.node and alone and (not of_fleet or culprit.node in sick):
+            if culprit.node and alone and (not of_fleet or culprit.node in unhealthy):
                 yield _name(report, culprit.node_rank, culprit.node)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from ddp_doctor.model.choices import CheckStatus, FailOn, Severity, Verdict
+from ddp_doctor.model.choices import USABLE, CheckStatus, FailOn, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Report
@@ -74,7 +74,7 @@ def _cases(report: Report, fail_on: FailOn) -> Iterator[Case]:
     for finding in report.findings:
         own = [evidence.check for evidence in finding.evidence if evidence.check in by_check]
         (by_check[own[0]] if own else elsewhere).append(finding)
-    is_told = report.verdict is Verdict.HEALTHY
+    is_told = report.verdict in USABLE
     for check in report.checks:
         reason = check.reason or check.title
         has_no_result = check.status in (CheckStatus.FAILED, CheckStatus.TIMED_OUT)

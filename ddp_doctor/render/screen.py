@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 #: What is printed on; rich is imported when something is.
 Console: TypeAlias = "rich.console.Console"
 STYLE = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
-VERDICT_STYLE = {Verdict.HEALTHY: "bold green", Verdict.SICK: "bold red", Verdict.UNSURE: "bold yellow"}
+VERDICT_STYLE = {
+    Verdict.HEALTHY: "bold green",
+    Verdict.DEGRADED: "bold yellow",
+    Verdict.UNHEALTHY: "bold red",
+    Verdict.UNSURE: "bold yellow",
+}
 
 
 def is_plain() -> bool:
@@ -35,7 +40,7 @@ def console(stream: TextIO, *, width: int | None = None, is_piped: bool = False)
             return super().render_str(plain(text), **options)
 
         def on_broken_pipe(self) -> None:
-            raise  # noqa: PLE0704 - rich would exit with 1, which is the code of a sick node
+            raise  # noqa: PLE0704 - rich would exit with 1, which is the code of an unhealthy node
 
     return PlainConsole(
         file=stream,

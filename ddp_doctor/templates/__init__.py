@@ -13,11 +13,11 @@ from pathlib import Path
 
 #: What each does, in one line of a listing.
 TEMPLATES = {
-    "slurm-prolog": "before each job, by slurmd: drains a sick node",
-    "slurm-healthcheck": "every few minutes, by slurmd: drains a sick node",
-    "slurm-gate": "in a batch script: ends the job where its nodes are sick",
+    "slurm-prolog": "before each job, by slurmd: drains an unhealthy node",
+    "slurm-healthcheck": "every few minutes, by slurmd: drains an unhealthy node",
+    "slurm-gate": "in a batch script: ends the job where its nodes are unhealthy",
     "profile": "in a training script: each rank writes a trace, for `trace`",
-    "prometheus-rules": "for Prometheus: alerts where a node is sick or stale",
+    "prometheus-rules": "for Prometheus: alerts where a node is unhealthy or stale",
     "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }
 #: How the packaged files end that are no scripts.

@@ -28,7 +28,7 @@ unsure() {
     exit 0
 }
 
-# Returns with $reason only where a report says sick; else leaves with exit code 0.
+# Returns with $reason only where a report says unhealthy; else leaves with exit code 0.
 examine() {
     [ -x "$TIMEOUT" ] || unsure "$TIMEOUT is missing, nothing was looked at"
     work=$(mktemp -d "/tmp/$NAME.XXXXXXXX") || unsure "no temporary folder, nothing was looked at"
@@ -44,7 +44,12 @@ examine() {
     fi
 
     case $code in
-    0) exit 0 ;;
+    0)
+        if grep -q '^ "verdict": "degraded"' "$work/report.json" 2>/dev/null; then
+            say "$(tail -n 1 "$work/output" | head -c 400)"
+        fi
+        exit 0
+        ;;
     1) ;;
     124 | 137) unsure "ddp-doctor did not end within $LIMIT_S s" ;;
     126 | 127) unsure "ddp-doctor could not be started (exit $code)" ;;
@@ -54,15 +59,15 @@ examine() {
     reason=$("$TIMEOUT" -k 1 15 @PYTHON@ -I -c '
 import json, sys
 report = json.load(open(sys.argv[1], encoding="utf-8"))
-if report["verdict"] != "sick":
+if report["verdict"] != "unhealthy":
     sys.exit(1)
-findings = report["findings"] or [{"severity": "error", "code": "sick", "title": report["summary"]}]
+findings = report["findings"] or [{"severity": "error", "code": "unhealthy", "title": report["summary"]}]
 worst = next((f for f in findings if f["severity"] == "error"), findings[0])
 words = " ".join(("%s: %s" % (worst["code"], worst["title"])).split())[:200]
 print("".join(c if " " <= c <= "~" else "?" for c in words))
-' "$work/report.json" 2>/dev/null) || unsure "ddp-doctor exited 1 without a report that says sick"
+' "$work/report.json" 2>/dev/null) || unsure "ddp-doctor exited 1 without a report that says unhealthy"
     reason="ddp-doctor $reason"
-    say "sick: $reason"
+    say "unhealthy: $reason"
 }
 
 # Tells SLURM why, where it may be told, unless the node is drained already: that reason is a person's, or ours.

@@ -10,7 +10,7 @@
 # Make it with the job's own Python, so that its torch is tested: ddp-doctor template slurm-gate > FILE
 # The doctor starts itself on all nodes of the job with srun, one task on each, and reports once.
 #
-# sick: the script that sourced this ends with exit code 1, so the job does. Unsure, or a doctor that is
+# unhealthy: the script that sourced this ends with exit code 1, so the job does. Unsure, or a doctor that is
 # missing, fails or takes too long: one line on stderr, and the job goes on.
 
 ddp_doctor_python=@PYTHON@
@@ -20,7 +20,7 @@ ddp_doctor_note() {
     printf 'ddp-doctor gate: %s\n' "$1" >&2
 }
 
-# Fails only where a report says sick: Python exits 1 by itself too, where the package is missing.
+# Fails only where a report says unhealthy: Python exits 1 by itself too, where the package is missing.
 ddp_doctor_gate() {
     if [ -z "${SLURM_JOB_ID:-}" ]; then
         ddp_doctor_note "this is no SLURM job; nothing was tested"
@@ -34,13 +34,13 @@ ddp_doctor_gate() {
     timeout --foreground -k 30 "$ddp_doctor_limit_s" "$ddp_doctor_python" @DOCTOR@ run \
         --level quick --quiet --json "$ddp_doctor_work/report.json" </dev/null || ddp_doctor_code=$?
     if [ "$ddp_doctor_code" -eq 1 ]; then
-        grep -q '^ "verdict": "sick"' "$ddp_doctor_work/report.json" 2>/dev/null || ddp_doctor_code=3
+        grep -q '^ "verdict": "unhealthy"' "$ddp_doctor_work/report.json" 2>/dev/null || ddp_doctor_code=3
     fi
     rm -rf "$ddp_doctor_work"
     case $ddp_doctor_code in
     0) ;;
     1)
-        ddp_doctor_note "sick, the report is above; the job ends here (sbatch --exclude=NODE leaves a node out)"
+        ddp_doctor_note "unhealthy, the report is above; the job ends here (sbatch --exclude=NODE leaves a node out)"
         return 1
         ;;
     3) ddp_doctor_note "unsure, see above; the job goes on" ;;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# SLURM prolog: ddp-doctor looks at this node before each job and drains it only where it is sick.
+# SLURM prolog: ddp-doctor looks at this node before each job and drains it only where it is unhealthy.
 #
 # Install, on every compute node (docs/how-to/slurm.md tells more):
 #     ddp-doctor template slurm-prolog > /etc/slurm/prolog.d/50-ddp-doctor.sh
@@ -10,7 +10,7 @@
 #     SchedulerParameters=nohold_on_prolog_fail
 # Python and ddp-doctor must be installed where root trusts what lies there, never in a user's home.
 #
-# Exit code 1 makes SLURM drain the node and requeue the job; only a report that says "sick" gives it, for
+# Exit code 1 makes SLURM drain the node and requeue the job; only a report that says "unhealthy" gives it, for
 # Python exits 1 by itself too. A doctor that is missing, fails, cannot decide or takes too long exits 0 and
 # leaves a line in the log: an ill doctor must not drain healthy nodes.
 
@@ -20,7 +20,7 @@ LOG=/var/log/ddp-doctor-prolog.log    # empty: syslog only
 # leave it empty; others name scontrol, and the reason then names the GPU.
 SCONTROL=
 #SCONTROL=/usr/bin/scontrol
-# The GPUs that every node with this script has: a node that shows fewer is sick, whatever its job asked for. Empty:
+# The GPUs that every node with this script has: a node that shows fewer is unhealthy, whatever its job asked for. Empty:
 # only those that SLURM gave the job and those on the PCI bus are missed, so that a node without GPUs is healthy.
 REQUIRE_GPUS=@GPUS@
 NAME=ddp-doctor-prolog

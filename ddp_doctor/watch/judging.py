@@ -173,7 +173,7 @@ def judge_what_runs(
         return ENDED
     if node and all(rank.waits for job in live_jobs(outcome.recording) for rank in job.ranks):
         return ExitCode.HEALTHY.value
-    if code == ExitCode.SICK.value:
+    if code == ExitCode.UNHEALTHY.value:
         say(f"{why}{alone}:")
         _show(outcome, env, say)
         return code

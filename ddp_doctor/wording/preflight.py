@@ -20,7 +20,7 @@ def reached(fact: BaselineFact, preflight: Preflight) -> str:
     names = name_list([f"{COMPARABLE[name].words}s" for name in dict.fromkeys(each.name for each in fact.compared)])
     least, most = (f"{100 * find(map(share, fact.compared)):.0f}" for find in (min, max))
     shares = least if least == most else f"{least} to {most}"
-    sick = " in a preflight that was sick itself" if preflight.was_sick else ""
+    sick = " in a preflight that was unhealthy itself" if preflight.was_unhealthy else ""
     return f"the job reaches {shares} % of what {whose} gave{when}{sick}, in {names}{_sizes(fact.compared)}"
 
 

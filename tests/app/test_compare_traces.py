@@ -66,7 +66,7 @@ def test_a_step_that_became_shorter_is_information(tmp_path):
 def test_a_step_three_times_as_long_is_an_error(tmp_path):
     outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", length=3100.0))
 
-    assert outcome.report.verdict is Verdict.SICK
+    assert outcome.report.verdict is Verdict.UNHEALTHY
     assert "3.1 times as long as in" in found(outcome)["DD832"]
 
 

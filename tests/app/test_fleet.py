@@ -35,7 +35,7 @@ def made(
     host: str, day: int, verdict: str = "healthy", speed: float = 1.0, traits: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """A report of this node, the first on 1 November 2026."""
-    report: dict[str, Any] = json.loads(_template("healthy" if verdict == "healthy" else "sick"))
+    report: dict[str, Any] = json.loads(_template("healthy" if verdict == "healthy" else "unhealthy"))
     report["run_id"], report["started_at"] = f"{host}-{day}", f"2026-11-{day:02}T10:00:00Z"
     report["verdict"] = report["nodes"][0]["verdict"] = verdict
     report["nodes"][0]["hostname"] = report["world"]["nodes"][0]["hostname"] = host
@@ -59,13 +59,13 @@ def read(*paths: str) -> FleetReport:
 
 
 def test_a_node_that_is_sick_again_and_again_is_a_lemon_and_one_that_was_once_is_not(tmp_path):
-    lemon = [made("bad", day, "sick" if day in (1, 2, 4) else "healthy") for day in range(1, 6)]
-    once = [made("once", day, "sick" if day == 2 else "healthy") for day in range(1, 6)]
+    lemon = [made("bad", day, "unhealthy" if day in (1, 2, 4) else "healthy") for day in range(1, 6)]
+    once = [made("once", day, "unhealthy" if day == 2 else "healthy") for day in range(1, 6)]
     well = [made(f"well{number}", day) for number in range(4) for day in range(1, 6)]
 
     found = fleet(tmp_path, *lemon, *once, *well)
 
-    assert {node.hostname: (node.lemon, node.flapping, node.sick_runs) for node in found.nodes} == {
+    assert {node.hostname: (node.lemon, node.flapping, node.unhealthy_runs) for node in found.nodes} == {
         "bad": (True, True, 3),
         "once": (False, False, 1),
         **{f"well{number}": (False, False, 0) for number in range(4)},
@@ -74,10 +74,10 @@ def test_a_node_that_is_sick_again_and_again_is_a_lemon_and_one_that_was_once_is
 
 
 def test_the_newest_run_of_each_node_decides(tmp_path):
-    found = fleet(tmp_path, made("a", 1), made("a", 2, "sick"), made("b", 1, "sick"), made("b", 2, "unsure"))
+    found = fleet(tmp_path, made("a", 1), made("a", 2, "unhealthy"), made("b", 1, "unhealthy"), made("b", 2, "unsure"))
 
-    assert (found.verdict, found.exit_code) == (Verdict.SICK, 1)
-    assert found.summary == "Sick: 1 of 2 nodes, a."
+    assert (found.verdict, found.exit_code) == (Verdict.UNHEALTHY, 1)
+    assert found.summary == "Unhealthy: 1 of 2 nodes, a."
     assert [finding.code for finding in found.findings] == ["DD304"]
     assert read(str(tmp_path / "b-1.json"), str(tmp_path / "b-2.json")).exit_code == 3
 
@@ -111,7 +111,7 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
         "wrong.json": json.dumps(good | {"nodes": 7}),
         "label.json": json.dumps(good | {"run_id": "l", "measurements": [poisoned]}),
         "env.json": json.dumps(good | {"run_id": "e", "settings": []}),
-        "future.json": json.dumps(made("late", 1, "sick") | {"run_id": "f", "started_at": tomorrow.isoformat()}),
+        "future.json": json.dumps(made("late", 1, "unhealthy") | {"run_id": "f", "started_at": tomorrow.isoformat()}),
         "no report.txt": "skipped",
     }
     for name, text in files.items():
@@ -138,19 +138,24 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
     assert {node.hostname: (node.runs, node.verdict.value) for node in found.nodes} == {
         "good": (1, "healthy"),
         "late": (2, "healthy"),
-        "node0": (1, "sick"),
+        "node0": (1, "unhealthy"),
     }
 
 
 def test_what_came_and_went_is_told_from_the_newest_fleet_report_among_the_files(tmp_path):
-    before = fleet(tmp_path, made("sick", 1, "sick"), made("well", 1), made("gone", 1))
+    before = fleet(tmp_path, made("unhealthy", 1, "unhealthy"), made("well", 1), made("gone", 1))
     (tmp_path / "fleet.json").write_text(before.as_json())
     (tmp_path / "gone-1.json").unlink()
 
-    found = fleet(tmp_path, made("sick", 2), made("well", 2, "sick"), made("new", 2)).since
+    found = fleet(tmp_path, made("unhealthy", 2), made("well", 2, "unhealthy"), made("new", 2)).since
 
     assert found is not None
-    assert (found.came, found.gone, found.fell_sick, found.recovered) == (("new",), ("gone",), ("well",), ("sick",))
+    assert (found.came, found.gone, found.became_unhealthy, found.recovered) == (
+        ("new",),
+        ("gone",),
+        ("well",),
+        ("unhealthy",),
+    )
 
 
 @pytest.mark.parametrize("text", [None, "[]", "{"])
@@ -185,12 +190,12 @@ def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
 
 
 def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_path):
-    fleet(tmp_path, made("a", 1, "sick"))
+    fleet(tmp_path, made("a", 1, "unhealthy"))
 
     files = {name: f"{tmp_path}/fleet.{name[:4]}" for name in ("json", "html", "prometheus")}
     code = commands.fleet([str(tmp_path)], None, Outputs(files))
 
-    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Sick: 1 of 1 node, a.")
+    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Unhealthy: 1 of 1 node, a.")
     assert read(str(tmp_path)).since is not None
-    assert 'ddp_doctor_fleet_nodes{command="fleet",verdict="sick"} 1.0\n' in (tmp_path / "fleet.prom").read_text()
+    assert 'ddp_doctor_fleet_nodes{command="fleet",verdict="unhealthy"} 1.0\n' in (tmp_path / "fleet.prom").read_text()
     assert "<h2>Nodes beside each other</h2>" in (tmp_path / "fleet.html").read_text()

@@ -140,7 +140,7 @@ def memory_to_look(_: HarnessContext) -> int:
 
 @pytest.mark.ranks
 def test_looking_at_a_result_takes_no_more_memory_than_is_asked_for_beside_it(ranks: Ranks):
-    """To count the wrong elements of 256 MiB took 512 MiB more once, and a healthy H100 was called sick."""
+    """To count the wrong elements of 256 MiB took 512 MiB more once, and a healthy H100 was called unhealthy."""
     (most,) = ranks.facts(memory_to_look, on=(0,))
 
     assert 1 << 20 < most <= bytes_needed(TABLE["all_reduce"], 0, None)

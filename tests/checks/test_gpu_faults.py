@@ -33,7 +33,7 @@ def test_the_table_has_a_line_for_every_case(capsys: pytest.CaptureFixture[str])
         "remap_failed",
         "DD312",
         "error",
-        "sick",
+        "unhealthy",
         "GPU 3 (0000:61:00.0) on node0: a bad row of its memory could not be replaced",
     ]
 

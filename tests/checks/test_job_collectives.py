@@ -87,7 +87,7 @@ def test_a_job_hangs_where_it_hung_and_who_did_it_is_named(ranks: Ranks, tmp_pat
     finding = found(report)
     assert (finding.code, [culprit.rank for culprit in finding.culprits]) == (code, culprits)
     assert stands in finding.title
-    assert report.verdict.value == ("healthy" if code == "DD652" else "sick")
+    assert report.verdict.value == ("healthy" if code == "DD652" else "unhealthy")
 
 
 @pytest.mark.ranks

@@ -89,7 +89,7 @@ def test_a_fault_that_comes_one_time_in_five_is_found_with_its_rate_and_its_reas
     report = run(tmp_path, "--repeat", "15", **planted(tmp_path))
 
     (found,) = [finding for finding in report.findings if finding.code == "DD670"]
-    assert (report.verdict, found.culprits) == (Verdict.SICK, ())
+    assert (report.verdict, found.culprits) == (Verdict.UNHEALTHY, ())
     assert found.title == "3 of 15 repeats failed: 20 %, 95 % interval 7 to 45 %"
     assert "3 of 3: rank 1: RuntimeError: a link that comes and goes" in [evidence.text for evidence in found.evidence]
 

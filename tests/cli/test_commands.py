@@ -86,7 +86,7 @@ def test_the_runs_that_were_kept_are_listed_with_verdict_and_folder(kept, capsys
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("2026-01-15 10:00:00")
-    assert " run      Sick: GPUs on l4node stall" in lines[0]
+    assert " run      Unhealthy: GPUs on l4node stall" in lines[0]
     assert lines[1] == f"    {kept[0]}"
     assert "was written by a newer ddp-doctor" in lines[2]
     assert "Healthy" in lines[3]
@@ -134,7 +134,7 @@ def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch,
     [
         (("DD401",), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
         (("DD4", "DD9"), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
-        (("DD402",), 1, "Sick: GPUs on l4node stall"),
+        (("DD402",), 1, "Unhealthy: GPUs on l4node stall"),
     ],
 )
 def test_a_rule_that_is_ignored_is_not_applied_and_the_verdict_says_what_it_would_have_found(

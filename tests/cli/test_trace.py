@@ -87,7 +87,7 @@ def test_a_rank_that_is_waited_for_is_named_and_exit_1(asked, tmp_path):
     assert done.returncode == 1
     assert ROW.findall(done.stdout) == ["0", "1"]
     assert re.search(r"^ +!! 1 ", done.stdout, re.MULTILINE)
-    assert re.search(r"^Sick: Rank 1\b", done.stdout, re.MULTILINE)
+    assert re.search(r"^Degraded: Rank 1\b", done.stdout, re.MULTILINE)
     assert asked("trace", str(tmp_path), "--fail-on", "error").returncode == 0
     assert "ignored: DDT10" in asked("trace", str(tmp_path), "--ignore", "DDT").stdout
 

@@ -164,6 +164,6 @@ def test_a_fault_on_all_of_many_nodes_is_one_finding_that_fits_on_a_screen(chang
     made, lines = judged(simulated.recording(HALF, change))
 
     assert time.process_time() - started < LIMIT_S / 2
-    assert (made.verdict, len(made.findings)) == (Verdict.SICK, 1)
+    assert (made.verdict, len(made.findings)) == (Verdict.UNHEALTHY, 1)
     assert len(lines) < 70
     assert max(map(len, lines)) < 500

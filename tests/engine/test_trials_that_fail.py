@@ -37,13 +37,13 @@ def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_
     )
     proofs = [remedy["proof"] for finding in report["findings"] for remedy in finding["remedies"]]
 
-    assert (code, report["verdict"]) == (1, "sick")
+    assert (code, report["verdict"]) == (1, "unhealthy")
     assert "the trial failed itself: RuntimeError: broken on purpose" in [one["reason"] for one in proofs]
     assert {one["status"] for one in proofs} == {"not_tried"}
     assert "failed" not in {check["status"] for check in report["checks"] if check["id"] != "process_group"}
 
 
-@pytest.mark.parametrize(("nic", "verdict"), [("lo", "unsure"), ("no-such-nic", "sick")])
+@pytest.mark.parametrize(("nic", "verdict"), [("lo", "unsure"), ("no-such-nic", "unhealthy")])
 def test_the_search_for_remedies_that_raises_is_said_and_never_healthy(tmp_path, nic, verdict):
     _code, report = run_broken(tmp_path, "ddp_doctor.engine.node_run.node.prove", GLOO_SOCKET_IFNAME=nic)
 

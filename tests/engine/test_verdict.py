@@ -206,7 +206,7 @@ def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judge
 
     assert outcome.recording.command is Command.OTHER
     assert json.loads(outcome.recording.model_dump_json())["options"]["command"] == "rehearse"
-    assert outcome.report.verdict is Verdict.SICK
+    assert outcome.report.verdict is Verdict.UNHEALTHY
     assert [finding.code for finding in outcome.report.findings] == codes(situation)
     about = lines(outcome.report, outcome.recording)
     assert next(about)[1].endswith(", rehearse")

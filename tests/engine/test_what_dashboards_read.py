@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
     ("situation", "verdicts"),
     [
         ("software/gpu-nodes-in-order", {"healthy"}),
-        ("gpus/one-lost", {"sick"}),
-        ("software/driver-too-old", ["healthy", "sick"]),
+        ("gpus/one-lost", {"unhealthy"}),
+        ("software/driver-too-old", ["healthy", "unhealthy"]),
         ("connectivity/one-path-dropped", ["healthy", "unsure", "unsure", "healthy"]),
         ("roll_call/node-of-another-release", ["healthy", "unsure"]),
         ("hang/nccl2-nobody-leaves-init-of-two-nodes", ["unsure", "unsure"]),
@@ -37,7 +37,7 @@ def test_each_node_has_a_verdict_and_one_of_two_suspects_is_not_called_sick(
     found = [node.verdict.value for node in report.nodes]
     assert (set(found) if isinstance(verdicts, set) else found) == verdicts
     for node in report.nodes:
-        if node.verdict.value == "sick":
+        if node.verdict.value == "unhealthy":
             assert set(node.findings) & {finding.fingerprint for finding in report.findings}
 
 

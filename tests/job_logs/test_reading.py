@@ -508,7 +508,7 @@ def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_sta
 def test_what_a_recording_shows_of_a_job_that_did_not_fail_is_no_failure_of_it():
     outcome = logs([str(path_of("gpus/one-lost"))])
 
-    assert outcome.report.verdict is Verdict.SICK
+    assert outcome.report.verdict is Verdict.UNHEALTHY
     assert outcome.report.summary.startswith("No failure, but: GPU 3 (0000:61:00.0) on node0: lost")
 
 

@@ -45,7 +45,7 @@ def doctor(tmp_path: Path, within: str, before: str, *arguments: str) -> tuple[i
 )
 def test_a_host_without_it_is_sick_and_says_so(tmp_path, within, before, code, said, command):
     exit_code, report, _ = doctor(tmp_path, within, before, *command.split())
-    assert (exit_code, report["verdict"]) == (1, "sick")
+    assert (exit_code, report["verdict"]) == (1, "unhealthy")
     assert [finding["code"] for finding in report["findings"] if finding["severity"] == "error"] == [code]
     assert said in report["summary"]
 

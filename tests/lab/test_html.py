@@ -110,7 +110,7 @@ def test_on_a_telephone_no_number_is_hidden_or_beyond_the_edge(tmp_path: Path, s
 
 
 def _page(situation: str, folder: Path) -> str:
-    """The page of a recording, of a fleet with a slow and a sick node, or of the output of nccl-tests."""
+    """The page of a recording, of a fleet with a slow and an unhealthy node, or of the output of nccl-tests."""
     if situation == "nccl-tests":
         (folder / "job.out").write_text(ROWS)
         outcome = logs([str(folder / "job.out")])
@@ -118,7 +118,7 @@ def _page(situation: str, folder: Path) -> str:
         for each in (
             *(made(f"n{number}", 1) for number in range(6)),
             made("slow", 1, speed=0.5),
-            made("bad", 1, "sick"),
+            made("bad", 1, "unhealthy"),
         ):
             (folder / f"{each['run_id']}.json").write_text(json.dumps(each))
         outcome = fleet_outcome(read_fleet([str(folder)], lambda _text: None), 0.0)

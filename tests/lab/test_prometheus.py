@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs {', '.join(TOOLS)}"),
 ]
 HOSTILE = 'no"de\\1\n{x="y"} #'
-#: A sick run and an unsure one: between them they have each kind of metric.
+#: A unhealthy run and an unsure one: between them they have each kind of metric.
 SLOW, STUCK = "connectivity/node-at-100-mbit", "hang/check-moves-slowly"
 
 
@@ -55,9 +55,11 @@ _SAMPLES = {
     'ddp_doctor_last_run_timestamp_seconds{command="prolog", instance="node1:9100"}': "0+1800x336 _x60",
     'ddp_doctor_last_run_timestamp_seconds{command="prolog", instance="gone:9100"}': "0+1800x200",
     'ddp_doctor_last_run_timestamp_seconds{command="logs", instance="node1:9100"}': "0+1800x400",
-    'ddp_doctor_verdict{command="run", verdict="sick", instance="node1:9100"}': "0x336 1x2 0x60",
+    'ddp_doctor_verdict{command="run", verdict="unhealthy", instance="node1:9100"}': "0x336 1x2 0x60",
     'ddp_doctor_verdict{command="run", verdict="unsure", instance="node1:9100"}': "0x340 1x60",
-    'ddp_doctor_verdict{command="logs", verdict="sick", instance="node1:9100"}': "1x400",
+    'ddp_doctor_verdict{command="prolog", verdict="degraded", instance="node1:9100"}': "0x300 1x90 0x10",
+    'ddp_doctor_findings{command="prolog", code="DD308", severity="warning", instance="node1:9100"}': "1x400",
+    'ddp_doctor_verdict{command="logs", verdict="unhealthy", instance="node1:9100"}': "1x400",
     'ddp_doctor_check_status{command="run", check="p2p", status="timed_out", instance="node1:9100"}': "1x400",
     'ddp_doctor_findings{command="run", code="DD402", severity="error", instance="node1:9100"}': "1x400",
     _RATE + '{command="run", measurement="busbw", bytes="64", instance="node1:9100"}': "9e9x336 1e9x60",
@@ -68,19 +70,30 @@ _WHY = " On that node, ddp-doctor replay --last "
 _BELOW = "More than 20 % below its median of seven days "
 #: At some hours of it: the alert, and its labels, summary and description where it fires.
 _ALERTS: list[tuple[int, str, tuple[dict[str, str], str, str] | None]] = [
-    (168, "Sick", None),
+    (168, "Unhealthy", None),
     (
         169,
-        "Sick",
+        "Unhealthy",
         (
-            {"severity": "critical", "command": "run", "verdict": "sick"},
+            {"severity": "critical", "command": "run", "verdict": "unhealthy"},
             "ddp-doctor run found a fault",
             "Jobs would fail, hang or be slow. Found: DD402; ddp-doctor explain CODE says what that is."
             + _WHY
             + "shows who is to blame and what fixes it.",
         ),
     ),
-    (170, "Sick", None),
+    (170, "Unhealthy", None),
+    (174, "Degraded", None),
+    (
+        175,
+        "Degraded",
+        (
+            {"severity": "info", "command": "prolog", "verdict": "degraded"},
+            "ddp-doctor prolog found warnings",
+            "Jobs work, at a cost or a risk. Found: DD308; ddp-doctor explain CODE describes them.",
+        ),
+    ),
+    (196, "Degraded", None),
     (171, "Unsure", None),
     (
         172,
@@ -147,7 +160,7 @@ def test_each_rule_fires_for_its_situation_and_clears(tmp_path: Path):
     tests = {"rule_files": ["rules.yml"], "evaluation_interval": "30m", "tests": [week]}
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
 
-    assert "4 rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
+    assert "5 rules found" in promtool("check", "rules", str(tmp_path / "rules.yml"))
     assert "SUCCESS" in promtool("test", "rules", str(tmp_path / "tests.yml"))
 
 
@@ -230,9 +243,9 @@ def at(report: Report, ago: timedelta) -> Report:
 
 
 def hostile(report: Report) -> Report:
-    """Its sick node has a name that would end its label, or its line."""
+    """Its unhealthy node has a name that would end its label, or its line."""
     nodes = tuple(
-        node.model_copy(update={"hostname": HOSTILE if node.verdict is Verdict.SICK else node.hostname})
+        node.model_copy(update={"hostname": HOSTILE if node.verdict is Verdict.UNHEALTHY else node.hostname})
         for node in report.nodes
     )
     return report.model_copy(update={"nodes": nodes})
@@ -248,12 +261,12 @@ def test_a_sick_node_is_scraped_queried_and_alerted_until_it_is_well(server: Ser
     server.write(at(slow, timedelta(days=2)), "run")
     server.write(at(stuck, timedelta(days=3)), "prolog")
 
-    alerts = {("DdpDoctorSick", "run"), ("DdpDoctorUnsure", "prolog"), ("DdpDoctorStale", "")}
+    alerts = {("DdpDoctorUnhealthy", "run"), ("DdpDoctorUnsure", "prolog"), ("DdpDoctorStale", "")}
     server.wait_until(lambda: server.firing() == alerts, "the alerts")
 
     assert [value for _, value in server.query("node_textfile_scrape_error")] == [0]
     ((labels, value),) = server.query('ddp_doctor_node_verdict{verdict!="healthy", command="run"} == 1')
-    assert (labels["node"], labels["verdict"], value) == (HOSTILE, "sick", 1)
+    assert (labels["node"], labels["verdict"], value) == (HOSTILE, "unhealthy", 1)
     found = server.query('ddp_doctor_findings{severity="error", command="run"}')
     assert [labels["code"] for labels, _ in found] == ["DD533"]
     for panel in json.loads(templates.text("grafana-dashboard"))["panels"]:

@@ -138,7 +138,7 @@ def test_the_prolog_drains_a_sick_node_with_our_reason_and_the_job_runs_on_the_g
     assert slurm.reason("node1") == LOST.format("node1")
     assert slurm.reason("node2") == ""
     assert re.search(
-        rf"^\S+ job {job.number} on node1: sick: {re.escape(LOST.format('node1'))}$",
+        rf"^\S+ job {job.number} on node1: unhealthy: {re.escape(LOST.format('node1'))}$",
         log_of(slurm, "node1", "ddp-doctor-prolog"),
         re.MULTILINE,
     )
@@ -179,6 +179,16 @@ def test_a_prolog_that_is_unsure_drains_nothing_and_the_job_runs(slurm):
     log = log_of(slurm, "node1", "ddp-doctor-prolog")
     assert "nvidia-ml-py is missing" in log
     assert "ddp-doctor could not decide (exit 3); the job may start" in log
+
+
+def test_a_degraded_node_is_not_drained_and_the_job_runs(slurm):
+    install(slurm, "slurm-prolog", TELL_SLURM)
+    slurm.plant_gpus(slurm["node1"], "throttled")
+    done = slurm.run("srun", "-w", "node1", "--gres=gpu:8", "hostname")
+    assert (done.returncode, done.stdout) == (0, "node1\n")
+    assert slurm.reason("node1") == ""
+    lines = log_of(slurm, "node1", "ddp-doctor-prolog").splitlines()
+    assert [line.partition(" on node1: ")[2].partition(" (")[0] for line in lines] == ["Degraded: GPU 3"]
 
 
 def test_a_prolog_without_a_doctor_drains_nothing_and_the_job_runs(slurm):
@@ -225,7 +235,7 @@ def test_the_health_check_drains_a_node_that_falls_sick_with_our_reason_and_no_o
     comes_to(checked, "node2", "drained")
     comes_to(checked, "node1", "idle")
     assert checked.reason("node1") == ""
-    assert f"node2: sick: {LOST.format('node2')}" in log_of(checked, "node2", "ddp-doctor-healthcheck")
+    assert f"node2: unhealthy: {LOST.format('node2')}" in log_of(checked, "node2", "ddp-doctor-healthcheck")
 
 
 def test_a_mended_node_that_was_resumed_stays_in_service(checked):
@@ -269,7 +279,7 @@ def test_the_health_check_without_scontrol_only_writes_its_log(checked, measure)
     done = checked["node2"].run(("env", "-i", "SLURMD_NODENAME=node2", path))
     measure("the health check", time.monotonic() - started)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert f"node2: sick: {LOST.format('node2')}" in log_of(checked, "node2", "ddp-doctor-healthcheck")
+    assert f"node2: unhealthy: {LOST.format('node2')}" in log_of(checked, "node2", "ddp-doctor-healthcheck")
     assert checked.reason("node2") == ""
 
 
@@ -302,7 +312,7 @@ def test_the_gate_stops_a_sick_job_with_exit_code_1(slurm, measure):
     assert job.field("ExitCode") == "1:0"
     assert "ERROR DD" in job.output
     assert "ib7" in job.output
-    assert "ddp-doctor gate: sick, the report is above; the job ends here" in job.output
+    assert "ddp-doctor gate: unhealthy, the report is above; the job ends here" in job.output
     assert "trained" not in job.output
 
 

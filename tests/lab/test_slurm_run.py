@@ -94,7 +94,7 @@ def test_typed_once_in_an_salloc_shell_it_tests_the_first_nodes_that_nnodes_take
     line = f"GLOO_SOCKET_IFNAME=ib7 {' '.join(SHORT)} --nnodes 2 --json {slurm.folder}/salloc.json; echo exit $?"
     done = slurm.run("salloc", "-N3", "sh", "-c", line)
     assert done.stdout.endswith("exit 1\n"), done.stdout
-    assert done.stdout.count("Sick: ") == 1
+    assert done.stdout.count("Unhealthy: ") == 1
     assert "ib7" in done.stdout
     assert hosts(slurm.folder / "salloc.json") == ["node1", "node2"]
 
@@ -165,7 +165,7 @@ def test_a_node_whose_task_cannot_start_is_named(slurm, measure):
     finally:
         slurm["node2"].run(("umount", python))
     assert done.returncode != 0
-    assert done.stdout.count("Sick: node2 did not report in (not started, or cannot reach") == 1, done.stdout
+    assert done.stdout.count("Unhealthy: node2 did not report in (not started, or cannot reach") == 1, done.stdout
 
 
 def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_code_1(slurm, measure):
@@ -176,7 +176,7 @@ def test_an_agent_that_dies_on_the_way_is_named_and_the_batch_script_gets_exit_c
     started = time.monotonic()
     assert job.wait() == "COMPLETED", job.output
     measure("from the death of an agent to the exit", time.monotonic() - started)
-    assert job.output.count("Sick: Contact with node2 was lost") == 1, job.output
+    assert job.output.count("Unhealthy: Contact with node2 was lost") == 1, job.output
     assert job.output.endswith("exit 1\n")
     slurm.wait_until(lambda: nothing_runs(slurm))
 
@@ -188,7 +188,7 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(slurm, me
     started = time.monotonic()
     assert job.wait() == "COMPLETED", job.output
     measure("from the death of an agent before the roll call to the exit", time.monotonic() - started)
-    assert job.output.count("Sick: node2 could not be started: ") == 1, job.output
+    assert job.output.count("Unhealthy: node2 could not be started: ") == 1, job.output
     assert "srun says: Killed" in job.output
     assert job.output.endswith("exit 1\n")
     slurm.wait_until(lambda: nothing_runs(slurm))

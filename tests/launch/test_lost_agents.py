@@ -84,7 +84,7 @@ def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, to
 
     assert done.returncode == 1, done
     last = done.stdout.splitlines()[-1]
-    assert last.startswith(f"Sick: {victim} could not be started: its agent ended before the roll call was over: ")
+    assert last.startswith(f"Unhealthy: {victim} could not be started: its agent ended before the roll call was over: ")
     assert ("Killed" if tool == "srun" else "255") in last
 
 

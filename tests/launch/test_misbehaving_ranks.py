@@ -61,7 +61,7 @@ def test_a_misbehaving_rank_is_named_and_nobody_else(play: Play, one_trial, prob
     assert scenario.culprits == [misbehaving.BAD]
     assert words in scenario.title
     assert ("explain DDJ108" in scenario.outcome.report.findings[0].detail) is (probe is misbehaving.exits)
-    assert scenario.outcome.report.verdict is Verdict.SICK
+    assert scenario.outcome.report.verdict is Verdict.UNHEALTHY
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_ranks_that_all_end_for_themselves_are_a_fault_and_no_rank_is_named(
     assert (scenario.codes, [rank for rank in scenario.culprits if rank is not None]) == (["DD612"], [])
     assert scenario.title.startswith(title)
     assert detail in scenario.outcome.report.findings[0].detail
-    assert scenario.outcome.report.verdict is Verdict.SICK
+    assert scenario.outcome.report.verdict is Verdict.UNHEALTHY
     ends = {reading.reason for reading in scenario.outcome.recording.of_check("scenario")}
     assert all(why and why.startswith("its process ") for why in ends)
 
@@ -104,7 +104,7 @@ def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbe
     assert scenario.title.startswith(
         "Rank 1 never entered all_reduce 1 of the check scenario; it stands in misbehaving.py:"
     )
-    assert scenario.outcome.report.verdict is Verdict.SICK
+    assert scenario.outcome.report.verdict is Verdict.UNHEALTHY
     assert [trial.outcome for trial in scenario.outcome.recording.trials] == ["stuck", "finished"]
     assert scenario.outcome.recording.trials[1].ranks == (0, 2, 3)
     assert "passed in a second trial" in scenario.outcome.report.findings[0].detail

@@ -154,7 +154,7 @@ def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start,
     assert (head.report()["verdict"], last.process.wait(LIMIT_S)) == ("healthy", 0)
     for report in reports:
         errors = [one["code"] for one in report["findings"] if one["severity"] == "error"]
-        assert (report["verdict"], errors) == ("sick", ["DD514"])
+        assert (report["verdict"], errors) == ("unhealthy", ["DD514"])
         (finding,) = (one for one in report["findings"] if one["code"] == "DD514")
         assert "torchrun's run train" in finding["title"]
         assert "torchrun's run evaluate" in finding["title"]

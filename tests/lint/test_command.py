@@ -61,7 +61,7 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     assert "  sick.py:5:1: error DDL104 Every rank takes cuda:0" in done.stdout.splitlines()
     assert f"      {FAULT}" in done.stdout.splitlines()
     assert "Remedy: Take the GPU whose number is LOCAL_RANK" in done.stdout
-    assert "Sick: 1 error in 1 file." in done.stdout
+    assert "Unhealthy: 1 error in 1 file." in done.stdout
     assert done.stderr == ""
 
 
@@ -102,7 +102,7 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
     lines = lint("both.py", cwd=folder).stdout.splitlines()
 
     assert "  both.py:3:1: info DDL110 The process group that is started here is never destroyed" in lines
-    assert lines[-2:] == ["Sick: 2 errors, 1 info in 1 file.", "(more: ddp-doctor explain DDL104)"]
+    assert lines[-2:] == ["Unhealthy: 2 errors, 1 info in 1 file.", "(more: ddp-doctor explain DDL104)"]
 
 
 def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
@@ -121,7 +121,7 @@ def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
 
     done = lint(".", cwd=folder)
 
-    assert "Sick: 2 errors, 1 warning in 4 files." in done.stdout
+    assert "Unhealthy: 2 errors, 1 warning in 4 files." in done.stdout
     assert "  package/inner.py:5:1: error" in done.stdout
 
 
@@ -190,7 +190,7 @@ def test_findings_are_printed_in_one_line_each_with_their_place(folder: Path, fo
     assert done.returncode == 1
     assert line in done.stdout
     assert len(done.stdout.splitlines()) == (2 if form == "concise" else 1)  # the verdict is for people
-    assert "Sick: 1 error" in (done.stdout if form == "concise" else done.stderr)
+    assert "Unhealthy: 1 error" in (done.stdout if form == "concise" else done.stderr)
 
 
 def test_rules_are_selected_and_ignored_by_the_beginning_of_their_codes(folder: Path):
@@ -241,13 +241,13 @@ def test_the_json_report_is_the_envelope_with_places(folder: Path):
     done = lint("--json", "-", ".", cwd=folder)
     report = LintReport.model_validate_json(done.stdout)
 
-    assert (report.verdict.value, report.exit_code, report.world, report.files) == ("sick", 1, None, 3)
+    assert (report.verdict.value, report.exit_code, report.world, report.files) == ("unhealthy", 1, None, 3)
     assert [(one.path, one.line, one.column, one.end_line, one.end_column) for one in report.findings] == [
         ("sick.py", 5, 1, 5, 25),
         ("warned.py", 3, 1, 3, 43),
     ]
     assert [(one.kind, one.name) for one in report.findings[0].culprits] == [("file", "sick.py:5")]
-    assert "Sick: " in done.stderr
+    assert "Unhealthy: " in done.stderr
 
 
 def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):

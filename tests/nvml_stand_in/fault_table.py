@@ -43,14 +43,14 @@ class Case:
         return f"{self.fault}, {self.about}" if self.about else self.fault
 
 
-def sick(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+def unhealthy(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
     """An error."""
-    return Case(fault, about, tuple((code, "error") for code in codes), "sick", files or dict(MANAGED))
+    return Case(fault, about, tuple((code, "error") for code in codes), "unhealthy", files or dict(MANAGED))
 
 
-def warned(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
-    """A warning, with which the node is still healthy."""
-    return Case(fault, about, tuple((code, "warning") for code in codes), "healthy", files or dict(MANAGED))
+def degraded(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+    """A warning."""
+    return Case(fault, about, tuple((code, "warning") for code in codes), "degraded", files or dict(MANAGED))
 
 
 def informed(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
@@ -59,49 +59,49 @@ def informed(fault: str, *codes: str, about: str = "", files: dict[str, str] | N
 
 
 FAULTS = (
-    sick("not_loaded", "DD301"),
-    sick("mismatch", "DD301"),
-    sick("no_permission", "DD301"),
-    sick("crash", "DD301"),
-    sick("none", "DD303"),
-    sick("seven", "DD303"),
-    sick("gpu_lost", "DD304"),
-    sick("lost_later", "DD304"),
-    sick("reset", "DD304"),
-    warned("busy", "DD305"),
-    sick("full", "DD305"),
+    unhealthy("not_loaded", "DD301"),
+    unhealthy("mismatch", "DD301"),
+    unhealthy("no_permission", "DD301"),
+    unhealthy("crash", "DD301"),
+    unhealthy("none", "DD303"),
+    unhealthy("seven", "DD303"),
+    unhealthy("gpu_lost", "DD304"),
+    unhealthy("lost_later", "DD304"),
+    unhealthy("reset", "DD304"),
+    degraded("busy", "DD305"),
+    unhealthy("full", "DD305"),
     informed("desktop", "DD305"),
-    sick("prohibited", "DD306"),
-    sick("ecc", "DD307"),
-    warned("ecc_contained", "DD307"),
-    warned("throttled", "DD308"),
+    unhealthy("prohibited", "DD306"),
+    unhealthy("ecc", "DD307"),
+    degraded("ecc_contained", "DD307"),
+    degraded("throttled", "DD308"),
     informed("mig", "DD309"),
-    warned("mixed", "DD310"),
-    sick("remap_failed", "DD312"),
-    warned("remap_pending", "DD313"),
-    sick("retired_pending", "DD313"),
-    warned("retired_pending_single", "DD313"),
-    warned("sram_threshold", "DD314"),
-    warned("retired_full", "DD314"),
+    degraded("mixed", "DD310"),
+    unhealthy("remap_failed", "DD312"),
+    degraded("remap_pending", "DD313"),
+    unhealthy("retired_pending", "DD313"),
+    degraded("retired_pending_single", "DD313"),
+    degraded("sram_threshold", "DD314"),
+    degraded("retired_full", "DD314"),
     informed("no_spare_rows", "DD314"),
-    warned("ecc_off", "DD315"),
-    sick("fabric_in_progress", "DD316"),
-    sick("fabric_in_progress", "DD316", about="no fabric manager", files=SWITCHES),
-    sick("fabric_failed", "DD316"),
-    sick("fabric_not_started", "DD316"),
-    warned("fabric_not_started", "DD316", about="no NVSwitch to be seen", files={"/proc/1/comm": "init\n"}),
-    warned("a100", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
+    degraded("ecc_off", "DD315"),
+    unhealthy("fabric_in_progress", "DD316"),
+    unhealthy("fabric_in_progress", "DD316", about="no fabric manager", files=SWITCHES),
+    unhealthy("fabric_failed", "DD316"),
+    unhealthy("fabric_not_started", "DD316"),
+    degraded("fabric_not_started", "DD316", about="no NVSwitch to be seen", files={"/proc/1/comm": "init\n"}),
+    degraded("a100", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
     informed("healthy", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
-    warned("fabric_degraded", "DD317"),
-    warned("fabric_few_links", "DD317"),
-    warned("power_capped", "DD318"),
+    degraded("fabric_degraded", "DD317"),
+    degraded("fabric_few_links", "DD317"),
+    degraded("power_capped", "DD318"),
     informed("power_capped_all", "DD318"),
-    warned("clocks_set", "DD319"),
+    degraded("clocks_set", "DD319"),
     informed("no_persistence", "DD320"),
     informed("vbios", "DD321"),
-    warned("library", "DD322", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
+    degraded("library", "DD322", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
     informed("confidential", "DD323"),
-    warned("inforom", "DD324"),
+    degraded("inforom", "DD324"),
 )
 HEALTHY = (
     Case("healthy", "eight H100", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),

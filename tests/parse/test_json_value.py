@@ -209,7 +209,7 @@ _WRITTEN = {
 
 
 def _small_report() -> dict[str, Any]:
-    report = made("bad", 1, "sick")
+    report = made("bad", 1, "unhealthy")
     report["findings"] = report["findings"][:1]
     report["checks"], report["measurements"] = report["checks"][:1], report["measurements"][:1]
     return report

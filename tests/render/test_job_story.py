@@ -116,7 +116,7 @@ def test_few_words_are_the_cause_and_the_verdict():
     [
         ((rank(0, signal=None),), (), "healthy", 0, "No failure in 1 file."),
         ((rank(0), rank(1)), (time_out(range(2)),), "unsure", 3, "Failed, cause not proven: "),
-        ((rank(0), rank(1)), (raised(1),), "sick", 1, "Failed: Rank 1 "),
+        ((rank(0), rank(1)), (raised(1),), "unhealthy", 1, "Failed: Rank 1 "),
     ],
 )
 def test_exit_codes_say_whether_a_cause_was_named(ranks, signs, verdict: str, code: int, words: str):

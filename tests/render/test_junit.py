@@ -40,7 +40,7 @@ def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_
         *(("nccl", CheckStatus.TIMED_OUT), ("rdma", CheckStatus.SKIPPED)),
     )
 
-    shown = cases(of("p2p", error()), of("gpus", warning()), checks=checks, verdict=Verdict.SICK)
+    shown = cases(of("p2p", error()), of("gpus", warning()), checks=checks, verdict=Verdict.UNHEALTHY)
 
     assert shown == {
         "p2p": [("failure", "DD601 A fault")],
@@ -53,7 +53,7 @@ def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_
 def test_a_warning_fails_its_case_where_warnings_make_the_verdict_sick():
     checks = (("gpus", CheckStatus.TIMED_OUT),)
 
-    shown = cases(of("gpus", warning()), checks=checks, verdict=Verdict.SICK, fail_on=FailOn.WARNING)
+    shown = cases(of("gpus", warning()), checks=checks, verdict=Verdict.UNHEALTHY, fail_on=FailOn.WARNING)
 
     assert shown == {"gpus": [("failure", "DD402 A fault")]}
 
@@ -63,10 +63,10 @@ def test_a_verdict_that_no_check_tells_of_has_a_case_of_its_own():
 
     assert cases(checks=passed) == {"gpus": []}
     assert cases(checks=passed, verdict=Verdict.UNSURE) == {"gpus": [], "verdict": [("error", "In a sentence.")]}
-    assert cases(error(), checks=passed, verdict=Verdict.SICK)["verdict"] == [("failure", "DD601 A fault")]
+    assert cases(error(), checks=passed, verdict=Verdict.UNHEALTHY)["verdict"] == [("failure", "DD601 A fault")]
 
 
 def test_names_that_xml_cannot_hold_are_shown_without_what_it_refuses():
     foreign = error().model_copy(update={"title": 'GPU <3> & \x1b]\x00\ud800\uffff\n"it\'s"'})
 
-    assert cases(foreign, verdict=Verdict.SICK)["verdict"] == [("failure", 'DD601 GPU <3> & ?]???\n"it\'s"')]
+    assert cases(foreign, verdict=Verdict.UNHEALTHY)["verdict"] == [("failure", 'DD601 GPU <3> & ?]???\n"it\'s"')]

@@ -36,7 +36,7 @@ def block(title: str, *, command: str = "nvidia-smi", reason: str = "") -> str:
         update={"title": title, "detail": title, "evidence": evidence}
     )
     check = CheckResult(id="gpus", title="GPUs", status=CheckStatus.SKIPPED, reason=reason)
-    shown = report(found).model_copy(update={"summary": f"Sick: {title}", "checks": (check,)})
+    shown = report(found).model_copy(update={"summary": f"Unhealthy: {title}", "checks": (check,)})
     return markdown.render(shown, Recording())
 
 

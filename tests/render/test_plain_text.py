@@ -50,9 +50,9 @@ def hostile_report() -> Report:
             "evidence": (Evidence(check="p2p", text=evil),),
         }
     )
-    summary = f"Sick: {evil}\nHealthy: all ranks passed."
+    summary = f"Unhealthy: {evil}\nHealthy: all ranks passed."
     return report(found).model_copy(
-        update={"verdict": Verdict.SICK, "exit_code": 1, "summary": summary, "checks": checks}
+        update={"verdict": Verdict.UNHEALTHY, "exit_code": 1, "summary": summary, "checks": checks}
     )
 
 

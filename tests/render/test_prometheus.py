@@ -47,7 +47,7 @@ def of(name: str, given: Report) -> dict[tuple[str, ...], float]:
 def test_a_slow_pair_of_ranks_is_a_sick_node_with_codes_bandwidths_and_the_time_of_its_run():
     given = judged("p2p/one-slow-pair").report
 
-    assert of("verdict", given) == {("healthy",): 0, ("sick",): 0, ("unsure",): 0} | {(given.verdict.value,): 1}
+    assert of("verdict", given) == {("healthy",): 0, ("unhealthy",): 0, ("unsure",): 0} | {(given.verdict.value,): 1}
     assert of("findings", given) == {(finding.code, finding.severity.value): 1 for finding in given.findings}
     slowest = min(each.value for each in given.measurements if each.name == "p2p_bandwidth")
     assert min(of("bandwidth_bytes_per_second", given).values()) == slowest
@@ -70,7 +70,7 @@ def test_nodes_have_their_own_verdicts_and_findings_and_the_worst_of_one_name_co
     lost, warm = error(), warning()
     nodes = (
         NodeVerdict(node_rank=0, hostname="node0", verdict=Verdict.HEALTHY),
-        NodeVerdict(node_rank=1, hostname='"a\nb\\', verdict=Verdict.SICK, findings=(lost.fingerprint,)),
+        NodeVerdict(node_rank=1, hostname='"a\nb\\', verdict=Verdict.UNHEALTHY, findings=(lost.fingerprint,)),
         NodeVerdict(node_rank=2, hostname="node0", verdict=Verdict.UNSURE, findings=(warm.fingerprint,)),
         NodeVerdict(node_rank=3, hostname="\ud800", verdict=Verdict.HEALTHY, findings=("of no finding",)),
     )
@@ -78,7 +78,7 @@ def test_nodes_have_their_own_verdicts_and_findings_and_the_worst_of_one_name_co
 
     assert {labels for labels, value in of("node_verdict", given).items() if value} == {
         ("node0", "unsure"),
-        ('"a\nb\\', "sick"),
+        ('"a\nb\\', "unhealthy"),
         ("?", "healthy"),
     }
     assert of("node_findings", given) == {('"a\nb\\', "DD601", "error"): 1, ("DD402", "node0", "warning"): 1}

@@ -98,7 +98,7 @@ def test_a_check_with_a_warning_alone_is_not_red():
         _finding(Evidence(check="host", text="few"), code="DD210", severity=Severity.WARNING),
     )
     stream = Screen()
-    report = _sick("Sick.", *findings).model_copy(update={"checks": checks})
+    report = _sick("Unhealthy.", *findings).model_copy(update={"checks": checks})
     terminal.show(report, Recording(), screen.console(stream, width=60))
 
     assert stream.getvalue().splitlines()[:3] == [
@@ -115,7 +115,7 @@ def test_few_words_are_the_findings_and_the_verdict():
     assert (few[0], few[-1]) == ("ERROR DD000 Much", "Healthy. (1.0 s)")
 
 
-#: Reports with every table, of one node and of several, healthy and sick.
+#: Reports with every table, of one node and of several, healthy and unhealthy.
 _WIDE = (
     "gpu_speed/all-h100-at-low-clocks",
     "hang/rank-never-enters",
@@ -216,7 +216,7 @@ def _sick(summary: str, *findings: Finding) -> Report:
         run_id="r",
         started_at="",
         duration_s=1.0,
-        verdict=Verdict.SICK,
+        verdict=Verdict.UNHEALTHY,
         exit_code=1,
         summary=summary,
         findings=findings,
@@ -240,7 +240,7 @@ def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it
         remedies=(opened,),
     )
 
-    assert _on_a_terminal(finding, 40, "Sick: Inbound to node2 is blocked for ephemeral ports.")[1:] == [
+    assert _on_a_terminal(finding, 40, "Unhealthy: Inbound to node2 is blocked for ephemeral ports.")[1:] == [
         "ERROR DD000 Inbound to node2 is blocked",
         "for ephemeral ports",
         "  - node0 dials node2 at",
@@ -255,8 +255,8 @@ def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it
         "  (proved; more: ddp-doctor explain",
         "  DD000)",
         "",
-        "Sick: Inbound to node2 is blocked for",
-        "ephemeral ports. (1.0 s)",
+        "Unhealthy: Inbound to node2 is blocked",
+        "for ephemeral ports. (1.0 s)",
     ]
 
 
@@ -310,7 +310,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
         )
     )
     stream = io.StringIO()
-    report = _sick("Sick: node2 never reported in.", *findings)
+    report = _sick("Unhealthy: node2 never reported in.", *findings)
     terminal.show_short(report, screen.console(stream), "node0\x1b[2J", saved_as="/runs/recording-node1.json")
 
     assert stream.getvalue().splitlines() == [
@@ -318,7 +318,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
         "ERROR DD516 node2 never reported in",
         "The full report is the head's, node0?[2J.",
         "Recording: /runs/recording-node1.json",
-        "Sick: node2 never reported in. (1.0 s)",
+        "Unhealthy: node2 never reported in. (1.0 s)",
     ]
 
 

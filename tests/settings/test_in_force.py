@@ -228,7 +228,7 @@ def test_the_environment_of_a_torchrun_worker_is_recognised():
         ("hello\n", "unsure", 3, "sets no variable as the output of env, a job script"),
         ("\ufffd\ufffd\ufffd", "unsure", 3, "is no text"),
         (LOGIN, "healthy", 0, "the list of settings, and nothing else, was judged"),
-        (LOGIN + "NCCL_IB_DISABLE=true\n", "healthy", 0, "with 1 warning"),
+        (LOGIN + "NCCL_IB_DISABLE=true\n", "degraded", 0, "Degraded: NCCL_IB_DISABLE"),
     ],
 )
 def test_the_verdict_on_a_text(text, verdict, exit_code, words):

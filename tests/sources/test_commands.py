@@ -1,4 +1,4 @@
-"""Real processes that misbehave in the ways commands do on a sick node."""
+"""Real processes that misbehave in the ways commands do on an unhealthy node."""
 
 import os
 import signal

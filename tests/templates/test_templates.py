@@ -140,13 +140,23 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
 
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 0), (3, 0), (130, 0), (126, 0)])
 def test_only_a_sick_node_fails_the_prolog(prolog: Script, code: int, expected: int) -> None:
-    prolog.stub_report(REPORT % "sick", code)
+    prolog.stub_report(REPORT % "unhealthy", code)
     done = prolog.run(SLURM_JOB_ID="4711", SLURMD_NODENAME="node0")
     assert (done.returncode, done.stdout) == (expected, "")
     first = prolog.calls.read_text().splitlines()[0]
     assert first.startswith("<-I><-m><ddp_doctor><prolog><--json>")
     logged = prolog.log.read_text() if prolog.log.exists() else ""
     assert ("job 4711 on node0" in logged) == (code != 0)
+
+
+def test_a_degraded_node_is_not_drained_and_the_log_gets_one_line(either: Script) -> None:
+    prepared = either.folder / "prepared.json"
+    prepared.write_text('{\n "verdict": "degraded"\n}')
+    either.stub(f'cp {prepared} "$6"; echo WARNING; echo "Degraded: GPU 3 is too hot. (0.3 s)"')
+    done = either.run(SLURM_JOB_ID="4711", SLURMD_NODENAME="node0")
+    assert (done.returncode, done.stdout) == (0, "")
+    (line,) = either.log.read_text().splitlines()
+    assert line.endswith(" job 4711 on node0: Degraded: GPU 3 is too hot. (0.3 s)")
 
 
 def test_the_gpus_that_a_node_must_have_are_told_to_the_doctor(either: Script) -> None:
@@ -226,17 +236,17 @@ REASON = "ddp-doctor DD304: GPU 3 (0000:61:00.0) on node0: lost"
 
 def test_a_sick_node_is_drained_with_a_reason_that_names_the_gpu(prolog: Script) -> None:
     scontrol = Scontrol(prolog.folder)
-    prolog.stub_report(REPORT % "sick", 1)
+    prolog.stub_report(REPORT % "unhealthy", 1)
     done = prolog.run(("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), SLURMD_NODENAME="node0")
     assert done.returncode == 1
     assert scontrol.updates() == [f"<update><nodename=node0><state=drain><reason={REASON}>"]
-    assert f"sick: {REASON}" in prolog.log.read_text()
+    assert f"unhealthy: {REASON}" in prolog.log.read_text()
 
 
 @pytest.mark.parametrize("state", ["IDLE+DRAIN", "MIXED+DRAIN", "DOWN*+DRAIN"])
 def test_a_node_that_is_drained_already_keeps_its_reason(healthcheck: Script, state: str) -> None:
     scontrol = Scontrol(healthcheck.folder, state)
-    healthcheck.stub_report(REPORT % "sick", 1)
+    healthcheck.stub_report(REPORT % "unhealthy", 1)
     call = ("/usr/bin/scontrol", str(scontrol.python))
     assert healthcheck.run(call, SLURMD_NODENAME="node0").returncode == 0
     assert scontrol.updates() == []
@@ -245,7 +255,7 @@ def test_a_node_that_is_drained_already_keeps_its_reason(healthcheck: Script, st
 
 def test_the_health_check_drains_a_sick_node_and_exits_0(healthcheck: Script) -> None:
     scontrol = Scontrol(healthcheck.folder)
-    healthcheck.stub_report(REPORT % "sick", 1)
+    healthcheck.stub_report(REPORT % "unhealthy", 1)
     done = healthcheck.run(("/usr/bin/scontrol", str(scontrol.python)), SLURMD_NODENAME="node0")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert scontrol.updates() == [f"<update><nodename=node0><state=drain><reason={REASON}>"]
@@ -264,7 +274,7 @@ def test_the_health_check_drains_nothing_that_is_not_sick(healthcheck: Script, c
 def test_a_scheduler_that_does_not_answer_does_not_hold_the_script(prolog: Script) -> None:
     scontrol = Scontrol(prolog.folder)
     scontrol.stub("exec /bin/sleep 1000")
-    prolog.stub_report(REPORT % "sick", 1)
+    prolog.stub_report(REPORT % "unhealthy", 1)
     edits = (("SCONTROL=\n", f"SCONTROL={scontrol.python}\n"), ("-k 1 10", "-k 1 0.5"))
     assert prolog.run(*edits, SLURMD_NODENAME="node0").returncode == 1
     assert "SLURM could not be told" in prolog.log.read_text()
@@ -277,9 +287,9 @@ def test_the_health_check_ends_before_slurm_kills_it() -> None:
 
 
 def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Script) -> None:
-    prolog.stub_report('{"verdict": "sick", "summary": "Sick: 1 error\\u001b]52;", "findings": []}', 1)
+    prolog.stub_report('{"verdict": "unhealthy", "summary": "Unhealthy: 1 error\\u001b]52;", "findings": []}', 1)
     assert prolog.run().returncode == 1
-    assert "sick: ddp-doctor sick: Sick: 1 error?]52;" in prolog.log.read_text()
+    assert "unhealthy: ddp-doctor unhealthy: Unhealthy: 1 error?]52;" in prolog.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -290,7 +300,7 @@ def test_a_sick_node_without_a_finding_is_drained_with_the_summary(prolog: Scrip
 def test_exit_1_without_a_report_that_says_sick_lets_the_job_start(prolog: Script, report: str) -> None:
     prolog.stub_report(report, 1)
     assert prolog.run().returncode == 0
-    assert "without a report that says sick" in prolog.log.read_text()
+    assert "without a report that says unhealthy" in prolog.log.read_text()
 
 
 def test_a_python_without_the_package_lets_the_job_start(tmp_path: Path) -> None:
@@ -332,7 +342,7 @@ def test_the_users_loader_variables_do_not_reach_python(either: Script) -> None:
 
 
 def test_without_a_log_file_the_prolog_still_decides(prolog: Script) -> None:
-    prolog.stub_report(REPORT % "sick", 1)
+    prolog.stub_report(REPORT % "unhealthy", 1)
     prolog.log = prolog.folder / "missing" / "prolog.log"
     done = prolog.run(("/usr/bin/logger", "/nowhere/logger"))
     assert done.returncode == 1
@@ -381,10 +391,10 @@ def test_the_gate_stops_the_script_that_sources_it_only_on_sick(gate: Gate, shel
     gate.doctor("healthy", 0)
     healthy = gate.job(shell)
     assert (healthy.returncode, healthy.stdout, healthy.stderr) == (0, " ok gpus\ntrained\n", "")
-    gate.doctor("sick", 1)
+    gate.doctor("unhealthy", 1)
     sick = gate.job(shell)
     assert (sick.returncode, sick.stdout) == (1, " ok gpus\n")
-    assert sick.stderr.startswith("ddp-doctor gate: sick, the report is above; the job ends here")
+    assert sick.stderr.startswith("ddp-doctor gate: unhealthy, the report is above; the job ends here")
     assert not list(gate.folder.glob("ddp-doctor-gate.*"))
 
 
@@ -393,8 +403,8 @@ def test_the_gate_stops_the_script_that_sources_it_only_on_sick(gate: Gate, shel
     [
         ("unsure", 3, "unsure, see above; the job goes on"),
         ("unsure", 1, "unsure, see above; the job goes on"),
-        ("sick", 2, "the nodes could not be tested (exit 2), see above; the job goes on"),
-        ("sick", 130, "the nodes could not be tested (exit 130), see above; the job goes on"),
+        ("unhealthy", 2, "the nodes could not be tested (exit 2), see above; the job goes on"),
+        ("unhealthy", 130, "the nodes could not be tested (exit 130), see above; the job goes on"),
     ],
 )
 def test_a_gate_that_cannot_tell_lets_the_job_go_on(gate: Gate, verdict: str, code: int, note: str) -> None:
@@ -426,7 +436,7 @@ def test_the_gate_hands_the_jobs_environment_to_the_doctor(gate: Gate) -> None:
 
 
 def test_the_gate_outside_of_a_job_tests_nothing_and_says_so(gate: Gate) -> None:
-    gate.doctor("sick", 1)
+    gate.doctor("unhealthy", 1)
     done = gate.job(SLURM_JOB_ID="")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert done.stderr == "ddp-doctor gate: this is no SLURM job; nothing was tested\n"

@@ -225,7 +225,7 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
 
     Finds: Nodes or groups of nodes that failed in a test, where what was tested beside it does not tell who of them it
         is: it failed once and then passed, there are too few nodes to test them with, or the time was over. Where the
-        time was over it is a warning, and the verdict is unsure.
+        time was over it is only possible, and the verdict is unsure.
     Why: It is one of these nodes, or something between them; to name one of them would be a guess.
     Remedy: Run it again with more time, with more nodes, with the topology, or each test several times.
     See: docs/explanation/isolation.md
@@ -238,7 +238,7 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
     nodes = sorted({node for each in left for node in each.nodes})
     names = hosts(recording, nodes)
     title = f"{len(left)} groups of {names} fail" if len(left) > 1 else _what(recording, left[0])
-    yield possible(
+    yield (possible if stopped else likely)(
         NOBODY,
         f"{title}; who is to blame is not settled{_said(stopped)}",
         [_evidence(recording, each) for each in left[:LINES_OF_EVIDENCE]],
@@ -247,7 +247,6 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
             f"ddp-doctor run --isolate --repeat 5 --budget {max(10 * recording.options.budget_s, 600):.0f}",
             cost="the nodes cannot be used meanwhile",
         ),
-        severity=Severity.WARNING if stopped else None,
     )
 
 

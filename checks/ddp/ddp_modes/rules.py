@@ -103,7 +103,7 @@ def gradient_of_a_mode_wrong(recording: Recording) -> Iterator[Draft]:
             gradient.evidence(f"gradient of {gradient.parameter} {where}"),
             *_without(modes),
             *of_stock_ddp(recording, "ddp_modes"),
-            confidence=Confidence.POSSIBLE if worst.holds.holds == "other" else Confidence.LIKELY,
+            confidence=Confidence.LIKELY,
             detail=f"Wrong: {', '.join(names)} of the doctor's own model; none of your code took part.",
         )
 

@@ -60,7 +60,6 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         if experiment.code == "DD401" and [one.name for one in experiment.settings] == ["NCCL_P2P_DISABLE"]
         for attempt in experiment.attempts
     )
-    sure = not disproved and (len(found) == 1 or found[0].isolated)
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
         f"GPUs on {hosts_of(recording, hosts)} stall"
@@ -70,7 +69,7 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
         *(() if disproved else exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
         *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
-        confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY,
         detail="The ranks stall even with NCCL_P2P_DISABLE=1, so the cause is probably not the path between the GPUs."
         if disproved
         else "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"

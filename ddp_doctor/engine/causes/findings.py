@@ -60,7 +60,7 @@ def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
         code=rule.code,
         name=rule.name,
         page=rule.page,
-        severity=Severity.WARNING if judged.confidence is Confidence.POSSIBLE else rule.severity,
+        severity=rule.severity,
         title=_title(judged),
         detail=judged.detail,
         confidence=judged.confidence,

@@ -85,7 +85,7 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
         return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
     named = findings[: len(diagnosis.causes)]
     others = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-    worst = next((finding for finding in named if finding.severity is Severity.ERROR), None)
+    worst = next((finding for finding in named if finding.is_certain_error), None)
     if worst is not None:
         return f"Failed: {worst.title.rstrip('.')}{others}"
     if named and named[0].name in NOT_FAILED:
@@ -95,7 +95,7 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
         return f"Failed, cause not proven: {title.rstrip('.')}{others}"
     worst_beside = [] if verdict is Verdict.HEALTHY else worst_first(findings)
     of_jobs = [finding for finding in worst_beside if is_of_cause(finding.code)]
-    if of_jobs or verdict is Verdict.SICK:  # by a recording beside the output; its own job went on
+    if of_jobs or verdict is Verdict.UNHEALTHY:  # by a recording beside the output; its own job went on
         but = "No failure in the output, but in a recording" if of_jobs else "No failure, but"
         return f"{but}: {[*of_jobs, *worst_beside][0].title.rstrip('.')}"
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
@@ -107,10 +107,10 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on jobs that run."""
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    for severity, word in ((Severity.ERROR, "Stuck"), (Severity.WARNING, "Cannot tell"), (Severity.INFO, "Moving")):
-        named = next((finding for finding in findings if finding.severity is severity), None)
-        if named is not None:
-            return f"{word}: {named.title.rstrip('.')}{others}"
+    if findings:
+        worst = findings[0]
+        word = "Stuck" if worst.is_certain_error else "Moving" if worst.severity is Severity.INFO else "Cannot tell"
+        return f"{word}: {worst.title.rstrip('.')}{others}"
     jobs = live_jobs(recording)
     number = sum(len(job.ranks) for job in jobs)
     of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""

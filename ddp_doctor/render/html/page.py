@@ -55,8 +55,9 @@ _EACH_NODE = 8
 
 #: A sign beside the word, so that nothing depends on the colour.
 _SIGNS = {
-    Verdict.SICK: "✗",
+    Verdict.UNHEALTHY: "✗",
     Verdict.UNSURE: "?",
+    Verdict.DEGRADED: "!",
     Verdict.HEALTHY: "✓",
     Severity.ERROR: "✗",
     Severity.WARNING: "!",
@@ -195,7 +196,7 @@ def _at(name: str, node: str) -> str:
 
 
 def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
-    """The nodes of a run of several, sick ones first, with the codes that name them; of many, equal ones in one row."""
+    """The nodes of a run of several, the worst first, with the codes that name them; of many, equal ones in one row."""
     if len(report.nodes) < 2:
         return []
     codes = {finding.fingerprint: finding.code for finding in report.findings}

@@ -15,7 +15,7 @@ from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.remedies.nccl import WITHOUT_NVLS
 from ddp_doctor.remedies.torch_calls import HUNG_CODE
 from ddp_doctor.views import failed_trials
-from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
+from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.ranks import capital, cause, line_in_the_job, rank_list, stack_in_the_job
 
 #: All ranks of a node say the same of NVLS; those of the first node tell.
@@ -138,7 +138,7 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         if judgement.kind == "left-behind":
             left = rank_list(sorted({*trial.ranks} - {*judgement.waiting}))
             title = f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; {left} did"
-        yield possible(
+        yield likely(
             NOBODY,
             title,
             case.waiting_evidence,

@@ -13,7 +13,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.views import failed_trials
 from ddp_doctor.views.reproducers import between, is_across
-from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
+from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
 
@@ -54,7 +54,7 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
             title,
             (*recorded, *case.waiting_evidence),
             remedy("Make that rank call the same collectives as the others", scope="code"),
-            confidence=case.confidence if judgement.suspects else Confidence.POSSIBLE,
+            confidence=case.confidence if judgement.suspects else Confidence.LIKELY,
             detail="Collectives must be called by all ranks in the same order with the same shape and type."
             f"{case.proof_words}",
         )
@@ -235,7 +235,7 @@ def _everywhere(recording: Recording, stuck: _Stuck) -> Draft:
     if recording.world and _is_every_pair(recording, set(stuck)):
         title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
         detail = "All processes run, so what connects all of them is to blame."
-    return possible(
+    return likely(
         NOBODY,
         title,
         _pair_lines(recording, stuck),
