@@ -5,6 +5,7 @@ that folder holds what people read. The pages are committed, so that they can be
 running anything; tests/test_architecture.py fails where one is stale.
 """
 
+import json
 import re
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from ddp_doctor.lint.report import LintReport
 from ddp_doctor.lint.rules import RULES as LINT_RULES
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import ExitCode, Where
+from ddp_doctor.model.choices import Confidence, ExitCode, Where
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, LogsReport, Report, TraceReport
@@ -31,7 +32,8 @@ from ddp_doctor.settings.table import Variable, variables
 from tools.man_page import man_page
 from tools.schemas import schema
 
-REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 #: Written by tools/torches.py and tests/planted/table.py.
 _BY_OTHERS = {"compatibility.md", "nccl-planted.md", "nccl-planted-machines.md"}
 _NOTE = "<!-- Written by `make docs`; edit the code instead. -->\n"
@@ -207,11 +209,21 @@ def _with_model(check: Check) -> str:
     return f" (with `--model` from level {level.value} on)" if level is not None else ""
 
 
+def _confidences() -> dict[str, str]:
+    """How sure the findings of each rule are in the recorded situations, by code."""
+    found: dict[str, set[str]] = {}
+    for path in ROOT.glob("tests/recordings/*/*.json"):
+        for finding in json.loads(path.read_text(encoding="utf-8"))["expected"]["findings"]:
+            found.setdefault(finding["code"], set()).add(finding["confidence"])
+    return {code: ", ".join(each.value for each in Confidence if each.value in some) for code, some in found.items()}
+
+
 def rules_page() -> str:
     """All rules by code."""
     head = (
-        f"{_NOTE}\n# Rules\n\n`ddp-doctor explain CODE` prints the same text. A code is never reused. Its first"
-        " digit tells the subject:\n"
+        f"{_NOTE}\n# Rules\n\n`ddp-doctor explain CODE` prints the same text. A code is never reused."
+        " The severity follows from what the fault does to a job ([Verdicts](../explanation/verdicts.md)). Confidence"
+        " is how sure the findings of the recorded situations are. The first digit of a code tells the subject:\n"
     )
     blocks = "\n".join(f"* DD{digit}: {subject}" for digit, subject in _BLOCKS.items())
     blocks += "\n* DDJ1: jobs that failed, read by `ddp-doctor logs`"
@@ -219,10 +231,12 @@ def rules_page() -> str:
     blocks += "\n* DDJ3: jobs that run and do not get on, seen by `ddp-doctor attach`"
     blocks += "\n* DDT1: profilers' traces of jobs, read by `ddp-doctor trace`"
     blocks += "\n* DDL1: training scripts, read by `ddp-doctor lint`"
-    rows = ["| code | name | severity | what it finds |", "|---|---|---|---|"]
+    rows = ["| code | name | severity and why | confidence | what it finds |", "|---|---|---|---|---|"]
+    confidences = _confidences()
     for rule in (*all_rules(), *LINT_RULES):
         gist = _escaped(rule.gist).replace("|", "\\|")
-        rows.append(f"| [{rule.code}]({_PAGES[rule.code]}) | {rule.name} | {rule.severity.value} | {gist} |")
+        sure = confidences.get(rule.code, "")
+        rows.append(f"| [{rule.code}]({_PAGES[rule.code]}) | {rule.name} | {rule.reason} | {sure} | {gist} |")
     gone = [
         "## Retired",
         "",
@@ -237,7 +251,7 @@ def rules_page() -> str:
 
 def _rule(rule: Described, docs: str) -> str:
     """One rule's section, from its docstring; ``docs`` is the way from the page to docs/."""
-    head = f'<a id="{rule.code}"></a>\n\n## {rule.code} {rule.name}\n\nSeverity {rule.severity.value}.\n'
+    head = f'<a id="{rule.code}"></a>\n\n## {rule.code} {rule.name}\n\nSeverity: {rule.reason}.\n'
     return "\n".join([head, *_parts(rule, docs)])
 
 

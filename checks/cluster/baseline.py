@@ -13,11 +13,11 @@ from shlex import quote
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TracesFact
 from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
-from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
-from ddp_doctor.knowledge.trace import ERROR_TIMES, FEWEST_STEPS, WARNING_SHARE
+from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.knowledge.trace import FEWEST_STEPS, WARNING_SHARE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
@@ -37,7 +37,7 @@ def probe(_ctx: Context) -> Fact:
     raise Skip("the run ended before it could be held against its baseline")
 
 
-@rule("DD830", "slower-than-its-baseline", Severity.WARNING, BaselineFact)
+@rule("DD830", "slower-than-its-baseline", Consequence.SLOWER, BaselineFact)
 def slower_than_its_baseline(recording: Recording) -> Iterator[Draft]:
     """A node, a path between nodes or a run that is slower than the healthy runs before it.
 
@@ -120,9 +120,7 @@ def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft
     alike = grouped(((each.name, *sorted(each.labels.items()), each.nodes), each) for each in ordered)
     worst, runs = _loss(ordered[0]), min(each.runs for each in ordered)
     known = runs >= FEWEST_RUNS
-    make, severity = (likely, Severity.WARNING) if known else (possible, Severity.INFO)
-    if known and worst >= 1 - 1 / SLOW_NODE_RATIO:
-        severity = Severity.ERROR
+    make, severity = (likely, of_slowdown(1 / max(1 - worst, 1e-9))) if known else (possible, Severity.INFO)
     healthy = f"the {runs} healthy runs of its baseline" if known else "the run it is compared with"
     return make(
         who,
@@ -163,7 +161,7 @@ def _evidence(each: HeldAgainst, others: int, recording: Recording) -> Evidence:
     )
 
 
-@rule("DD831", "not-as-in-its-baseline", Severity.INFO, RunDifferencesFact)
+@rule("DD831", "not-as-in-its-baseline", Consequence.KNOWN, RunDifferencesFact)
 def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
     """Versions, settings or hardware that are not as in the baseline, or the run, it is held against.
 
@@ -188,7 +186,7 @@ def not_as_in_its_baseline(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD832", "traced-step-changed", Severity.WARNING, TracesFact)
+@rule("DD832", "traced-step-changed", Consequence.SLOWER, TracesFact)
 def traced_step_changed(recording: Recording) -> Iterator[Draft]:
     """A step that takes longer, or less long, than in the traces it is held against, and which parts of it do.
 
@@ -215,7 +213,7 @@ def traced_step_changed(recording: Recording) -> Iterator[Draft]:
     yield _of_traces(fact, f"A step takes {much} in {fact.before.file}: {_changed(fact)}", _severity(fact, longer))
 
 
-@rule("DD833", "more-ranks-for-their-work", Severity.WARNING, TracesFact)
+@rule("DD833", "more-ranks-for-their-work", Consequence.SLOWER, TracesFact)
 def more_ranks(recording: Recording) -> Iterator[Draft]:
     """What more ranks give, by traces of a job with fewer and with more of them, and what eats the rest.
 
@@ -243,7 +241,7 @@ def more_ranks(recording: Recording) -> Iterator[Draft]:
 def _severity(fact: TracesFact, longer: float) -> Severity:
     if longer < WARNING_SHARE or not changes(fact)[0].is_seen or _has_few_steps(fact):
         return Severity.INFO
-    return Severity.ERROR if longer >= ERROR_TIMES - 1 else Severity.WARNING
+    return of_slowdown(longer + 1)
 
 
 def _has_few_steps(fact: TracesFact) -> bool:

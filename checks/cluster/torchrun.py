@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.cluster import TorchrunFact
 from ddp_doctor.knowledge.deadlines import CHECK_S
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.choices import Consequence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
@@ -69,7 +69,7 @@ def probe(ctx: RankContext) -> TorchrunFact:
     )
 
 
-@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Severity.ERROR, explained_by=("DD211", "DD223", "DD240"))
+@rule("DD501", "torchrun-does-not-bring-all-ranks-up", Consequence.FAILS, explained_by=("DD211", "DD223", "DD240"))
 def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft]:
     """A torchrun that ended, or had to be ended, without any rank having arrived.
 
@@ -98,7 +98,7 @@ def _by_hand(recording: Recording) -> Remedy:
     )
 
 
-@rule("DD502", "torchrun-starts-slowly", Severity.WARNING, TorchrunFact)
+@rule("DD502", "torchrun-starts-slowly", Consequence.COST, TorchrunFact)
 def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     """Ranks that torchrun brought up only after a long time.
 
@@ -138,7 +138,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD503", "torchrun-does-not-end", Severity.WARNING)
+@rule("DD503", "torchrun-does-not-end", Consequence.RISK)
 def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     """A torchrun that fails, or stays, when all of its ranks have done their work.
 

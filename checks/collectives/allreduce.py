@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.choices import Confidence, Consequence, Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -144,7 +144,7 @@ def compare(tensor: "torch.Tensor", dtype: str, op: str, ctx: RankContext) -> Wr
     )
 
 
-@rule("DD601", "all-reduce-is-wrong", Severity.ERROR, AllReduceFact)
+@rule("DD601", "all-reduce-is-wrong", Consequence.WRONG, AllReduceFact)
 def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     """An all-reduce whose result is not the true sum, maximum, minimum or product.
 
@@ -201,7 +201,7 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
     return shares + sweeps
 
 
-@rule("DD602", "all-reduce-is-not-repeatable", Severity.WARNING, AllReduceFact)
+@rule("DD602", "all-reduce-is-not-repeatable", Consequence.RISK, AllReduceFact)
 def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
     """Two all-reduces of the same inputs that differ in their last bits.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ddp_doctor.facts.job_collectives import JobCollectivesFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import JOB_COLLECTIVES, Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Failed, Skip
 from ddp_doctor.model.finding import Draft, Evidence
@@ -116,7 +116,7 @@ def _first_of_each_group(calls: Mapping[int, list[JobCall]]) -> dict[int, tuple[
     }
 
 
-@rule("DD650", "job-hangs-by-its-collectives", Severity.ERROR, JobCollectivesFact)
+@rule("DD650", "job-hangs-by-its-collectives", Consequence.HANGS, JobCollectivesFact)
 def hangs(recording: Recording) -> Iterator[Draft]:
     """The job's collectives cannot all meet.
 
@@ -163,7 +163,7 @@ def hangs(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD652", "job-collectives-run-through", Severity.INFO, JobCollectivesFact)
+@rule("DD652", "job-collectives-run-through", Consequence.KNOWN, JobCollectivesFact)
 def run_through(recording: Recording) -> Iterator[Draft]:
     """The job's collectives came through here.
 
@@ -194,7 +194,7 @@ def run_through(recording: Recording) -> Iterator[Draft]:
     yield proved(NOBODY, title, replayed.evidence, detail=detail.strip())
 
 
-@rule("DD653", "replay-hangs-elsewhere", Severity.ERROR, JobCollectivesFact)
+@rule("DD653", "replay-hangs-elsewhere", Consequence.HANGS, JobCollectivesFact)
 def hangs_elsewhere(recording: Recording) -> Iterator[Draft]:
     """The replay hangs, and not where the job did.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ddp_doctor.facts.collectives import NcclDiagnosticsFact, P2pFact
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S
 from ddp_doctor.model.check import P2P, Check
-from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.choices import Consequence, Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -56,7 +56,7 @@ def _printed() -> str:
         return output.read(1 << 20)
 
 
-@rule("DD626", "nccl-diagnostics-name-a-fault", Severity.INFO, NcclDiagnosticsFact)
+@rule("DD626", "nccl-diagnostics-name-a-fault", Consequence.KNOWN, NcclDiagnosticsFact)
 def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
     """What NCCL's own diagnostics found, as a second opinion.
 

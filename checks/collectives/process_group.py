@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.collectives import ProcessGroupFact, TorchImport
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -62,7 +62,7 @@ def probe(ctx: RankContext) -> ProcessGroupFact:
     )
 
 
-@rule("DD603", "torch-cannot-be-imported", Severity.ERROR, TorchImport, explained_by=("DD211",))
+@rule("DD603", "torch-cannot-be-imported", Consequence.FAILS, TorchImport, explained_by=("DD211",))
 def torch_cannot_be_imported(recording: Recording) -> Iterator[Draft]:
     """A torch whose import raises, or does not end.
 
@@ -102,7 +102,7 @@ def _import_failure(fact: TorchImport) -> tuple[str, str] | None:
     return f"is not imported after {fact.import_s:.0f} s", (frames or lines)[0]
 
 
-@rule("DD605", "two-ranks-share-one-gpu", Severity.ERROR, ProcessGroupFact)
+@rule("DD605", "two-ranks-share-one-gpu", Consequence.FAILS, ProcessGroupFact)
 def two_ranks_share_one_gpu(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one node on one GPU.
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from math import ceil, log
 
 from ddp_doctor.facts.collectives import RepeatsFact
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.knowledge.thresholds import SLOWER_REPEATS, SLOWER_REPEATS_ON_CPU
 from ddp_doctor.model.check import REPEATS, Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
 from ddp_doctor.model.finding import Draft, Evidence
@@ -33,7 +34,7 @@ def probe(_ctx: Context) -> Fact:
     raise Skip("it is the head's to repeat")
 
 
-@rule("DD670", "repeats-fail-now-and-then", Severity.ERROR, RepeatsFact)
+@rule("DD670", "repeats-fail-now-and-then", Consequence.FAILS, RepeatsFact)
 def repeats_fail(recording: Recording) -> Iterator[Draft]:
     """Some of the repeated tests of all ranks fail, hang or give wrong sums.
 
@@ -74,7 +75,7 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD671", "repeats-become-slower", Severity.WARNING, RepeatsFact)
+@rule("DD671", "repeats-become-slower", Consequence.SLOWER, RepeatsFact)
 def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
     """The last repeats are slower than the first.
 
@@ -106,6 +107,7 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
                 "nstat -az | grep -i retrans",
                 "ethtool -S IFACE | grep -iE 'err|drop|discard'",
             ),
+            severity=of_slowdown(first / last),
         )
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddp_doctor.facts.collectives import SameProductsFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Severity, Status, Where
+from ddp_doctor.model.choices import Consequence, Level, Status, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
@@ -127,7 +127,7 @@ def by_kind(recording: Recording) -> Sequence[Alike]:
     return found
 
 
-@rule("DD640", "rank-computes-wrong-products", Severity.ERROR, SameProductsFact)
+@rule("DD640", "rank-computes-wrong-products", Consequence.WRONG, SameProductsFact)
 def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
     """A device that multiplies the same matrices to other bits than its equals.
 
@@ -197,7 +197,7 @@ _THIRD = by_operator(
 )
 
 
-@rule("DD641", "alike-ranks-compute-different-products", Severity.ERROR, SameProductsFact)
+@rule("DD641", "alike-ranks-compute-different-products", Consequence.WRONG, SameProductsFact)
 def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Draft]:
     """Products that should be the same and are not, with nobody to tell whose are right.
 
@@ -244,7 +244,7 @@ def untested(recording: Recording) -> str:
     return next((f"{what}: {why}" for what, why in missing.values() if is_all), "")
 
 
-@rule("DD642", "products-not-compared", Severity.INFO, SameProductsFact)
+@rule("DD642", "products-not-compared", Consequence.KNOWN, SameProductsFact)
 def products_not_compared(recording: Recording) -> Iterator[Draft]:
     """Ranks whose products were compared with no other's, or fewer of them than usual.
 

@@ -23,7 +23,7 @@ from typing import Any
 from ddp_doctor.facts.ddp.model_state import Buffers, OffState
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.choices import Consequence, Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -77,7 +77,7 @@ def _holds(state: _RankState) -> str:
     return "they match those of no rank" if not origins else "they come from several ranks"
 
 
-@rule("DD711", "buffers-not-from-rank-0", Severity.ERROR, Buffers)
+@rule("DD711", "buffers-not-from-rank-0", Consequence.WRONG, Buffers)
 def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     """Finds: Before a forward DDP broadcasts rank 0's buffers, also where a buffer got a new tensor since
         (``self.running = new``); after it a rank still holds others. Or the broadcast is off, and a forward overwrites
@@ -99,7 +99,7 @@ def buffers_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "kept_off", what, "the rank's own")
 
 
-@rule("DD712", "parameters-differ-after-wrapping", Severity.ERROR, Buffers)
+@rule("DD712", "parameters-differ-after-wrapping", Consequence.WRONG, Buffers)
 def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
     """Finds: Wrapping a model in DDP broadcasts rank 0's parameters; afterwards a rank still holds others.
     Why: Equal gradients keep replicas equal only if they start equal. Otherwise each rank trains another model, and
@@ -112,7 +112,7 @@ def parameters_differ_after_wrapping(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "parameters_off", what, _FROM_RANK_0)
 
 
-@rule("DD719", "batch-norm-wrong", Severity.ERROR, Buffers)
+@rule("DD719", "batch-norm-wrong", Consequence.WRONG, Buffers)
 def batch_norm_wrong(recording: Recording) -> Iterator[Draft]:
     """Finds: After a forward, BatchNorm's running mean or variance on a rank, or what it gave for its batch, is not
         that of the rank's batch; or SyncBatchNorm's is not that of all ranks' batches together.

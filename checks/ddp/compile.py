@@ -18,7 +18,7 @@ from ddp_doctor.facts.ddp.compiled import CompiledFact, CompiledStep
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Level, Severity, Where
+from ddp_doctor.model.choices import Consequence, Level, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -55,7 +55,7 @@ def _culprits(recording: Recording, ranks: list[int]) -> tuple[Culprit, ...]:
     return rank_culprits(recording, CompiledFact, ranks) if 2 * len(ranks) < len(_facts(recording)) else NOBODY
 
 
-@rule("DD840", "compiled-graphs-differ", Severity.WARNING, CompiledFact, explained_by=("DD776",))
+@rule("DD840", "compiled-graphs-differ", Consequence.RISK, CompiledFact, explained_by=("DD776",))
 def graphs_differ(recording: Recording) -> Iterator[Draft]:
     """Ranks of which torch.compile captures other graphs than of the rest.
 
@@ -102,7 +102,7 @@ def graphs_differ(recording: Recording) -> Iterator[Draft]:
         return
 
 
-@rule("DD841", "compiled-again-on-some-ranks", Severity.WARNING, CompiledFact, explained_by=("DD840",))
+@rule("DD841", "compiled-again-on-some-ranks", Consequence.COST, CompiledFact, explained_by=("DD840",))
 def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     """Ranks that compile again in a step in which the others do not.
 
@@ -160,7 +160,7 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD842", "compiled-again-in-every-step", Severity.WARNING, CompiledFact)
+@rule("DD842", "compiled-again-in-every-step", Consequence.COST, CompiledFact)
 def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
     """All ranks compile again in every step that was looked at.
 
@@ -191,7 +191,7 @@ def compiled_in_every_step(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD843", "graph-breaks", Severity.INFO, CompiledFact, explained_by=("DD840",))
+@rule("DD843", "graph-breaks", Consequence.KNOWN, CompiledFact, explained_by=("DD840",))
 def breaks(recording: Recording) -> Iterator[Draft]:
     """Places at which torch.compile breaks the graph, on all ranks alike.
 
@@ -220,7 +220,7 @@ def breaks(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD844", "compiling-raises", Severity.ERROR, CompiledFact, explained_by=("DD771",))
+@rule("DD844", "compiling-raises", Consequence.FAILS, CompiledFact, explained_by=("DD771",))
 def raises(recording: Recording) -> Iterator[Draft]:
     """A forward that raises when torch.compile captures it.
 

@@ -21,7 +21,7 @@ from ddp_doctor.facts.ddp.gradients import GradientSync, Phase
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Confidence, Consequence, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.model.recording import Recording
@@ -85,7 +85,7 @@ def draft(recording: Recording, what: str, off: Sequence[Off], blamed: Iterable[
     )
 
 
-@rule("DD701", "gradient-is-not-the-mean", Severity.ERROR, GradientSync)
+@rule("DD701", "gradient-is-not-the-mean", Consequence.WRONG, GradientSync)
 def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
     """Finds: After ``backward()`` all ranks hold the same gradient, and it is not the mean of theirs. The ranks'
         gradients are coded, so that a rank whose share is missing or counted twice is named.
@@ -104,10 +104,9 @@ def gradient_is_not_the_mean(recording: Recording) -> Iterator[Draft]:
         yield draft(recording, f"All ranks get the same wrong gradient{unsure}", off, blamed)
 
 
-@rule("DD702", "gradients-differ-between-ranks", Severity.ERROR, GradientSync)
+@rule("DD702", "gradients-differ-between-ranks", Consequence.WRONG, GradientSync)
 def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: After ``backward()`` the ranks hold different gradients. Ranks whose gradient is not the mean are named.
-        If all are the mean within float32 rounding and only last bits differ, it is a warning.
     Why: DDP broadcasts the parameters once and then relies on equal gradients. With different ones each rank trains
         another model, and checkpoints hold rank 0's only.
     Remedy: None of your own code runs in this check: with NCCL, repeat it with NCCL_PROTO=Simple; if a rank is named,
@@ -120,8 +119,7 @@ def gradients_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     yield from drafts(recording, "The gradient on {ranks} is wrong", wrong)
     if differing and not wrong:
         title = "Gradients differ between ranks in their last bits: the replicas will drift apart"
-        update = {"title": title, "severity": Severity.WARNING, "confidence": Confidence.POSSIBLE}
-        yield draft(recording, title, differing, []).model_copy(update=update)
+        yield draft(recording, title, differing, []).model_copy(update={"title": title})
 
 
 def _ordinary(recording: Recording) -> list[Off]:
@@ -132,7 +130,7 @@ def _ordinary(recording: Recording) -> list[Off]:
     return first + [(rank, gradient) for rank, gradient in last if not lost_a_step(gradient.held)]
 
 
-@rule("DD703", "no-sync-still-synchronises", Severity.ERROR, GradientSync)
+@rule("DD703", "no-sync-still-synchronises", Consequence.WRONG, GradientSync)
 def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     """Finds: After a step inside ``no_sync()`` a gradient is not exactly the rank's own.
     Why: Gradient accumulation relies on it. If the ranks synchronise all the same, every micro-step pays for an
@@ -147,7 +145,7 @@ def no_sync_still_synchronises(recording: Recording) -> Iterator[Draft]:
     yield from drafts(recording, "Inside no_sync() the gradient on {ranks} is not the rank's own", wrong)
 
 
-@rule("DD704", "step-after-no-sync-not-synchronised", Severity.ERROR, GradientSync)
+@rule("DD704", "step-after-no-sync-not-synchronised", Consequence.WRONG, GradientSync)
 def step_after_no_sync_not_synchronised(recording: Recording) -> Iterator[Draft]:
     """Finds: An ordinary step gives the mean, but the step after ``no_sync()`` lacks what one of the two steps
         contributed, or is not synchronised at all.

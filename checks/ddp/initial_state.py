@@ -24,7 +24,7 @@ from ddp_doctor.facts.ddp.model_state import Buffers, InitialState
 from ddp_doctor.knowledge.ddp.manifests import Kind, compare, kept, restored
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Level, Severity, Where
+from ddp_doctor.model.choices import Confidence, Consequence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -58,7 +58,7 @@ _CONSEQUENCES: dict[Kind, str] = {
 _SILENT = ("order", "name")
 
 
-@rule("DD740", "model-differs-between-ranks", Severity.ERROR, InitialState)
+@rule("DD740", "model-differs-between-ranks", Consequence.WRONG, InitialState)
 def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: A parameter that some ranks lack, or that has another shape, type, device or requires_grad there. The
         ranks compare lists over the control store before the model is wrapped.
@@ -72,7 +72,7 @@ def model_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "parameter", silent=False)
 
 
-@rule("DD741", "parameter-order-differs-between-ranks", Severity.ERROR, InitialState)
+@rule("DD741", "parameter-order-differs-between-ranks", Consequence.WRONG, InitialState)
 def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: The ranks have the same parameters in another order, or other names in the same places.
     Why: DDP pairs parameters by place. If shapes agree nothing is raised: a layer gets the values and the gradients of
@@ -84,7 +84,7 @@ def parameter_order_differs_between_ranks(recording: Recording) -> Iterator[Draf
     yield from _drafts(recording, "parameter", silent=True)
 
 
-@rule("DD742", "buffers-differ-between-ranks", Severity.ERROR, InitialState)
+@rule("DD742", "buffers-differ-between-ranks", Consequence.WRONG, InitialState)
 def buffers_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: A buffer that some ranks lack, or that has another shape, type, device, order or name there.
     Why: DDP compares parameters, never buffers. It broadcasts them as one stretch of bytes: a rank aborts, or silently
@@ -123,7 +123,7 @@ def _drafts(recording: Recording, what: str, *, silent: bool | None = None) -> I
         )
 
 
-@rule("DD743", "initial-state-not-from-rank-0", Severity.ERROR, InitialState)
+@rule("DD743", "initial-state-not-from-rank-0", Consequence.WRONG, InitialState)
 def initial_state_not_from_rank_0(recording: Recording) -> Iterator[Draft]:
     """Finds: Every rank makes a model from its own seed. After wrapping, a parameter or buffer (bf16, frozen, tied,
         strided, integer, without dimensions, not persistent) is not rank 0's, bit for bit.

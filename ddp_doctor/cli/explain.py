@@ -131,7 +131,7 @@ def _rule(text: str) -> str:
     for rule in _rules():
         if name == rule.name or _plain(text) == rule.code.lower():
             page = rule.text.replace("``", "`")  # a terminal knows no markup
-            return f"{rule.code} {rule.name} ({rule.severity.value})\n\n{page}\n"
+            return f"{rule.code} {rule.name} ({rule.reason})\n\n{page}\n"
     for code, gone in RETIRED.items():
         if name == gone.name or _plain(text) == code.lower():
             return f"{code} {gone.name} is retired: no rule has this code any more. {gone.instead}\n"

@@ -1,8 +1,8 @@
 """How ranks are measured beside each other, and from when one counts as a straggler."""
 
-from ddp_doctor.knowledge.gpu.gpu_speed import FEWEST_TO_JUDGE, MUCH_SLOWER
+from ddp_doctor.knowledge.gpu.gpu_speed import FEWEST_TO_JUDGE
 
-__all__ = ["FEWEST_TO_JUDGE", "MUCH_SLOWER"]
+__all__ = ["FEWEST_TO_JUDGE"]
 
 #: Samples of each rank, spread over the check; with fewer than the least nobody is named (judgement: a median of five
 #: stands two samples of chance).

@@ -33,8 +33,6 @@ ENDS_APART = 0.25
 #: All-reduces of this size or more, as DDP's buckets are, reach less than this of a preflight's largest one. Published
 #: curves of NCCL have 0.17 to 0.5 at 16 MiB (network/data/published_bandwidth.ini), and computing beside it costs some.
 TRANSFER_BYTES, SLOW_TRANSFER_SHARE = 16 << 20, 0.1
-#: An error is what makes a step this many times as long.
-ERROR_TIMES = 3.0
 
 # --- What would make a step faster -----------------------------------------------------------------------
 

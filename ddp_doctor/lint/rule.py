@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Value
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.rule import Described
 
 
@@ -70,11 +70,11 @@ class LintRule(Described):
 
 
 def lint_rule(
-    code: str, name: str, severity: Severity, *, concerns: Callable[[Script], bool] = hand_written
+    code: str, name: str, consequence: Consequence, *, concerns: Callable[[Script], bool] = hand_written
 ) -> Callable[[LintFunction], LintRule]:
     """Make a LintRule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: LintFunction) -> LintRule:
-        return LintRule(code, name, severity, inspect.getdoc(function) or "", function, concerns)
+        return LintRule(code, name, consequence, inspect.getdoc(function) or "", function, concerns)
 
     return decorate

@@ -75,6 +75,28 @@ class Severity(str, Enum):
         return order.index(self) >= order.index(other)
 
 
+class Consequence(str, Enum):
+    """What a fault does to a job, from which the severity of a rule follows."""
+
+    FAILS = "the job does not start, or fails"
+    HANGS = "the job hangs"
+    WRONG = "results are wrong, or ranks drift apart"
+    MUCH_SLOWER = "at least 3 times slower"
+    REQUIRED = "less than was required"
+    SLOWER = "slower"
+    COST = "costs speed or memory"
+    RISK = "a risk"
+    NO_EFFECT = "a setting without effect"
+    KNOWN = "worth knowing"
+
+    @property
+    def severity(self) -> Severity:
+        """The severity unless a finding knows better; of SLOWER, that of a slowdown that was not measured."""
+        if self in (Consequence.SLOWER, Consequence.COST, Consequence.RISK):
+            return Severity.WARNING
+        return Severity.INFO if self in (Consequence.NO_EFFECT, Consequence.KNOWN) else Severity.ERROR
+
+
 class FailOn(str, Enum):
     """The lowest severity that makes the exit code 1."""
 

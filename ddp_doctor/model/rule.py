@@ -9,7 +9,7 @@ from textwrap import indent
 from types import ModuleType
 from typing import Literal
 
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Draft, Finding
 from ddp_doctor.model.recording import Recording
@@ -27,8 +27,20 @@ class Described(ABC):
 
     code: str
     name: str  # kebab-case, states the fault: "p2p-stalls-between-gpus"
-    severity: Severity
+    consequence: Consequence
     doc: str
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of findings that do not give another one."""
+        return self.consequence.severity
+
+    @property
+    def reason(self) -> str:
+        """The severity and why, in words."""
+        if self.consequence is Consequence.SLOWER:
+            return "error at 3 times slower or more, warning below"
+        return f"{self.severity.value}: {self.consequence.value}"
 
     @property
     def sections(self) -> dict[str, str]:
@@ -118,7 +130,7 @@ def _are_causes_of(causes: Sequence[Finding], finding: Finding, nodes: Sequence[
 def rule(
     code: str,
     name: str,
-    severity: Severity,
+    consequence: Consequence,
     *needs: type[Fact],
     explained_by: tuple[str, ...] = (),
     ranks: RanksDo = "stop",
@@ -126,7 +138,7 @@ def rule(
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 
     def decorate(function: RuleFunction) -> Rule:
-        return Rule(code, name, severity, inspect.getdoc(function) or "", needs, function, explained_by, ranks)
+        return Rule(code, name, consequence, inspect.getdoc(function) or "", needs, function, explained_by, ranks)
 
     return decorate
 

@@ -10,9 +10,12 @@ from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.interface_choice import Choice, gloo_choice, nccl_choice
 from ddp_doctor.knowledge.network.interface_faults import Offer, is_fine
+from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS
+from ddp_doctor.knowledge.severity import of_detour
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, NCCL_PATHS, allowed, nvlinks
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL, WITHOUT_GPUDIRECT
+from ddp_doctor.model.choices import Severity
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.views.transports import (
     Place,
@@ -29,6 +32,25 @@ from ddp_doctor.views.transports import (
 def chosen(fact: InterfacesFact, backend: str) -> Choice:
     """What the backend takes on this node: the library's own word where it was asked."""
     return fact.gloo if backend == "gloo" else fact.libnccl or fact.nccl
+
+
+def interface_mbps(recording: Recording, node: int) -> int | None:
+    """The speed of the interface that NCCL takes for TCP, as far as it is known."""
+    speeds = (
+        interface.speed_mbps
+        for fact in recording.at(InterfacesFact, node)
+        for interface in fact.interfaces
+        if interface.name == chosen(fact, "nccl").interface
+    )
+    return next(speeds, None)
+
+
+def severity_of_tcp(recording: Recording, node: int) -> Severity:
+    """That of TCP in place of RDMA, by the fastest port and what one TCP connection fills of the interface."""
+    ports = (port for fact in recording.at(RdmaFact, node) for _, port in fact.ports() if port.is_active)
+    fastest_gbit = max((port.rate_gbit_per_s or 0.0 for port in ports), default=0.0)
+    tcp_mbps = min(interface_mbps(recording, node) or FAST_ETHERNET_MBPS, FAST_ETHERNET_MBPS)
+    return of_detour(fastest_gbit, tcp_mbps / 1000)
 
 
 def advertised(fact: InterfacesFact, backend: str) -> str | None:

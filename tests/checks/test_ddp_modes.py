@@ -462,7 +462,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ),
     # DD708
     ("a mean over the users alone", (hooked, divides_by_the_users, "unused"), "DD718", [], "find_unused_parameters"),
-    ("a gradient that no rank can have", (invents_a_gradient,), "DD718", [], "possible", "weight6"),
+    ("a gradient that no rank can have", (invents_a_gradient,), "DD718", [], "likely", "weight6"),
     # DD709
     ("a last micro-step inside no_sync", (no_sync_of, never_ends), "DD718", [], "no_sync()", "the rank's own alone"),
     ("a lost micro-step", (no_sync_of, forgets_the_first), "DD718", [1], "rank 1's share counts 0.8571 times"),

@@ -147,8 +147,8 @@ def test_unknown_name_is_information():
     assert (finding.code, finding.severity, finding.remedies) == ("DD112", Severity.INFO, ())
 
 
-def test_removed_name_is_a_warning_and_deprecated_name_is_information():
-    assert only({"NCCL_TREE_THRESHOLD": "0"}).severity is Severity.WARNING
+def test_a_removed_name_and_a_deprecated_name_are_information():
+    assert only({"NCCL_TREE_THRESHOLD": "0"}).severity is Severity.INFO
     deprecated = only({"NCCL_ASYNC_ERROR_HANDLING": "1"})
     assert (deprecated.code, deprecated.severity) == ("DD113", Severity.INFO)
     assert [s.name for s in deprecated.remedies[0].settings] == [

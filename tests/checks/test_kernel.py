@@ -153,19 +153,19 @@ DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
         (
             LOST,
             nvml(nvml_error=NvmlError(code="lib_rm_version_mismatch"), gpus=()),
-            [("DD330", "warning"), ("DD301", "error")],
+            [("DD330", "error"), ("DD301", "error")],
         ),
-        (LOST, None, [("DD330", "warning")]),
+        (LOST, None, [("DD330", "error")]),
         (OFF_BUS, nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,)), [("DD330", "error")]),
         (OFF_BUS, nvml(), [("DD330", "info")]),
-        (OFF_BUS, None, [("DD330", "warning")]),
+        (OFF_BUS, None, [("DD330", "error")]),
         (GSP, nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
         (GSP, nvml({"recovery_action": "none"}), [("DD330", "info")]),
-        (GSP, nvml({"memory_used_bytes": None}), [("DD330", "warning")]),
+        (GSP, nvml({"memory_used_bytes": None}), [("DD330", "error")]),
         (GSP, nvml(), [("DD330", "info")]),
         (DBE, nvml({"ecc_volatile_uncorrected": 2}), [("DD307", "error")]),
         (DBE, nvml(), [("DD330", "info")]),
-        (DBE, nvml({"ecc_volatile_uncorrected": None}), [("DD330", "warning")]),
+        (DBE, nvml({"ecc_volatile_uncorrected": None}), [("DD330", "error")]),
     ],
 )
 def test_how_grave_an_xid_that_stays_is_depends_on_what_nvml_says_now(
@@ -309,6 +309,6 @@ def test_a_library_that_some_folder_has_in_the_modules_version_is_well():
     fact = kernel(driver_version="550.90.07", driver_is_open=True, libraries=both)
     assert verdicts(fact) == []
     old = fact.model_copy(update={"libraries": {"/usr/lib64/libcuda.so.1": "535.1"}})
-    assert verdicts(old) == [("DD338", "warning")]
+    assert verdicts(old) == [("DD338", "error")]
     for said in (nvml(nvml_error=NvmlError(code="lib_rm_version_mismatch")), nvml(nvml_version="12.535.1")):
         assert "DD338" not in dict(verdicts(old, said))

@@ -229,7 +229,7 @@ def conf(text: str, reason: str = "user", path: str = "/home/me/.nccl.conf", **o
 @pytest.mark.parametrize(
     ("fact", "expected"),
     [
-        (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="SYS"), [("DD229", Severity.WARNING)]),
+        (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="SYS"), [("DD229", Severity.INFO)]),
         (conf("NCCL_DEBUG=INFO\n", NCCL_DEBUG="WARN"), [("DD229", Severity.INFO)]),
         (conf("NCCL_P2P_LEVEL=NVL\n", "system", NCCL_P2P_LEVEL="SYS"), [("DD229", Severity.INFO)]),
         (conf("NCCL_P2P_LEVEL=NVL\n", NCCL_P2P_LEVEL="NVL"), []),

@@ -308,14 +308,14 @@ def test_a_kernel_that_tells_no_types_is_not_judged():
 # --- access ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mixed", "severity"), [(False, "warning"), (True, "error")])
-def test_an_image_without_the_library(mixed: bool, severity: str):
+@pytest.mark.parametrize("mixed", [False, True])  # TCP costs too much, or does not reach the other node
+def test_an_image_without_the_library(mixed: bool):
     slim = trees.infiniband()
     slim.links = {path: to for path, to in slim.links.items() if "libibverbs" not in path}
 
     other = trees.infiniband() if mixed else slim
 
-    assert verdicts(recording(slim, other)) == [("DD574", severity)]
+    assert verdicts(recording(slim, other)) == [("DD574", "error")]
 
 
 def test_an_image_with_the_library_and_without_its_drivers():

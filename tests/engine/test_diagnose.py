@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddp_doctor.engine.diagnose import diagnose
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import Rule
@@ -15,7 +15,7 @@ def _rule(code: str, *explained_by: str, draft: Draft | None = None) -> Rule:
     def function(recording: Recording) -> Iterator[Draft]:
         yield draft or Draft(title=code)
 
-    return Rule(code, code.lower(), Severity.WARNING, "", (), function, explained_by)
+    return Rule(code, code.lower(), Consequence.RISK, "", (), function, explained_by)
 
 
 def _found(*rules: Rule) -> set[str]:

@@ -111,12 +111,12 @@ def test_after_a_bad_rank_the_others_pass_in_a_second_trial_and_keep_their_numbe
 
 
 @torches
-def test_a_late_rank_is_a_warning_and_the_verdict_healthy(play: Play):
+def test_a_late_rank_is_a_warning_and_the_verdict_degraded(play: Play):
     scenario = play(misbehaving.comes_late, deadline_s=LIMIT_S)
 
     assert scenario.codes == ["DD619"]
     assert scenario.culprits == [misbehaving.BAD]
-    assert scenario.outcome.report.verdict is Verdict.HEALTHY
+    assert scenario.outcome.report.verdict is Verdict.DEGRADED
 
 
 @torches

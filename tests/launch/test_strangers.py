@@ -151,7 +151,8 @@ def test_nodes_of_another_launch_do_not_take_part_and_blame_nobody(start: Start,
 
     last = start(1, name="a1", more_env=_of("train", 1))
 
-    assert (head.report()["verdict"], last.process.wait(LIMIT_S)) == ("healthy", 0)
+    assert last.process.wait(LIMIT_S) == 0
+    assert head.report()["verdict"] == "degraded"  # for its settings of the launch, which are not whole
     for report in reports:
         errors = [one["code"] for one in report["findings"] if one["severity"] == "error"]
         assert (report["verdict"], errors) == ("unhealthy", ["DD514"])

@@ -22,7 +22,7 @@ HEAD = "import torch\nimport torch.distributed as dist\nimport utils\n"
 FAULT = "torch.cuda.set_device(0)"
 SICK = f"{HEAD}dist.init_process_group('nccl')\n{FAULT}\n"
 HEALTHY = "import torch\n\nprint(torch.ones(3))\n"
-WARNED = "import os\nimport torch\nos.environ['NCCL_CONNECT_TIMEOUT'] = '600'\n"
+WARNED = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(3, 3))\nmodel(torch.ones(3)).sum().backward()\n"
 
 
 class Done(NamedTuple):
@@ -244,7 +244,7 @@ def test_the_json_report_is_the_envelope_with_places(folder: Path):
     assert (report.verdict.value, report.exit_code, report.world, report.files) == ("unhealthy", 1, None, 3)
     assert [(one.path, one.line, one.column, one.end_line, one.end_column) for one in report.findings] == [
         ("sick.py", 5, 1, 5, 25),
-        ("warned.py", 3, 1, 3, 43),
+        ("warned.py", 2, 9, 2, 53),
     ]
     assert [(one.kind, one.name) for one in report.findings[0].culprits] == [("file", "sick.py:5")]
     assert "Unhealthy: " in done.stderr

@@ -124,7 +124,7 @@ FAULTS = (
     Planted("no fabric manager, GPUs still well", ("DD316 info node1",), plant.no_fabric_manager),
     Planted(
         "a fatal SXid, fabric degraded",
-        ("DD333 warning node1 0000:06:00.0",),
+        ("DD333 error node1 0000:06:00.0",),
         plant.both(
             plant.nvml("fabric_degraded"),
             plant.said("nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"),
@@ -141,7 +141,7 @@ FAULTS = (
     Planted("an InfiniBand port down", ("DD560 warning node1 mlx5_3",), plant.down(3)),
     Planted(
         "the same, NIC's firmware at fault",
-        ("DD336 warning node1 mlx5_3 (0000:5e:00.0)",),
+        ("DD336 error node1 mlx5_3 (0000:5e:00.0)",),
         plant.both(
             plant.down(3),
             plant.said(f"mlx5_core {NIC}: poll_health:739:(pid 0): device's health compromised - reached miss count"),
@@ -194,17 +194,17 @@ FAULTS = (
     ),
     Planted(
         "NCCL_P2P_DISABLE=1 left over",
-        ("DD434 warning NCCL_P2P_DISABLE",),
+        ("DD434 error NCCL_P2P_DISABLE",),
         plant.both(plant.env(0, 1, NCCL_P2P_DISABLE="1"), plant.via((0, 1), "SHM/direct/direct")),
     ),
     Planted(
         "NCCL_P2P_DISABLE=1 left over on one node",
-        ("DD434 warning NCCL_P2P_DISABLE, node1",),
+        ("DD434 error NCCL_P2P_DISABLE, node1",),
         plant.both(plant.env(1, NCCL_P2P_DISABLE="1"), plant.via((1,), "SHM/direct/direct")),
     ),
     Planted(
         "NCCL_IB_DISABLE=1 left over",
-        ("DD436 warning NCCL_IB_DISABLE, node0, node1",),
+        ("DD436 error NCCL_IB_DISABLE, node0, node1",),
         plant.both(plant.env(0, 1, NCCL_IB_DISABLE="1"), plant.SOCKETS),
     ),
     Planted(

@@ -9,7 +9,7 @@ from ddp_doctor.facts.cluster import ConnectivityFact, PeerConnectivity
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_faults import faults
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -31,7 +31,7 @@ _FATE = {
 }
 
 
-@rule("DD530", "inbound-to-node-blocked", Severity.ERROR, ConnectivityFact)
+@rule("DD530", "inbound-to-node-blocked", Consequence.FAILS, ConnectivityFact)
 def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that meets the others at the roll call, and that nobody can dial on ephemeral ports.
 
@@ -72,7 +72,7 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD531", "path-between-nodes-blocked", Severity.ERROR, ConnectivityFact)
+@rule("DD531", "path-between-nodes-blocked", Consequence.FAILS, ConnectivityFact)
 def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
     """Two nodes between which no connection comes about, while both reach others, or are the only two.
 
@@ -101,7 +101,7 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD537", "outbound-from-node-blocked", Severity.ERROR, ConnectivityFact)
+@rule("DD537", "outbound-from-node-blocked", Consequence.FAILS, ConnectivityFact)
 def outbound_from_node_blocked(recording: Recording) -> Iterator[Draft]:
     """A node that can be dialled and cannot dial the others on ephemeral ports.
 
@@ -159,7 +159,7 @@ def _common_port_range(matrix: Matrix, nodes: Iterable[int]) -> wording.PortRang
     return known.pop() if len(known) == 1 else None
 
 
-@rule("DD535", "advertised-address-leads-elsewhere", Severity.ERROR, ConnectivityFact)
+@rule("DD535", "advertised-address-leads-elsewhere", Consequence.FAILS, ConnectivityFact)
 def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     """An address that the backend gives out and that does not lead to its node, though another one does.
 

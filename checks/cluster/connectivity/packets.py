@@ -9,7 +9,7 @@ from ddp_doctor.checks.cluster.connectivity.wording import ANSWER, MOVE, MOVE_MU
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.network import path_quality
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -65,7 +65,7 @@ def goes_over_rdma(recording: Recording) -> bool:
     return bool(hosts) and all(host.rdma_devices and not host.rdma_unused_by for host in hosts)
 
 
-@rule("DD534", "node-answers-slowly", Severity.ERROR, ConnectivityFact, ranks="slow")
+@rule("DD534", "node-answers-slowly", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
     """A node whose round trips take several times as long as those of the others.
 
@@ -127,7 +127,7 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
     )
 
 
-@rule("DD536", "path-loses-packets", Severity.ERROR, ConnectivityFact, ranks="slow")
+@rule("DD536", "path-loses-packets", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def path_loses_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which packets get lost, as the kernel counts what it had to send again.
 
@@ -184,7 +184,7 @@ def _loses_little(way: Way) -> bool:
     return len(lost) == len(way.seen) and not (trips and Loss(sum(lost), trips, 0.0).is_bad)
 
 
-@rule("DD532", "path-swallows-large-packets", Severity.ERROR, ConnectivityFact)
+@rule("DD532", "path-swallows-large-packets", Consequence.HANGS, ConnectivityFact)
 def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     """A path on which small messages arrive and large ones never do: an MTU black hole.
 

@@ -10,7 +10,8 @@ from ddp_doctor.checks.cluster.connectivity.wording import MOVE, Way, detour, ta
 from ddp_doctor.facts.cluster import ConnectivityFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import path_quality
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -22,7 +23,7 @@ from ddp_doctor.wording.findings import finding, likely
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_pair
 
 
-@rule("DD533", "node-is-slow-to-its-peers", Severity.ERROR, ConnectivityFact, ranks="slow")
+@rule("DD533", "node-is-slow-to-its-peers", Consequence.SLOWER, ConnectivityFact, ranks="slow")
 def node_is_slow_to_its_peers(recording: Recording) -> Iterator[Draft]:
     """A node to or from which much less gets through than between the others.
 
@@ -124,7 +125,7 @@ def _is_much_faster_there(way: Way, paths: list[Path], rate: float) -> bool:
 
 
 # The ranks run all the same: they are tested on what the job would use.
-@rule("DD538", "slower-of-two-networks-is-used", Severity.ERROR, ConnectivityFact, ranks="run")
+@rule("DD538", "slower-of-two-networks-is-used", Consequence.SLOWER, ConnectivityFact, ranks="run")
 def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     """A backend that takes one network, while the same nodes reach each other much faster in another one.
 
@@ -151,7 +152,6 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     names = (wording.interface_name(recording, node, address) or address for node, address in taken.items())
     mine, theirs = (name_list(sorted(set(interfaces))) for interfaces in (names, way.interfaces.values()))
     ratio = min(other_rate, path_quality.JUDGED_BYTES_PER_S) / rate
-    severity = Severity.ERROR if ratio >= path_quality.SLOW_NODE_RATIO else Severity.WARNING
     yield likely(
         tuple(_culprits(recording, matrix, mine)),
         f"{backend} uses the slower network: {wording.rate(rate)} over {mine},"
@@ -167,7 +167,7 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
         take(recording, way),
         detail=f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. No"
         " backend checks which interface is fast.",
-        severity=unless_over_rdma(recording, severity),
+        severity=unless_over_rdma(recording, of_slowdown(ratio)),
         reproduced_by=MOVE,
     )
 

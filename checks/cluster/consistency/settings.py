@@ -11,7 +11,7 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.software import Software
-from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.choices import Backend, Consequence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -28,7 +28,7 @@ from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import hosts, name_list, node_culprit
 
 
-@rule("DD551", "nodes-have-different-settings", Severity.WARNING, ConsistencyFact, EnvVars)
+@rule("DD551", "nodes-have-different-settings", Consequence.RISK, ConsistencyFact, EnvVars)
 def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike on all nodes.
 
@@ -62,7 +62,7 @@ def nodes_have_different_settings(recording: Recording) -> Iterator[Draft]:
         yield differences.made_ranks_fail(draft, unfitting) if unfitting else draft
 
 
-@rule("DD555", "ranks-have-different-settings", Severity.WARNING, RankSettings)
+@rule("DD555", "ranks-have-different-settings", Consequence.RISK, RankSettings)
 def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
     """Variables of NCCL, torch or gloo that are not set alike for all ranks of a node.
 
@@ -191,7 +191,7 @@ def _counted(counts: Mapping[int, int], what: str) -> Split[int] | None:
     return split({node: (count, shown(count)) for node, count in counts.items()})
 
 
-@rule("DD552", "nodes-bring-different-numbers-of-ranks", Severity.WARNING, ConsistencyFact, explained_by=_LACKING_GPUS)
+@rule("DD552", "nodes-bring-different-numbers-of-ranks", Consequence.RISK, ConsistencyFact, explained_by=_LACKING_GPUS)
 def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Draft]:
     """Nodes that bring fewer or more ranks than the others.
 
@@ -235,12 +235,12 @@ def _explained_by_gpus(recording: Recording) -> bool:
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
-@rule("DD554", "nodes-have-different-gpus", Severity.WARNING, ConsistencyFact, GpusFact, explained_by=_LACKING_GPUS)
+@rule("DD554", "nodes-have-different-gpus", Consequence.RISK, ConsistencyFact, GpusFact, explained_by=_LACKING_GPUS)
 def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
-    Finds: Different numbers of visible GPUs. A warning where a node has none, or brings fewer ranks for it, and an
-        error where it has none and --backend nccl was asked for; information where the ranks are as many all the same.
+    Finds: Different numbers of visible GPUs. An error where a node has none, a warning where it brings fewer ranks for
+        it; information where the ranks are as many all the same.
         Silent where no torch here uses GPUs, with --backend gloo, and where a finding about missing or failing GPUs
         names the same nodes.
     Why: With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does not start at
@@ -256,10 +256,9 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     if parts is None or recording.options.backend is Backend.GLOO or for_cpus:
         return
     without = tuple(node for node, count in gpus.items() if count == 0)
-    matters = without or _explained_by_gpus(recording)
-    stops = without and recording.options.backend is Backend.NCCL
+    matters = _explained_by_gpus(recording)
     yield proved(
-        [node_culprit(recording, node) for node in without] if stops else differences.odd_culprits(recording, parts),
+        [node_culprit(recording, node) for node in without] if without else differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
         Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
@@ -268,7 +267,7 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
             "echo $CUDA_VISIBLE_DEVICES",
         ),
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
-        severity=Severity.ERROR if stops else Severity.WARNING if matters else Severity.INFO,
+        severity=Severity.ERROR if without else Severity.WARNING if matters else Severity.INFO,
         nodes=_nodes_with_less(gpus),
     )
 

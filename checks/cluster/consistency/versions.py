@@ -11,7 +11,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCKS_FAR_APART_S
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -81,7 +81,7 @@ def _named(name: str, text: str) -> str:
     return text if text.startswith(name) else f"{name}: {text}"
 
 
-@rule("DD553", "clocks-apart", Severity.WARNING, ConsistencyFact)
+@rule("DD553", "clocks-apart", Consequence.RISK, ConsistencyFact)
 def clocks_apart(recording: Recording) -> Iterator[Draft]:
     """Nodes whose clocks show another time.
 
@@ -143,7 +143,7 @@ def _span(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
-@rule("DD550", "nodes-run-different-versions", Severity.WARNING, ConsistencyFact)
+@rule("DD550", "nodes-run-different-versions", Consequence.RISK, ConsistencyFact)
 def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
     """Nodes that run other versions of torch, NCCL, CUDA, the driver, Python or ddp-doctor.
 

@@ -7,7 +7,7 @@ from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.checks.cluster.roll_call.endpoint import facts_with, head, obstacle_of
 from ddp_doctor.facts.cluster import ClosedPort, RollCallFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -15,7 +15,7 @@ from ddp_doctor.wording.findings import finding, likely, proved
 from ddp_doctor.wording.nodes import name_list
 
 
-@rule("DD515", "two-nodes-claim-one-node-rank", Severity.ERROR, RollCallFact)
+@rule("DD515", "two-nodes-claim-one-node-rank", Consequence.FAILS, RollCallFact)
 def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
     """Two hosts were started with the same node rank, or rank 0 with another host than the endpoint.
 
@@ -69,7 +69,7 @@ def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[
     )
 
 
-@rule("DD518", "nodes-disagree-on-number-of-nodes", Severity.ERROR, RollCallFact)
+@rule("DD518", "nodes-disagree-on-number-of-nodes", Consequence.FAILS, RollCallFact)
 def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
     """The nodes were told different numbers of nodes, or one more came than was asked for.
 
@@ -126,7 +126,7 @@ class _Missing:
         return [node.node or f"node rank {node.node_rank}" for node in self.nodes]
 
 
-@rule("DD516", "node-missing-at-roll-call", Severity.ERROR, RollCallFact)
+@rule("DD516", "node-missing-at-roll-call", Consequence.FAILS, RollCallFact)
 def node_missing_at_roll_call(recording: Recording) -> Iterator[Draft]:
     """Not all nodes had reported in when the time for it was up.
 

@@ -6,7 +6,7 @@ from typing import Literal
 from ddp_doctor.checks.cluster.roll_call import wording
 from ddp_doctor.facts.cluster import AttemptOutcome, RollCallFact
 from ddp_doctor.knowledge.network.addresses import is_loopback
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -114,7 +114,7 @@ def draft(
 _HOSTS = "/etc/hosts"
 
 
-@rule("DD510", "endpoint-name-does-not-resolve", Severity.ERROR, RollCallFact)
+@rule("DD510", "endpoint-name-does-not-resolve", Consequence.FAILS, RollCallFact)
 def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """The host name of the endpoint has no address on a node.
 
@@ -146,7 +146,7 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD517", "endpoint-has-no-common-address-family", Severity.ERROR, RollCallFact)
+@rule("DD517", "endpoint-has-no-common-address-family", Consequence.FAILS, RollCallFact)
 def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draft]:
     """The endpoint is known by IPv6 addresses only to a node that has IPv4 only, or the other way round.
 
@@ -179,7 +179,7 @@ def _family(addresses: Sequence[str]) -> str:
     return "IPv6" if any(":" in address for address in addresses) else "IPv4"
 
 
-@rule("DD519", "endpoint-name-resolves-to-loopback-for-others", Severity.ERROR, RollCallFact)
+@rule("DD519", "endpoint-name-resolves-to-loopback-for-others", Consequence.FAILS, RollCallFact)
 def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Iterator[Draft]:
     """On a node other than the head, the endpoint's name means that node itself.
 
@@ -217,7 +217,7 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
 _NO_NETWORK = "Network is unreachable"
 
 
-@rule("DD511", "endpoint-refuses-connections", Severity.ERROR, RollCallFact, explained_by=("DD516",))
+@rule("DD511", "endpoint-refuses-connections", Consequence.FAILS, RollCallFact, explained_by=("DD516",))
 def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
     """The endpoint's host is up, and nobody listens on its port, or a packet filter refuses the connection.
 
@@ -272,7 +272,7 @@ def _start_the_head(recording: Recording, fact: RollCallFact) -> Remedy:
     )
 
 
-@rule("DD512", "endpoint-does-not-answer", Severity.ERROR, RollCallFact, explained_by=("DD516",))
+@rule("DD512", "endpoint-does-not-answer", Consequence.FAILS, RollCallFact, explained_by=("DD516",))
 def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
     """Nothing at all comes back from the endpoint.
 
@@ -299,7 +299,7 @@ def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD513", "no-route-to-endpoint", Severity.ERROR, RollCallFact)
+@rule("DD513", "no-route-to-endpoint", Consequence.FAILS, RollCallFact)
 def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
     """There is no way to the endpoint's address.
 
@@ -329,7 +329,7 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD514", "endpoint-port-held-by-another-program", Severity.ERROR, RollCallFact)
+@rule("DD514", "endpoint-port-held-by-another-program", Consequence.FAILS, RollCallFact)
 def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draft]:
     """Another program has the endpoint's port.
 

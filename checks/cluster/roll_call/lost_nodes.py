@@ -5,7 +5,7 @@ from functools import partial
 
 from ddp_doctor.checks.cluster.roll_call.wording import advice, look_at
 from ddp_doctor.facts.cluster import RollCallFact, SilenceFact
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -25,7 +25,7 @@ _ANSWERED = {
 _FOR_EVER_S = 1e6
 
 
-@rule("DD540", "node-fell-silent", Severity.ERROR, SilenceFact)
+@rule("DD540", "node-fell-silent", Consequence.FAILS, SilenceFact)
 def node_fell_silent(recording: Recording) -> Iterator[Draft]:
     """A node that reported in and is no longer heard.
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 from ddp_doctor.facts.collectives import ELEMENTS, AllReduceFact, CollectiveFact
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, BARRIER, GROUPS, TABLE
 from ddp_doctor.knowledge.network.expected_speed import Band
-from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -18,13 +18,13 @@ from ddp_doctor.remedies.nccl import ONE_ALGORITHM, against_wrong_sums
 from ddp_doctor.views.collective_sizes import mean_us
 from ddp_doctor.views.expected_speed import expected
 from ddp_doctor.views.transports import log_of
-from ddp_doctor.wording.findings import NOBODY, finding, in_units, likely, possible, proved
+from ddp_doctor.wording.findings import NOBODY, finding, in_units, likely, proved
 from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import ranks_at
 from ddp_doctor.wording.wrong_shares import Taken, shares_evidence, whose_share
 
 
-@rule("DD622", "collective-is-wrong", Severity.ERROR, CollectiveFact)
+@rule("DD622", "collective-is-wrong", Consequence.WRONG, CollectiveFact)
 def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
     """A collective that brings something else than what was given.
 
@@ -68,7 +68,7 @@ def _by_part(recording: Recording) -> dict[str, list[FactAt[CollectiveFact]]]:
     return grouped((rank.fact.part, rank) for rank in recording.facts(CollectiveFact))
 
 
-@rule("DD623", "collective-is-not-repeatable", Severity.WARNING, CollectiveFact, explained_by=("DD602",))
+@rule("DD623", "collective-is-not-repeatable", Consequence.RISK, CollectiveFact, explained_by=("DD602",))
 def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
     """A collective that adds up equal inputs to sums that differ in their last bits.
 
@@ -144,14 +144,14 @@ _COMPARE_SOCKETS = by_operator(
 _CAUSES = ("DD431", "DD434", "DD435", "DD436", "DD437", "DD441", "DD562", "DD607", "DD801", "DD803", "DD805")
 
 
-@rule("DD624", "collective-slower-than-expected", Severity.WARNING, explained_by=_CAUSES)
+@rule("DD624", "collective-slower-than-expected", Consequence.SLOWER, explained_by=_CAUSES)
 def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
     """A collective that reaches less than machines of this kind do.
 
     Finds: Bus bandwidths below the band that is to be expected of this GPU, number of ranks, link, NICs, collective and
         size: NCCL's own latencies and bandwidths, as it prints them on such a machine, with a launch cost fitted to
-        published measurements. From three times below that band on it is an error. Between nodes over TCP an all-reduce
-        is held against a bare socket between the same hosts, and slower is never more than a warning. The largest sizes
+        published measurements. Between nodes over TCP an all-reduce is held against a bare socket between the same
+        hosts. The largest sizes
         alone are judged, measured twice. Silent without such a table, for all-to-all and send/recv, and where GPUs are
         shared or busy.
     Why: Every step waits for it. Compared with each other the ranks of a slow machine are alike.
@@ -175,14 +175,14 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
         for name, value in log_of(recording, node).settings.items()
         if name in BOUNDING
     }
-    yield possible(
+    yield likely(
         NOBODY,
         f"{TABLE[first.collective].words.capitalize()} reaches {first.busbw_gb_per_s:.3g} GB/s,"
         f" {100 * (1 - first.busbw_gb_per_s / band.low):.0f} % below what is to be expected here",
         [_evidence(speed, of) for speed, of in slow.values()],
         *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
         _COMPARE_SOCKETS if band.high is None else _COMPARE,
-        severity=Severity.ERROR if band.high and first.busbw_gb_per_s * SLOW_NODE_RATIO < band.low else None,
+        severity=of_slowdown(band.low / first.busbw_gb_per_s),
         detail=f"Measured twice, at the largest size. Below it: {name_list([TABLE[name].words for name in slow])};"
         f" an expectation is known of {len(worst)} of the collectives.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=first.size_bytes) if ALL_REDUCE in slow else None,
@@ -200,7 +200,7 @@ def _evidence(speed: Speed, band: Band) -> Evidence:
     )
 
 
-@rule("DD625", "collective-below-its-floor", Severity.ERROR, CollectiveFact)
+@rule("DD625", "collective-below-its-floor", Consequence.REQUIRED, CollectiveFact)
 def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
     """A collective below the bus bandwidth that this site holds to be the least (--min-busbw).
 

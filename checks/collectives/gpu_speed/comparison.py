@@ -9,8 +9,9 @@ from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact, Rate
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
 from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
+from ddp_doctor.knowledge.severity import ERROR_TIMES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -145,7 +146,7 @@ def culprits(recording: Recording, gpus: Iterable[Measured]) -> list[Culprit]:
 
 def slower(factor: float) -> str:
     """A rate ``factor`` times below another: "41 % slower", "3.4 times slower"."""
-    return f"{factor:.1f} times slower" if factor >= gpu_speed.MUCH_SLOWER else f"{1 - 1 / factor:.0%} slower"
+    return f"{factor:.1f} times slower" if factor >= ERROR_TIMES else f"{1 - 1 / factor:.0%} slower"
 
 
 def reasons(names: Iterable[str]) -> str:
@@ -256,7 +257,7 @@ def _of(value: float, most: float | None) -> str:
     return f"{value:.0f}" if most is None else f"{value:.0f} of {most:.0f}"
 
 
-@rule("DD806", "gpu-measured-beside-another-program", Severity.INFO, GpuSpeedFact)
+@rule("DD806", "gpu-measured-beside-another-program", Consequence.KNOWN, GpuSpeedFact)
 def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]:
     """A GPU that somebody else used while the doctor measured it.
 
@@ -290,7 +291,7 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
     return f"{held} in use before the run, by {names}"
 
 
-@rule("DD807", "gpu-rate-not-measured", Severity.INFO, GpuSpeedFact)
+@rule("DD807", "gpu-rate-not-measured", Consequence.KNOWN, GpuSpeedFact)
 def gpu_rate_not_measured(recording: Recording) -> Iterator[Draft]:
     """A rate of a GPU that could not be measured.
 

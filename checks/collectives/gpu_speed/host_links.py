@@ -7,8 +7,9 @@ from ddp_doctor.checks.collectives.gpu_speed import comparison
 from ddp_doctor.checks.collectives.gpu_speed.comparison import BACK, INTO, Measured, beside_others, judged, model
 from ddp_doctor.facts.collectives import GpuLoad, GpuSpeedFact
 from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.knowledge.severity import ERROR_TIMES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -21,7 +22,7 @@ Slow = list[comparison.Compared]
 _FEW = 0.25
 
 
-@rule("DD803", "gpu-pcie-link-reduced", Severity.WARNING, GpuSpeedFact)
+@rule("DD803", "gpu-pcie-link-reduced", Consequence.SLOWER, GpuSpeedFact)
 def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
 
@@ -39,7 +40,7 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     both_ways = (
         compared for metric in (INTO, BACK) for group in beside_others(recording, metric) for compared in group
     )
-    slow = few & {rank_of(compared.gpu) for compared in both_ways if compared.factor >= gpu_speed.MUCH_SLOWER}
+    slow = few & {rank_of(compared.gpu) for compared in both_ways if compared.factor >= ERROR_TIMES}
     for severity, those in (
         (Severity.ERROR, [gpu for gpu in reduced if rank_of(gpu) in slow]),
         (Severity.WARNING, [gpu for gpu in reduced if rank_of(gpu) in few - slow]),
@@ -111,11 +112,11 @@ def _link_evidence(recording: Recording, gpu: Measured) -> Evidence:
     )
 
 
-@rule("DD804", "gpu-copies-to-host-are-slow", Severity.WARNING, GpuSpeedFact)
+@rule("DD804", "gpu-copies-to-host-are-slow", Consequence.SLOWER, GpuSpeedFact)
 def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     """Copies between a GPU and pinned host memory that are far slower than they could be.
 
-    Finds: Copies at half the rate of the peers' on equal links or less, an error from three times on; or, where no peer
+    Finds: Copies at half the rate of the peers' on equal links or less; or, where no peer
         is better, below a third of what the PCIe link carries. Several GPUs that are all alike in this are information:
         that is how the machine is built. Memory of the other socket costs less than this. Encrypted copies
         (confidential computing) are not judged, nor a GPU that DD803 names.
@@ -125,11 +126,12 @@ def gpu_copies_to_host_are_slow(recording: Recording) -> Iterator[Draft]:
     """
     beside_peers = list(_beside_peers(recording))
     named = {rank_of(copy.gpu) for copy in beside_peers}
-    much = {rank_of(copy.gpu) for copy in beside_peers if copy.factor >= gpu_speed.MUCH_SLOWER}
     alone, uniform = _beside_link(recording, named)
+    faults = [*beside_peers, *alone]
+    much = {rank_of(copy.gpu) for copy in faults if copy.factor >= ERROR_TIMES}
     for severity, those in (
-        (Severity.ERROR, [copy for copy in beside_peers if rank_of(copy.gpu) in much]),
-        (Severity.WARNING, [copy for copy in beside_peers if rank_of(copy.gpu) not in much] + alone),
+        (Severity.ERROR, [copy for copy in faults if rank_of(copy.gpu) in much]),
+        (Severity.WARNING, [copy for copy in faults if rank_of(copy.gpu) not in much]),
         (Severity.INFO, uniform),
     ):
         if those:

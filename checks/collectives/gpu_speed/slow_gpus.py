@@ -8,14 +8,15 @@ from ddp_doctor.checks.collectives.gpu_speed.comparison import COPY, MATMUL, Mea
 from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.knowledge.gpu import gpu_speed
+from ddp_doctor.knowledge.severity import ERROR_TIMES, of_slowdown
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN
 from ddp_doctor.views.gpus import power_limited
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, possible, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible, proved
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_of, ranks_at
 
 _DETAIL = "In DDP every rank waits for the slowest one, in every step."
@@ -23,7 +24,7 @@ _DETAIL = "In DDP every rank waits for the slowest one, in every step."
 Slow = list[comparison.Compared]
 
 
-@rule("DD801", "gpu-slower-than-its-peers", Severity.WARNING, GpuSpeedFact)
+@rule("DD801", "gpu-slower-than-its-peers", Consequence.SLOWER, GpuSpeedFact)
 def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
     """A GPU that works more slowly than the others of its model.
 
@@ -60,20 +61,20 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
 
 def _grade(rates: Slow, limited: frozenset[tuple[int, str]]) -> Severity:
     """How grave the slow rates of one GPU are; ``limited`` are the GPUs whose power limit is a finding."""
-    if any(compared.factor >= gpu_speed.MUCH_SLOWER for compared in rates):
-        return Severity.ERROR
+    grade = of_slowdown(max(compared.factor for compared in rates))
     gpu = rates[0].gpu
     capped = gpu.fact.load.clock_events.get("sw_power_cap", 0.0) >= gpu_speed.IN_FORCE_SHARE
     own = (gpu.node, gpu.fact.gpu_uuid) in limited
-    return Severity.INFO if own and capped and {compared.metric for compared in rates} == {MATMUL} else Severity.WARNING
+    is_limit = own and capped and {compared.metric for compared in rates} == {MATMUL}
+    return Severity.INFO if is_limit and grade is Severity.WARNING else grade
 
 
-@rule("DD802", "gpus-of-one-model-unequally-fast", Severity.WARNING, GpuSpeedFact)
+@rule("DD802", "gpus-of-one-model-unequally-fast", Consequence.SLOWER, GpuSpeedFact)
 def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model that differ in speed, with nobody to tell which is as it should be.
 
     Finds: Two GPUs of one model, or as many slow ones as fast ones, whose matrix products or memory copies are 10 % or
-        more apart; an error from three times on. Cards of different makers differ by some of it.
+        more apart. Cards of different makers differ by some of it.
     Why: The faster ones wait for the slower ones in every step.
     Remedy: Compare clocks, power limits and temperatures under load.
     See: docs/explanation/measurements.md
@@ -87,7 +88,7 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
             pair = len(below) == len(above) == 1
             both = "both" if pair else "all"
             worst = max(compared.factor for compared in slow)
-            yield possible(
+            yield likely(
                 (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else comparison.culprits(recording, below),
                 f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
                 f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
@@ -98,7 +99,7 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
                 ),
                 *comparison.remedies(recording, below),
                 detail=_DETAIL,
-                severity=Severity.ERROR if worst >= gpu_speed.MUCH_SLOWER else Severity.WARNING,
+                severity=of_slowdown(worst),
             )
 
 
@@ -145,7 +146,7 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
         )
 
 
-@rule("DD805", "gpu-slowed-under-load", Severity.WARNING, GpuSpeedFact)
+@rule("DD805", "gpu-slowed-under-load", Consequence.SLOWER, GpuSpeedFact)
 def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
     """A GPU whose clocks are held down as soon as it works.
 
@@ -159,7 +160,7 @@ def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
     """
     slowed = _slowed(recording)
     hard = slowed_by_hardware(recording)
-    much = {rank for rank in hard if _times_slower(recording).get(rank, 1.0) >= gpu_speed.MUCH_SLOWER}
+    much = {rank for rank in hard if _times_slower(recording).get(rank, 1.0) >= ERROR_TIMES}
     for severity, ranks in (
         (Severity.ERROR, much),
         (Severity.WARNING, hard - much),
@@ -230,7 +231,7 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
 _SMALLEST = 4096
 
 
-@rule("DD808", "gpu-model-below-published-rate", Severity.INFO, GpuSpeedFact)
+@rule("DD808", "gpu-model-below-published-rate", Consequence.KNOWN, GpuSpeedFact)
 def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model whose matrix products are all far below what others measured on it.
 

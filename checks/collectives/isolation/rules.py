@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.collectives import IsolationFact
-from ddp_doctor.knowledge.network.path_quality import SLOW_NODE_RATIO
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -27,7 +27,7 @@ _VERBS: dict[How, tuple[str, str]] = {
 _DID: dict[How, str] = {"hung": "hung", "failed": "failed", "wrong": "summed wrongly", "slow": "slow", "lost": "silent"}
 
 
-@rule("DD632", "node-fails-alone", Severity.ERROR, IsolationFact, explained_by=("DD540",))
+@rule("DD632", "node-fails-alone", Consequence.FAILS, IsolationFact, explained_by=("DD540",))
 def node_fails_alone(recording: Recording) -> Iterator[Draft]:
     """A node that fails while no other takes part.
 
@@ -53,7 +53,7 @@ def node_fails_alone(recording: Recording) -> Iterator[Draft]:
         yield _of_nodes(recording, some, title, "GPUs, memory and software", alone, confidence=Confidence.PROVED)
 
 
-@rule("DD633", "node-fails-with-others", Severity.ERROR, IsolationFact)
+@rule("DD633", "node-fails-with-others", Consequence.FAILS, IsolationFact)
 def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
     """A node that fails with one partner after the other, each of whom passes without it.
 
@@ -79,19 +79,19 @@ def node_fails_with_others(recording: Recording) -> Iterator[Draft]:
         yield _of_nodes(recording, some, title, look_at, confidence=confidence)
 
 
-@rule("DD634", "node-slow-with-others", Severity.WARNING, IsolationFact, ranks="slow")
+@rule("DD634", "node-slow-with-others", Consequence.SLOWER, IsolationFact, ranks="slow")
 def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
     """A node that is slow with one partner after the other, each of whom is fast without it.
 
     Finds: A node whose best rate with three other nodes (of fewer than eight nodes: two), one at a time, is a quarter
         below the median of all, and by more than three standard deviations, estimated from the median absolute
-        deviation. From three times slower on it is an error. One slow test names nobody.
+        deviation. One slow test names nobody.
     Why: DDP runs at the speed of its slowest node.
     Remedy: Leave it out of the job, and look at its network and what else runs there.
     See: docs/explanation/isolation.md
     """
     bad = [bad for bad in isolated(recording).nodes if bad.how == "slow"]
-    for is_grave, some in grouped(((each.share or 0.0) * SLOW_NODE_RATIO <= 1, each) for each in bad).items():
+    for severity, some in grouped((_severity(each), each) for each in bad).items():
         worst = min(each.share or 0.0 for each in some)
         yield _of_nodes(
             recording,
@@ -99,8 +99,13 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
             f"{{who}} {_verb('slow', len(some))} with every other node tested, which are fast without it: "
             f"{100 * worst:.0f} % of the usual rate",
             "link speeds, clocks and power limits, other programs",
-            severity=Severity.ERROR if is_grave else None,
+            severity=severity,
         )
+
+
+def _severity(fault: Fault) -> Severity:
+    """By its rate where it is slow; all else is an error."""
+    return of_slowdown(1 / fault.share) if fault.share else Severity.ERROR
 
 
 def _of_nodes(
@@ -133,7 +138,7 @@ def _of_nodes(
     )
 
 
-@rule("DD635", "pair-fails", Severity.ERROR, IsolationFact)
+@rule("DD635", "pair-fails", Consequence.FAILS, IsolationFact)
 def pair_fails(recording: Recording) -> Iterator[Draft]:
     """Two nodes that fail together, and with nobody else.
 
@@ -154,11 +159,11 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
                 scope="cluster",
                 cost="leave one of the two out until then",
             ),
-            severity=Severity.WARNING if bad.how == "slow" else None,
+            severity=_severity(bad),
         )
 
 
-@rule("DD636", "leaf-fails", Severity.ERROR, IsolationFact)
+@rule("DD636", "leaf-fails", Consequence.FAILS, IsolationFact)
 def leaf_fails(recording: Recording) -> Iterator[Draft]:
     """A leaf switch or rack whose nodes fail with those of others.
 
@@ -182,11 +187,11 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
                 scope="cluster",
                 cost="leave its nodes out until then, or have the job on it alone",
             ),
-            severity=Severity.WARNING if bad.how == "slow" else None,
+            severity=_severity(bad),
         )
 
 
-@rule("DD637", "only-larger-groups-fail", Severity.ERROR, IsolationFact)
+@rule("DD637", "only-larger-groups-fail", Consequence.FAILS, IsolationFact)
 def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
     """Nodes that fail only when many of them take part.
 
@@ -219,7 +224,7 @@ def only_larger_groups_fail(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD638", "who-fails-is-not-settled", Severity.ERROR, IsolationFact)
+@rule("DD638", "who-fails-is-not-settled", Consequence.FAILS, IsolationFact)
 def not_settled(recording: Recording) -> Iterator[Draft]:
     """Tests that failed, for which nobody can be blamed.
 

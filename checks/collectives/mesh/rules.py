@@ -11,9 +11,10 @@ from ddp_doctor.facts.node.env_vars import EnvVars
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.axes import KINDS, depth
 from ddp_doctor.knowledge.collectives import TABLE
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.knowledge.topology.link_codes import link_code
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Axis, Recording, World, mesh_typed, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -33,7 +34,7 @@ _ONE_MESH = in_code(
 )
 
 
-@rule("DD643", "ranks-make-different-meshes", Severity.ERROR, MeshFact, explained_by=("DD790",))
+@rule("DD643", "ranks-make-different-meshes", Consequence.HANGS, MeshFact, explained_by=("DD790",))
 def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     """Ranks that were told another mesh than the others.
 
@@ -63,7 +64,7 @@ def ranks_make_different_meshes(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD644", "axis-of-mesh-is-wrong", Severity.ERROR, MeshFact, explained_by=("DD602", "DD622"))
+@rule("DD644", "axis-of-mesh-is-wrong", Consequence.WRONG, MeshFact, explained_by=("DD602", "DD622"))
 def axis_of_mesh_is_wrong(recording: Recording) -> Iterator[Draft]:
     """A group of an axis in which a collective brings something else than what was given.
 
@@ -161,7 +162,7 @@ def _depth(axis: Axis) -> int:
     return depth(axis.name) or 0
 
 
-@rule("DD645", "axis-goes-over-slower-links", Severity.WARNING, MeshFact, explained_by=("DD646",))
+@rule("DD645", "axis-goes-over-slower-links", Consequence.SLOWER, MeshFact, explained_by=("DD646",))
 def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
     """An axis that sends in every layer on slower links than one that sends once a step.
 
@@ -188,10 +189,10 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
         if _depth(heavy) == _depth(light) or now[:2] <= max(reaches[light][:2], then[:2]):
             continue
         of_heavy, of_light = _busbw(recording, heavy), _busbw(recording, light)
-        slower = [of_heavy[name] < _AS_FAST * of_light[name] for name in of_heavy if name in of_light]
-        if not all(slower):
+        times = [of_light[name] / of_heavy[name] for name in of_heavy if name in of_light]
+        if not all(_AS_FAST * each > 1 for each in times):
             continue
-        told = likely if slower else possible
+        told = likely if times else possible
         yield told(
             NOBODY,
             f"The {heavy.name} axis {now.words}, and the {light.name} axis does not:"
@@ -204,6 +205,7 @@ def axis_goes_over_slower_links(recording: Recording) -> Iterator[Draft]:
                 references=(DOCS + "distributed.html#torch.distributed.device_mesh.init_device_mesh",),
             ),
             detail=f"It carries {KINDS[_depth(heavy)].words}, the {light.name} axis {KINDS[_depth(light)].words}.",
+            severity=of_slowdown(max(times, default=0.0)),
         )
         return  # one order of the axes is one cause
 
@@ -221,7 +223,7 @@ _OF_LAUNCHER = {
 }
 
 
-@rule("DD646", "ranks-alternate-between-nodes", Severity.WARNING, MeshFact)
+@rule("DD646", "ranks-alternate-between-nodes", Consequence.COST, MeshFact)
 def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
     """A launcher that gives consecutive ranks to different nodes, so that an inner axis crosses them all.
 
@@ -265,7 +267,7 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
             return
 
 
-@rule("DD647", "axis-of-mesh-not-tested", Severity.INFO, MeshFact)
+@rule("DD647", "axis-of-mesh-not-tested", Consequence.KNOWN, MeshFact)
 def axis_of_mesh_not_tested(recording: Recording) -> Iterator[Draft]:
     """Collectives of an axis that the backend does not offer, or that did not fit the memory.
 

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.knowledge.network import path_quality
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.knowledge.thresholds import SLOW_PAIR_RATIO
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -24,7 +24,7 @@ from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_culprit, ranks_at
 
 
-@rule("DD606", "pair-of-ranks-corrupts-data", Severity.ERROR, P2pFact)
+@rule("DD606", "pair-of-ranks-corrupts-data", Consequence.WRONG, P2pFact)
 def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks between which bytes arrive changed.
 
@@ -184,7 +184,7 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
     return _Rates(across, rates, typical, sure, frozenset(confirmed), path_quality.VERY_SLOW_RATIO if few else 0.0)
 
 
-@rule("DD607", "pair-of-ranks-is-slow", Severity.WARNING, P2pFact)
+@rule("DD607", "pair-of-ranks-is-slow", Consequence.SLOWER, P2pFact)
 def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """A pair of GPUs of one node several times slower than the typical pair within a node.
 
@@ -212,14 +212,14 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         yield _draft(rates, SLOW_PAIR_RATIO, slow, *around, _COMPARE_LINKS, reproduced_by=reproducer)
 
 
-@rule("DD630", "node-exchanges-slowly-with-all", Severity.WARNING, P2pFact, explained_by=_CAUSES)
+@rule("DD630", "node-exchanges-slowly-with-all", Consequence.SLOWER, P2pFact, explained_by=_CAUSES)
 def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
     """A node, or one of its ranks, that receives slowly from all other nodes, or sends slowly to them.
 
     Finds: Ways from rank to rank across nodes with less than a third of the median node's best, which are (nearly) all
-        that lead to a node, or away from it; where only one of its ranks is slow, that rank. From ten times on an
-        error. Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value
-        counts; without that it is information. Two nodes have nobody to compare with, and where half of the nodes are
+        that lead to a node, or away from it; where only one of its ranks is slow, that rank.
+        Over gloo no more than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts;
+        without that it is information. Two nodes have nobody to compare with, and where half of the nodes are
         slow both ways nobody is named.
     Why: Every collective is as fast as its slowest member.
     Remedy: Compare the speed and the errors of its NIC, the cable and the switch port with those of the others.
@@ -229,13 +229,11 @@ def node_exchanges_slowly_with_all(recording: Recording) -> Iterator[Draft]:
     if rates is None:
         return
     for slow in _across(recording)[0]:
-        much = median(rates.of[path] for path in slow.paths) * path_quality.VERY_SLOW_RATIO < rates.typical
-        severity = Severity.ERROR if much else None
         evidence = _network_evidence(recording, slow.nodes[:1])
-        yield _draft(rates, path_quality.SLOW_NODE_RATIO, slow, _COMPARE_NICS, more=evidence, severity=severity)
+        yield _draft(rates, path_quality.SLOW_NODE_RATIO, slow, _COMPARE_NICS, more=evidence)
 
 
-@rule("DD631", "path-between-ranks-is-slow", Severity.WARNING, P2pFact, explained_by=_CAUSES)
+@rule("DD631", "path-between-ranks-is-slow", Consequence.SLOWER, P2pFact, explained_by=_CAUSES)
 def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     """Two nodes, or two of their ranks, between which data goes slowly, one way or both, while others are faster.
 
@@ -356,7 +354,6 @@ def _draft(
     slow: _Slow,
     *remedies: Remedy,
     more: Iterable[Evidence] = (),
-    severity: Severity | None = None,
     reproduced_by: Reproducer | None = None,
 ) -> Draft:
     worst, ratio = min(rates.of[path] for path in slow.paths), rates.ratio(ratio)
@@ -382,7 +379,7 @@ def _draft(
         confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
         detail=f"The slowest is {rates.typical / worst:.0f} times slower than the typical pair {rates.kind}; from"
         f" {ratio:g} times on it is called slow ({again}).",
-        severity=severity if sure else Severity.INFO,
+        severity=of_slowdown(rates.typical / worst) if sure else Severity.INFO,
         reproduced_by=reproduced_by,
         nodes=slow.nodes if rates.across else (),
     )

@@ -8,8 +8,9 @@ from statistics import median, median_low
 
 from ddp_doctor.facts.collectives import Sample, StragglersFact
 from ddp_doctor.knowledge import stragglers
+from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -185,7 +186,7 @@ def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Show
             [_evidence(recording, one, shown(one)[2]) for one in group[:LINES_OF_EVIDENCE]],
             remedy,
             detail="In DDP every rank waits for the slowest one, in every step.",
-            severity=Severity.ERROR if worst >= stragglers.MUCH_SLOWER else Severity.WARNING,
+            severity=of_slowdown(worst),
         )
 
 
@@ -199,7 +200,7 @@ def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
     )
 
 
-@rule("DD660", "rank-computes-slowly", Severity.WARNING, StragglersFact, explained_by=("DD801", "DD805"))
+@rule("DD660", "rank-computes-slowly", Consequence.SLOWER, StragglersFact, explained_by=("DD801", "DD805"))
 def rank_computes_slowly(recording: Recording) -> Iterator[Draft]:
     """A rank whose device multiplies the same matrices more slowly than its equals.
 
@@ -220,7 +221,7 @@ def _products(slow: Slow) -> Shown:
     return reason, _COMPUTE, f"{rate:.3g} products/s, on CPUs of NUMA {name_list(fact.numa_nodes) or 'nodes unknown'}"
 
 
-@rule("DD661", "rank-loses-processor-time", Severity.WARNING, StragglersFact)
+@rule("DD661", "rank-loses-processor-time", Consequence.SLOWER, StragglersFact)
 def rank_loses_processor_time(recording: Recording) -> Iterator[Draft]:
     """A rank that is taken off its CPU while it has work.
 
@@ -253,7 +254,7 @@ def _losses(slow: Slow) -> Shown:
     return "it is stopped, and neither a quota nor another process does it", _STOPS, seen
 
 
-@rule("DD662", "rank-reads-data-slowly", Severity.WARNING, StragglersFact)
+@rule("DD662", "rank-reads-data-slowly", Consequence.SLOWER, StragglersFact)
 def rank_reads_data_slowly(recording: Recording) -> Iterator[Draft]:
     """A rank that reads what --data names more slowly than the others.
 
@@ -275,7 +276,7 @@ def _reads(slow: Slow) -> Shown:
     return "its mount or its disk is slow", _DATA, seen
 
 
-@rule("DD663", "data-cannot-be-read", Severity.ERROR, StragglersFact)
+@rule("DD663", "data-cannot-be-read", Consequence.FAILS, StragglersFact)
 def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
     """What --data names is missing on some ranks, may not be read there, or its reads hang.
 
@@ -297,7 +298,7 @@ def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD664", "rank-exchanges-slowly", Severity.WARNING, StragglersFact)
+@rule("DD664", "rank-exchanges-slowly", Consequence.SLOWER, StragglersFact)
 def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
     """A rank that exchanges data slowly with both of its neighbours, for no reason that its host shows.
 
@@ -319,7 +320,7 @@ def _exchanges(slow: Slow) -> Shown:
     return "nothing else of it is slow for sure", _EXCHANGE, name_list(seen)
 
 
-@rule("DD665", "no-straggler-is-sure", Severity.INFO, StragglersFact)
+@rule("DD665", "no-straggler-is-sure", Consequence.KNOWN, StragglersFact)
 def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
     """Ranks that took longer, with too few ranks or too much chance to name one.
 

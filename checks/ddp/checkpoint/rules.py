@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -61,7 +61,7 @@ LOAD_ON_ONE_RANK = remedy(
 )
 
 
-@rule("DD761", "checkpoint-torn-or-changed", Severity.ERROR, Checkpoint)
+@rule("DD761", "checkpoint-torn-or-changed", Consequence.WRONG, Checkpoint)
 def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     """Finds: A rank reads other bytes than rank 0 saved and read back itself, or bytes that torch cannot load, after
         all had waited for rank 0.
@@ -88,7 +88,7 @@ def checkpoint_torn_or_changed(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD762", "checkpoint-is-old", Severity.ERROR, Checkpoint)
+@rule("DD762", "checkpoint-is-old", Consequence.WRONG, Checkpoint)
 def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
     """Finds: Rank 0 saved a second time under the same name, and a rank still reads the first version after all had
         waited.
@@ -111,7 +111,7 @@ def checkpoint_is_old(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD763", "checkpoint-of-another-rank", Severity.ERROR, Checkpoint)
+@rule("DD763", "checkpoint-of-another-rank", Consequence.WRONG, Checkpoint)
 def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
     """Finds: The file that rank 0 saved holds another rank's state.
     Why: Ranks that save under one name overwrite one another, and may tear the file while others read it. With buffers
@@ -135,7 +135,7 @@ def checkpoint_of_another_rank(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD764", "working-directory-not-shared", Severity.INFO, Checkpoint)
+@rule("DD764", "working-directory-not-shared", Consequence.KNOWN, Checkpoint)
 def working_directory_not_shared(recording: Recording) -> Iterator[Draft]:
     """Finds: Nodes that do not see a file that rank 0 saved in its working directory, within a second. That is right
         where the directory is each node's or container's own, so it is information.
@@ -189,7 +189,7 @@ _BadShards = list[tuple[FactAt[Checkpoint], Sharded]]
 _BadParts = list[tuple[FactAt[Checkpoint], Resharded]]
 
 
-@rule("DD765", "sharded-checkpoint-does-not-load", Severity.ERROR, Checkpoint)
+@rule("DD765", "sharded-checkpoint-does-not-load", Consequence.FAILS, Checkpoint)
 def sharded_checkpoint_does_not_load(recording: Recording) -> Iterator[Draft]:
     """Finds: All ranks saved one tensor in shards, with torch.distributed.checkpoint; a rank that loads it alone, as a
         world of another size, lacks a shard's file, gets an error or finds other numbers than were saved. Or each

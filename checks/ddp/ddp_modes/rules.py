@@ -11,13 +11,13 @@ from ddp_doctor.checks.ddp.ddp_modes.cases import WAYS
 from ddp_doctor.facts.ddp.gradients import DdpModes, GradientSync, Mode, OffInMode, ScaledStep
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code, remedy
 from ddp_doctor.remedies.torch_calls import DOCS, of_stock_ddp
-from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
+from ddp_doctor.wording.findings import NOBODY, finding, likely
 from ddp_doctor.wording.nodes import first_names, name_list
 from ddp_doctor.wording.ranks import capital, cause, rank_culprits, ranks_at
 
@@ -72,7 +72,7 @@ def _world_size(recording: Recording) -> int:
     return recording.facts(DdpModes)[0].fact.world_size
 
 
-@rule("DD718", "gradient-of-a-mode-wrong", Severity.ERROR, DdpModes)
+@rule("DD718", "gradient-of-a-mode-wrong", Consequence.WRONG, DdpModes)
 def gradient_of_a_mode_wrong(recording: Recording) -> Iterator[Draft]:
     """Finds: In a mode of DDP (a switch, a communication hook, join(), autocast, half precision) a gradient is not what
         follows from the ranks' known gradients, though that of an ordinary step is. Modes that are off in the same way
@@ -122,7 +122,7 @@ def _blamed(recording: Recording, off: list[_Off]) -> list[int]:
     return sorted(lacking) if agree else []
 
 
-@rule("DD723", "ddp-fails-in-a-mode", Severity.ERROR, DdpModes)
+@rule("DD723", "ddp-fails-in-a-mode", Consequence.FAILS, DdpModes)
 def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
     """Finds: DDP raises in a mode that it documents, with a model that it supports.
     Why: A job with this switch ends at its first steps.
@@ -144,7 +144,7 @@ def ddp_fails_in_a_mode(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD726", "gradients-of-a-mode-differ-between-ranks", Severity.WARNING, DdpModes)
+@rule("DD726", "gradients-of-a-mode-differ-between-ranks", Consequence.WRONG, DdpModes)
 def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[Draft]:
     """Finds: In a mode, all ranks hold the mean within the rounding of its format, but not the same bits.
     Why: DDP never compares parameters again: the replicas drift apart, with a compressing hook fast.
@@ -156,7 +156,7 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
     modes = [name for name in differ if name not in wrong]
     if modes:
         names = sorted({parameter for name in modes for parameter in differ[name]})
-        yield possible(
+        yield likely(
             NOBODY,
             f"With {_switches(modes)} gradients differ between ranks: the replicas will drift apart",
             Evidence(
@@ -170,7 +170,7 @@ def gradients_of_a_mode_differ_between_ranks(recording: Recording) -> Iterator[D
         )
 
 
-@rule("DD727", "modes-not-tested", Severity.INFO, DdpModes)
+@rule("DD727", "modes-not-tested", Consequence.KNOWN, DdpModes)
 def modes_not_tested(recording: Recording) -> Iterator[Draft]:
     """Finds: Modes of DDP that could not be tested here, and why: a torch without the hook or GradScaler, a backend
         that does not reduce the dtype, no numpy for PowerSGD. What torch refuses to every job on such ranks is not
@@ -188,7 +188,7 @@ def modes_not_tested(recording: Recording) -> Iterator[Draft]:
         yield likely(NOBODY, f"Not tested: {', '.join(switches)}", Evidence(text=reason))
 
 
-@rule("DD730", "ranks-skip-scaled-steps-apart", Severity.ERROR, DdpModes)
+@rule("DD730", "ranks-skip-scaled-steps-apart", Consequence.WRONG, DdpModes)
 def ranks_skip_scaled_steps_apart(recording: Recording) -> Iterator[Draft]:
     """Finds: Each rank has a GradScaler, one rank's gradient is infinite in one of three steps, and the ranks do not
         all skip that step and no other: some take it, no rank skips it, or a scale is not halved then.
@@ -291,7 +291,7 @@ def _samples(indices: Sequence[int]) -> str:
     return f"sample{'s' if len(indices) > 1 else ''} {first_names([str(index) for index in indices], _NAMED)}"
 
 
-@rule("DD753", "shards-overlap-or-leave-out", Severity.ERROR, DdpModes)
+@rule("DD753", "shards-overlap-or-leave-out", Consequence.WRONG, DdpModes)
 def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
     """Finds: The ranks' shards, together, do not hold every index of a data set once, or differ in length. Indices that
         are repeated to make the shares equal (fewer than there are ranks), or left out with ``drop_last``, are right.
@@ -320,7 +320,7 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
             return
 
 
-@rule("DD759", "environment-seeds-all-ranks-alike", Severity.INFO, DdpModes)
+@rule("DD759", "environment-seeds-all-ranks-alike", Consequence.KNOWN, DdpModes)
 def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
     """Finds: Before any code of the job ran, torch was seeded with one chosen number on all ranks, where Python runs a
         sitecustomize or usercustomize module at its start.

@@ -16,7 +16,7 @@ from functools import cache
 from ddp_doctor.facts.ddp.fit import FitFact
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import FIT, Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.model.finding import Draft, Evidence
@@ -70,7 +70,7 @@ def probe(ctx: RankContext) -> FitFact:
     return fact
 
 
-@rule("DD870", "no-strategy-fits-the-gpu", Severity.ERROR, FitFact)
+@rule("DD870", "no-strategy-fits-the-gpu", Consequence.FAILS, FitFact)
 def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     """A model that no strategy brings onto a GPU.
 
@@ -118,7 +118,7 @@ def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     )
 
 
-@rule("DD871", "chosen-strategy-does-not-fit", Severity.ERROR, FitFact, explained_by=("DD870",))
+@rule("DD871", "chosen-strategy-does-not-fit", Consequence.REQUIRED, FitFact, explained_by=("DD870",))
 def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     """The strategy that was asked for does not fit, and another one does.
 
@@ -149,7 +149,7 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD872", "estimated-model-does-not-come-back", Severity.WARNING, explained_by=("DD611",))
+@rule("DD872", "estimated-model-does-not-come-back", Consequence.RISK, explained_by=("DD611",))
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that did not come back on the one rank that estimates.
 

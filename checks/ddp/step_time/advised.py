@@ -6,7 +6,7 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import rounds
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.arguments import COST, had
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, TraceAdvice
 from ddp_doctor.model.rule import rule
@@ -64,7 +64,7 @@ def _argument(name: str, value: bool | float) -> str:
     return f"{name}={value if isinstance(value, bool) else format(value, 'g')}"
 
 
-@rule("DD821", "advice-of-a-trace-tried", Severity.INFO, StepTimeFact)
+@rule("DD821", "advice-of-a-trace-tried", Consequence.KNOWN, StepTimeFact)
 def advice_tried(recording: Recording) -> Iterator[Draft]:
     """An argument of DistributedDataParallel that a trace advised, tried with your model.
 

@@ -32,8 +32,6 @@ AIM_SHARE = 0.20
 #: A rank is slow when its fastest timing is this many times its peers' slowest median. In 24 runs of
 #: 2 to 4 healthy ranks on two busy processors it was 0.96 times as long at the most (docs/explanation/step-time.md).
 SLOW_RANK = 1.25
-#: An error is three times slower than the peers (model/choices.py, Severity).
-MUCH_SLOWER = 3.0
 #: A rank that had a processor for a smaller share of the time was delayed by another program.
 ON_CPU_SHARE = 0.9
 

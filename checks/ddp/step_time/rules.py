@@ -9,7 +9,8 @@ from ddp_doctor.facts.collectives import GpuSpeedFact
 from ddp_doctor.facts.ddp.step_time import BucketTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -18,7 +19,7 @@ from ddp_doctor.wording.findings import NOBODY, finding, likely, proved
 from ddp_doctor.wording.ranks import capital, rank_at, rank_culprits, ranks_at
 
 
-@rule("DD810", "step-waits-for-communication", Severity.WARNING, StepTimeFact)
+@rule("DD810", "step-waits-for-communication", Consequence.SLOWER, StepTimeFact)
 def waits_for_communication(recording: Recording) -> Iterator[Draft]:
     """A step whose all-reduces take longer than its computing, and which waits for them.
 
@@ -48,14 +49,14 @@ def waits_for_communication(recording: Recording) -> Iterator[Draft]:
         *rounds.more_computing(totals, exposed, computing),
         detail=f"{_whose(totals)} has {totals.fact.gradient_bytes / MIB:.3g} MiB of gradients, which take"
         f" {rounds.ms(median(totals.communicate))} to average on these {totals.fact.ranks} ranks.",
-        severity=_severity_of_waiting(totals),
+        severity=_severity_of_waiting(totals, median(totals.step) / computing),
     )
 
 
-def _severity_of_waiting(totals: Summary) -> Severity | None:
-    """The rule's own for a model that a job would train."""
+def _severity_of_waiting(totals: Summary, times: float) -> Severity:
+    """That of a step that takes so many times as long, for a model that a job would train."""
     is_a_jobs = totals.fact.model and median(totals.computing) >= rounds.SMALLEST_STEP_S
-    return None if is_a_jobs else Severity.INFO
+    return of_slowdown(times) if is_a_jobs else Severity.INFO
 
 
 def _whose(totals: Summary) -> str:
@@ -74,7 +75,7 @@ def _evidence_of_waiting(totals: Summary) -> tuple[Evidence, ...]:
     )
 
 
-@rule("DD811", "all-ranks-slower-than-one", Severity.WARNING, StepTimeFact)
+@rule("DD811", "all-ranks-slower-than-one", Consequence.SLOWER, StepTimeFact)
 def slower_than_one(recording: Recording) -> Iterator[Draft]:
     """Your model trains faster on one rank alone than on all of them.
 
@@ -97,7 +98,7 @@ def slower_than_one(recording: Recording) -> Iterator[Draft]:
         _evidence_of_waiting(totals),
         rounds.FEWER_RANKS,
         detail=f"{_whose(totals)}: {rounds.spread(alone)} against {rounds.spread(totals.step)} for the same samples.",
-        severity=_severity_of_waiting(totals),
+        severity=_severity_of_waiting(totals, median(totals.step) / median(alone)),
     )
 
 
@@ -111,13 +112,12 @@ _INSPECT = remedy(
 )
 
 
-@rule("DD812", "rank-computes-slower-than-its-peers", Severity.WARNING, StepTimeFact)
+@rule("DD812", "rank-computes-slower-than-its-peers", Consequence.SLOWER, StepTimeFact)
 def computes_slower(recording: Recording) -> Iterator[Draft]:
     """A rank whose forward and backward pass takes longer than that of the others, without synchronisation.
 
     Finds: Among three or more ranks those that needed at least a quarter more time than the median of the others, for
-        the same work, in each and every look; a GPU from three times on is an error, but not with a model of yours,
-        which may do more on one rank, nor if the ranks' batches differ in shape. A rank whose processor was taken away
+        the same work, in each and every look; on a CPU it is at most a warning. A rank whose processor was taken away
         meanwhile is information: something else ran there. Where ranks are more than processors, or none had one for
         itself, nobody is named. What the speed of a GPU explains is said there (DD801).
     Why: In DDP every rank waits for the slowest in every step, and its peers look slow as well.
@@ -198,14 +198,8 @@ def _detail_of_rank(slow: Sequence[FactAt[StepTimeFact]], *, disturbed: bool) ->
 
 
 def _severity_of_rank(fact: StepTimeFact, factor: float, *, disturbed: bool) -> Severity:
-    """A slow processor alone is no error: a virtual machine does not see the time that its host takes.
-
-    The user's own model is none either, because it may do more on one rank.
-    """
-    if disturbed:
-        return Severity.INFO
-    sure = fact.device != "cpu" and not fact.model
-    return Severity.ERROR if sure and factor >= rounds.MUCH_SLOWER else Severity.WARNING
+    """That of a slow processor is at most a warning: a virtual machine does not see the time that its host takes."""
+    return Severity.INFO if disturbed else Severity.WARNING if fact.device == "cpu" else of_slowdown(factor)
 
 
 def measured(recording: Recording) -> tuple[BucketTrial, BucketTrial] | None:
@@ -224,7 +218,7 @@ def measured(recording: Recording) -> tuple[BucketTrial, BucketTrial] | None:
     return (both[0], both[1]) if all(size.step_s for size in both) else None
 
 
-@rule("DD820", "buckets-hide-too-little", Severity.INFO, StepTimeFact)
+@rule("DD820", "buckets-hide-too-little", Consequence.KNOWN, StepTimeFact)
 def hide_too_little(recording: Recording) -> Iterator[Draft]:
     """Gradient buckets of another size with which steps were faster than with the default.
 

@@ -8,7 +8,7 @@ from ddp_doctor.facts.trace import Interval, TraceFact
 from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.trace import LATE_SHARE, SLOW_TRANSFER_SHARE, TRANSFER_BYTES
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -35,7 +35,7 @@ _LEAVE_CAP_OUT = setting(
 )
 
 
-@rule("DDT121", "tiny-buckets", Severity.WARNING, TraceFact)
+@rule("DDT121", "tiny-buckets", Consequence.SLOWER, TraceFact)
 def tiny_buckets(recording: Recording) -> Iterator[Draft]:
     """Gradients that travel in many small buckets, each of which pays the latency.
 
@@ -71,7 +71,7 @@ _USE_DDP = code(
 )
 
 
-@rule("DDT122", "no-overlap", Severity.WARNING, TraceFact)
+@rule("DDT122", "no-overlap", Consequence.SLOWER, TraceFact)
 def no_overlap(recording: Recording) -> Iterator[Draft]:
     """Communication that begins when backward is over, or nearly, so that nothing hides it.
 
@@ -113,7 +113,7 @@ _STATIC = setting(
 )
 
 
-@rule("DDT123", "find-unused-parameters-needless", Severity.WARNING, TraceFact)
+@rule("DDT123", "find-unused-parameters-needless", Consequence.SLOWER, TraceFact)
 def find_unused_needless(recording: Recording) -> Iterator[Draft]:
     """find_unused_parameters=True although every parameter gets a gradient in every step.
 
@@ -142,7 +142,7 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT134", "unused-parameters-searched", Severity.INFO, TraceFact)
+@rule("DDT134", "unused-parameters-searched", Consequence.KNOWN, TraceFact)
 def unused_searched(recording: Recording) -> Iterator[Draft]:
     """find_unused_parameters=True that is needed, and costs a tenth of the step or more at most.
 
@@ -162,7 +162,7 @@ def unused_searched(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT124", "no-sync-missing", Severity.WARNING, TraceFact)
+@rule("DDT124", "no-sync-missing", Consequence.SLOWER, TraceFact)
 def no_sync_missing(recording: Recording) -> Iterator[Draft]:
     """Gradients that are accumulated over several passes, and averaged in each of them.
 
@@ -188,7 +188,7 @@ def no_sync_missing(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT130", "gradients-copied-back", Severity.INFO, TraceFact)
+@rule("DDT130", "gradients-copied-back", Consequence.KNOWN, TraceFact)
 def copied_back(recording: Recording) -> Iterator[Draft]:
     """Gradients that are copied out of the buckets after they were averaged.
 
@@ -215,7 +215,7 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT133", "communication-exposed", Severity.INFO, TraceFact)
+@rule("DDT133", "communication-exposed", Consequence.KNOWN, TraceFact)
 def communication_exposed(recording: Recording) -> Iterator[Draft]:
     """Communication that takes much of the step although its buckets are as they should be.
 
@@ -255,7 +255,7 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT126", "small-collectives", Severity.WARNING, TraceFact)
+@rule("DDT126", "small-collectives", Consequence.SLOWER, TraceFact)
 def small_collectives(recording: Recording) -> Iterator[Draft]:
     """Many small collectives in a step, beside those of DistributedDataParallel.
 
@@ -283,7 +283,7 @@ def small_collectives(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT128", "buffers-broadcast", Severity.WARNING, TraceFact)
+@rule("DDT128", "buffers-broadcast", Consequence.SLOWER, TraceFact)
 def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
     """Buffers of the model that rank 0 sends to all before each forward.
 
@@ -307,7 +307,7 @@ def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT129", "barrier-in-step", Severity.WARNING, TraceFact)
+@rule("DDT129", "barrier-in-step", Consequence.SLOWER, TraceFact)
 def barrier_in_step(recording: Recording) -> Iterator[Draft]:
     """A barrier in every step.
 
@@ -331,7 +331,7 @@ def barrier_in_step(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT108", "slow-transfer", Severity.WARNING, TraceFact)
+@rule("DDT108", "slow-transfer", Consequence.SLOWER, TraceFact)
 def slow_transfer(recording: Recording) -> Iterator[Draft]:
     """All-reduces whose transfer is far slower than the bandwidth that was measured before.
 

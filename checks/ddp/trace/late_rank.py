@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.knowledge import trace as numbers
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -245,7 +246,7 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
-            severity=Severity.ERROR if cause.blames and late.share >= 1 - 1 / numbers.ERROR_TIMES else None,
+            severity=of_slowdown(1 / max(1 - late.share, 1e-9)) if cause.blames else None,
         )
 
 
@@ -285,7 +286,7 @@ _MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, 
 _LESS_HOST = in_code("Less Python between operators: torch.compile, or CUDA graphs, on all ranks")
 
 
-@rule("DDT101", "slow-compute", Severity.WARNING, TraceFact)
+@rule("DDT101", "slow-compute", Consequence.SLOWER, TraceFact)
 def slow_compute(recording: Recording) -> Iterator[Draft]:
     """A rank that computes longer than the others, which wait for it.
 
@@ -300,7 +301,7 @@ def slow_compute(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT101", _SAME_WORK, _SEE_GPU)
 
 
-@rule("DDT102", "slow-data-loading", Severity.WARNING, TraceFact)
+@rule("DDT102", "slow-data-loading", Consequence.SLOWER, TraceFact)
 def slow_data_loading(recording: Recording) -> Iterator[Draft]:
     """A rank whose loader takes longer than that of the others, which wait for it.
 
@@ -314,7 +315,7 @@ def slow_data_loading(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT102", _LOADER)
 
 
-@rule("DDT103", "larger-batch", Severity.WARNING, TraceFact)
+@rule("DDT103", "larger-batch", Consequence.SLOWER, TraceFact)
 def larger_batch(recording: Recording) -> Iterator[Draft]:
     """A rank that gets a larger batch than the others, which wait for it.
 
@@ -328,7 +329,7 @@ def larger_batch(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT103", _EVEN_BATCHES)
 
 
-@rule("DDT104", "checkpoint-in-step", Severity.WARNING, TraceFact)
+@rule("DDT104", "checkpoint-in-step", Consequence.SLOWER, TraceFact)
 def checkpoint_in_step(recording: Recording) -> Iterator[Draft]:
     """A rank that saves a checkpoint while the others wait for it.
 
@@ -342,7 +343,7 @@ def checkpoint_in_step(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT104", _SAVE_BESIDE)
 
 
-@rule("DDT105", "host-bound-rank", Severity.WARNING, TraceFact)
+@rule("DDT105", "host-bound-rank", Consequence.SLOWER, TraceFact)
 def host_bound_rank(recording: Recording) -> Iterator[Draft]:
     """A rank whose host is slower than that of the others, which wait for it.
 
@@ -356,7 +357,7 @@ def host_bound_rank(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT105", _SEE_HOST, _LESS_HOST)
 
 
-@rule("DDT106", "pauses", Severity.WARNING, TraceFact)
+@rule("DDT106", "pauses", Consequence.SLOWER, TraceFact)
 def pauses(recording: Recording) -> Iterator[Draft]:
     """A rank that stands still now and then while the others wait for it.
 
@@ -371,7 +372,7 @@ def pauses(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT106", _NO_PAUSES)
 
 
-@rule("DDT107", "late-rank", Severity.INFO, TraceFact)
+@rule("DDT107", "late-rank", Consequence.KNOWN, TraceFact)
 def late_rank(recording: Recording) -> Iterator[Draft]:
     """A rank that the others wait for, of which the trace does not tell why.
 

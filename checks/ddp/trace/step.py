@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.checks.ddp.trace.told import code, told
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.trace import HOST_WARNING_SHARE, LAUNCH_US, WARNING_SHARE
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -16,7 +16,7 @@ from ddp_doctor.views.trace.windows import windows
 from ddp_doctor.wording.findings import NOBODY, finding
 
 
-@rule("DDT120", "input-bound", Severity.WARNING, TraceFact)
+@rule("DDT120", "input-bound", Consequence.SLOWER, TraceFact)
 def input_bound(recording: Recording) -> Iterator[Draft]:
     """Steps in which every rank waits for its loader.
 
@@ -46,7 +46,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT125", "optimizer-bound", Severity.WARNING, TraceFact)
+@rule("DDT125", "optimizer-bound", Consequence.SLOWER, TraceFact)
 def optimizer_bound(recording: Recording) -> Iterator[Draft]:
     """An optimizer that updates one parameter after the other, in many small kernels.
 
@@ -85,7 +85,7 @@ _READ_LATER = code(
 )
 
 
-@rule("DDT127", "sync-points", Severity.WARNING, TraceFact)
+@rule("DDT127", "sync-points", Consequence.SLOWER, TraceFact)
 def sync_points(recording: Recording) -> Iterator[Draft]:
     """Calls in the step that make the host wait for the GPU, so that the GPU then waits for the host.
 
@@ -123,7 +123,7 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
             )
 
 
-@rule("DDT131", "copies-hold-up-the-host", Severity.WARNING, TraceFact)
+@rule("DDT131", "copies-hold-up-the-host", Consequence.SLOWER, TraceFact)
 def copies_wait(recording: Recording) -> Iterator[Draft]:
     """Batches that are copied to the GPU while the host waits.
 
@@ -155,7 +155,7 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT132", "launches-late", Severity.WARNING, TraceFact)
+@rule("DDT132", "launches-late", Consequence.SLOWER, TraceFact)
 def launches_late(recording: Recording) -> Iterator[Draft]:
     """A GPU that idles because the host launches its work late, on every rank.
 

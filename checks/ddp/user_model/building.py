@@ -6,7 +6,7 @@ from ddp_doctor.facts.ddp.user_model import Trouble, UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.knowledge.thresholds import FEW_SAMPLES, SMALL_BATCH
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -20,7 +20,7 @@ from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, ra
 from ddp_doctor.wording.user_model import at, code, culprits, facts, on_ranks
 
 
-@rule("DD770", "user-model-named-differently", Severity.ERROR, UserModel)
+@rule("DD770", "user-model-named-differently", Consequence.FAILS, UserModel)
 def named_differently(recording: Recording) -> Iterator[Draft]:
     """Nodes of one run that were given different models, or none.
 
@@ -46,7 +46,7 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD771", "user-model-raises", Severity.ERROR, UserModel)
+@rule("DD771", "user-model-raises", Consequence.FAILS, UserModel)
 def raises(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that raises an exception.
 
@@ -118,7 +118,7 @@ def _after(trouble: Trouble) -> Remedy:
     return in_model_code(f"Fix {short(trouble.where)}, where it is raised" if trouble.where else "Fix what it says")
 
 
-@rule("DD772", "user-model-takes-another-gpu", Severity.ERROR, UserModel)
+@rule("DD772", "user-model-takes-another-gpu", Consequence.FAILS, UserModel)
 def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     """A factory that makes another GPU the current one.
 
@@ -141,7 +141,7 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD773", "user-model-differs-between-ranks", Severity.ERROR, UserModel)
+@rule("DD773", "user-model-differs-between-ranks", Consequence.HANGS, UserModel)
 def differs(recording: Recording) -> Iterator[Draft]:
     """Ranks that build different models.
 
@@ -170,7 +170,7 @@ def differs(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD774", "user-model-tensors-on-another-device", Severity.ERROR, UserModel)
+@rule("DD774", "user-model-tensors-on-another-device", Consequence.FAILS, UserModel)
 def on_another_device(recording: Recording) -> Iterator[Draft]:
     """Parameters, buffers or inputs that are not on the rank's device.
 
@@ -211,7 +211,7 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
             )
 
 
-@rule("DD784", "user-model-has-nothing-to-train", Severity.ERROR, UserModel)
+@rule("DD784", "user-model-has-nothing-to-train", Consequence.FAILS, UserModel)
 def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     """A model without a parameter that requires a gradient.
 
@@ -234,7 +234,7 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD782", "user-model-batch-norm-sees-few-samples", Severity.WARNING, UserModel)
+@rule("DD782", "user-model-batch-norm-sees-few-samples", Consequence.RISK, UserModel)
 def few_samples(recording: Recording) -> Iterator[Draft]:
     """BatchNorm whose statistics come from few samples, for each rank has a batch of its own.
 
@@ -278,7 +278,7 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
 _CHECK = "user_model"
 
 
-@rule("DD785", "user-model-does-not-come-back", Severity.ERROR)
+@rule("DD785", "user-model-does-not-come-back", Consequence.HANGS)
 def does_not_come_back(recording: Recording) -> Iterator[Draft]:
     """Code of the user's model that no rank came back from.
 
@@ -310,7 +310,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD786", "user-model-fails-in-a-synchronised-step", Severity.ERROR)
+@rule("DD786", "user-model-fails-in-a-synchronised-step", Consequence.FAILS)
 def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
     """A model that works on each rank alone and raises in DDP.
 
@@ -341,7 +341,7 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD787", "user-model-takes-too-long", Severity.INFO, UserModel)
+@rule("DD787", "user-model-takes-too-long", Consequence.KNOWN, UserModel)
 def takes_too_long(recording: Recording) -> Iterator[Draft]:
     """A model whose synchronised steps would not end within the check's deadline.
 

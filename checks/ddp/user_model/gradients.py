@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ddp_doctor.facts.ddp.user_model import LocalPass, UserModel
 from ddp_doctor.knowledge.ddp import gradient_tolerance
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -22,7 +22,7 @@ _FIND_UNUSED = in_model_code(
 )
 
 
-@rule("DD775", "user-model-has-unused-parameters", Severity.ERROR, UserModel)
+@rule("DD775", "user-model-has-unused-parameters", Consequence.FAILS, UserModel)
 def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     """Parameters that get no gradient on any rank.
 
@@ -55,7 +55,7 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD776", "user-model-takes-unequal-graphs", Severity.ERROR, UserModel)
+@rule("DD776", "user-model-takes-unequal-graphs", Consequence.HANGS, UserModel)
 def unequal_graphs(recording: Recording) -> Iterator[Draft]:
     """Ranks on which other parameters take part than on the rest.
 
@@ -125,7 +125,7 @@ def _where(recording: Recording, lacking: _Passes) -> str:
     return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
-@rule("DD777", "user-model-gradient-is-not-the-mean", Severity.ERROR, UserModel)
+@rule("DD777", "user-model-gradient-is-not-the-mean", Consequence.WRONG, UserModel)
 def not_the_mean(recording: Recording) -> Iterator[Draft]:
     """A gradient of the user's model that is not the mean over the ranks after a synchronised step.
 
@@ -179,7 +179,7 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD778", "user-model-parameters-drift", Severity.ERROR, UserModel, explained_by=("DD777",))
+@rule("DD778", "user-model-parameters-drift", Consequence.WRONG, UserModel, explained_by=("DD777",))
 def drift(recording: Recording) -> Iterator[Draft]:
     """Parameters that are not the same on all ranks after a step.
 
@@ -205,7 +205,7 @@ def drift(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD779", "user-model-loss-is-not-finite", Severity.ERROR, UserModel)
+@rule("DD779", "user-model-loss-is-not-finite", Consequence.WRONG, UserModel)
 def not_finite(recording: Recording) -> Iterator[Draft]:
     """A loss or gradient of one rank by itself that is NaN or infinite.
 
@@ -244,7 +244,7 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
 
 
 # Parameters that change in the forward (DD778) give other gradients.
-@rule("DD780", "user-model-is-not-repeatable", Severity.INFO, UserModel, explained_by=("DD778",))
+@rule("DD780", "user-model-is-not-repeatable", Consequence.KNOWN, UserModel, explained_by=("DD778",))
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed that give another gradient the second time.
 
@@ -280,18 +280,12 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
 _LOSS_APART = 1e-3
 
 
-@rule(
-    "DD781",
-    "user-model-computes-otherwise-on-a-rank",
-    Severity.WARNING,
-    UserModel,
-    explained_by=("DD776", "DD778", "DD779"),
-)
+@rule("DD781", "user-model-computes-otherwise-on-a-rank", Consequence.WRONG, UserModel, explained_by=("DD778", "DD779"))
 def computes_otherwise(recording: Recording) -> Iterator[Draft]:
     """A rank that makes another loss, or other gradients, of the same batch.
 
     Finds: With the parameters, buffers, seed and batch of the first rank a rank's loss is another number than most
-        ranks', though its own work is repeatable; beyond a thousandth it is a warning, else information. Or its loss is
+        ranks', though its own work is repeatable; beyond a thousandth it is an error, else information. Or its loss is
         the same and gradients are off by more than a tenth: a hook that this rank alone has is named with its line.
     Why: The model depends on something that is not shared: the rank, the node, its hardware or libraries. What one rank
         makes otherwise goes into the mean of all.
@@ -309,6 +303,8 @@ def computes_otherwise(recording: Recording) -> Iterator[Draft]:
         repeatable[0] if repeatable else None,
     )
     off = [rank for rank in repeatable if peer is not None and _apart(rank.fact, peer.fact) > 0.0]
+    if any(local.unused.count for rank in facts(recording) for local in rank.fact.local):
+        return  # ranks that take different paths have different losses (DD776)
     apart = [rank for rank in facts(recording) if rank.fact.apart.count]
     is_far = peer is not None and any(_apart(rank.fact, peer.fact) > _LOSS_APART for rank in off)
     if apart and not is_far:
@@ -375,7 +371,7 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     )
 
 
-@rule("DD783", "user-model-searches-unused-in-vain", Severity.INFO, UserModel)
+@rule("DD783", "user-model-searches-unused-in-vain", Consequence.KNOWN, UserModel)
 def searches_in_vain(recording: Recording) -> Iterator[Draft]:
     """``find_unused_parameters=True`` for a model whose parameters are all used.
 

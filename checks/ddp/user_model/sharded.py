@@ -7,7 +7,7 @@ from ddp_doctor.facts.ddp.sharded_model import Off, ShardedModel
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.knowledge.ddp import manifests
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -25,7 +25,7 @@ def _sharded(recording: Recording) -> list[tuple[FactAt[UserModel], ShardedModel
     return [(rank, rank.fact.sharded) for rank in alike if rank.fact.sharded is not None]
 
 
-@rule("DD790", "model-sharded-otherwise-on-a-rank", Severity.ERROR, UserModel)
+@rule("DD790", "model-sharded-otherwise-on-a-rank", Consequence.HANGS, UserModel)
 def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
     """Ranks that shard the same model in different ways.
 
@@ -75,7 +75,7 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD791", "sharded-model-is-no-unit-itself", Severity.WARNING, UserModel)
+@rule("DD791", "sharded-model-is-no-unit-itself", Consequence.COST, UserModel)
 def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
     """A model whose parts are given to fully_shard, and the model itself is not.
 
@@ -98,7 +98,7 @@ def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD793", "parameters-outside-of-sharding", Severity.ERROR, UserModel)
+@rule("DD793", "parameters-outside-of-sharding", Consequence.WRONG, UserModel)
 def outside(recording: Recording) -> Iterator[Draft]:
     """Trainable parameters that no unit shards.
 
@@ -139,7 +139,7 @@ def _evidence(off: Off, rank: int) -> Evidence:
     )
 
 
-@rule("DD794", "sharded-steps-are-not-those-of-one-rank", Severity.ERROR, UserModel, explained_by=("DD779",))
+@rule("DD794", "sharded-steps-are-not-those-of-one-rank", Consequence.WRONG, UserModel, explained_by=("DD779",))
 def off(recording: Recording) -> Iterator[Draft]:
     """Steps of the sharded model that give other parameters than one rank alone gets from the same batches.
 
@@ -203,7 +203,7 @@ def _drift(recording: Recording, ranks: list[FactAt[UserModel]]) -> Draft:
     )
 
 
-@rule("DD795", "optimizer-holds-stale-parameters", Severity.ERROR, UserModel)
+@rule("DD795", "optimizer-holds-stale-parameters", Consequence.WRONG, UserModel)
 def stale_optimizer(recording: Recording) -> Iterator[Draft]:
     """An optimizer that holds the parameters from before fully_shard.
 
@@ -227,7 +227,7 @@ def stale_optimizer(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD796", "sharded-over-a-part-of-the-ranks", Severity.ERROR, UserModel)
+@rule("DD796", "sharded-over-a-part-of-the-ranks", Consequence.WRONG, UserModel)
 def over_a_part(recording: Recording) -> Iterator[Draft]:
     """A model that is sharded over some of the ranks, and not replicated over the others.
 
@@ -255,7 +255,7 @@ def over_a_part(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD797", "sharded-model-is-not-loaded-as-saved", Severity.ERROR, UserModel)
+@rule("DD797", "sharded-model-is-not-loaded-as-saved", Consequence.FAILS, UserModel)
 def not_loaded(recording: Recording) -> Iterator[Draft]:
     """A sharded model that torch.distributed.checkpoint does not bring back.
 
@@ -295,7 +295,7 @@ def not_loaded(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD798", "sharded-step-calls-other-units", Severity.ERROR, UserModel, explained_by=("DD776",))
+@rule("DD798", "sharded-step-calls-other-units", Consequence.HANGS, UserModel, explained_by=("DD776",))
 def other_calls(recording: Recording) -> Iterator[Draft]:
     """Ranks whose step calls what fully_shard has sharded otherwise than the others' do.
 
@@ -323,7 +323,7 @@ def other_calls(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD799", "sharded-replicas-start-apart", Severity.ERROR, UserModel)
+@rule("DD799", "sharded-replicas-start-apart", Consequence.WRONG, UserModel)
 def starts_apart(recording: Recording) -> Iterator[Draft]:
     """Ranks that start with other parameters than the first one, where they should hold the same.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, rule_of_nodes, setting_draft
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_LEVEL
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Proof, Reproducer
 from ddp_doctor.remedies.kinds import NO_TRIAL
 from ddp_doctor.settings.effects import (
@@ -28,7 +28,7 @@ _STEP = Proof(reason="what it costs shows in the steps of the job, not in one co
 _AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial cannot show")
 
 
-@rule_of_nodes("DD123", "debugging-setting-left-on", Severity.WARNING)
+@rule_of_nodes("DD123", "debugging-setting-left-on", Consequence.COST)
 def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
     """A setting for the search of a fault that a job pays for in every step.
 
@@ -60,7 +60,7 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD124", "old-cure-left-on", Severity.WARNING)
+@rule_of_nodes("DD124", "old-cure-left-on", Consequence.COST)
 def old_cure_left_on(node: InForce) -> Iterator[Draft]:
     """A setting that gives a fast path up, as one does to find out what is wrong.
 
@@ -120,7 +120,7 @@ def _machine_has_what_it_gives_up(node: InForce, name: str) -> bool:
     return tests[of]
 
 
-@rule_of_nodes("DD125", "setting-risks-wrong-data-or-hangs", Severity.WARNING)
+@rule_of_nodes("DD125", "setting-risks-wrong-data-or-hangs", Consequence.RISK)
 def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
     """A setting with which data can be wrong, or a fault can hang the job.
 

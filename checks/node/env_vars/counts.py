@@ -7,7 +7,7 @@ from ddp_doctor.checks.node.env_vars.in_force import setting_draft
 from ddp_doctor.checks.node.env_vars.launch import is_loopback
 from ddp_doctor.facts.node.env_vars import Launch, SettingText
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -25,7 +25,7 @@ _SRUN = "man srun: one task a node, unless the options or those of the job say o
 _TORCHRUN = "torch/distributed/run.py: each torchrun is one of --nnodes, and starts --nproc-per-node ranks"
 
 
-@rule("DD127", "loopback-between-nodes", Severity.ERROR, SettingText)
+@rule("DD127", "loopback-between-nodes", Consequence.FAILS, SettingText)
 def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
     """A job script for several nodes sends the ranks to the loopback interface.
 
@@ -109,7 +109,7 @@ def _nodes_of_launch(job: Launch | None, launch: Launch) -> tuple[int, int] | No
     return launch.nodes or (job.nodes if job and launch.program == "srun" else None)
 
 
-@rule("DD128", "counts-of-a-script-disagree", Severity.ERROR, SettingText)
+@rule("DD128", "counts-of-a-script-disagree", Consequence.FAILS, SettingText)
 def counts_of_a_script_disagree(recording: Recording) -> Iterator[Draft]:
     """A job script starts more ranks on a node, or another number of torchruns, than it says elsewhere.
 

@@ -9,7 +9,7 @@ from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_IFNAME, Choice
 from ddp_doctor.knowledge.network.nccl_hca import HCA
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -26,7 +26,7 @@ _READERS = ((GLOO_IFNAME, "gloo"), (NCCL_IFNAME, "nccl"))
 _DOCS = "NCCL src/misc/socket.cc, ncclFindInterfaces; torch ProcessGroupGloo.cpp, createDefaultDevice"
 
 
-@rule("DD105", "setting-names-absent-interface", Severity.ERROR, InterfacesFact)
+@rule("DD105", "setting-names-absent-interface", Consequence.FAILS, InterfacesFact)
 def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
     """NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface that this machine can use.
 
@@ -91,7 +91,7 @@ def _not_there(value: str, backend: str, fact: InterfacesFact) -> tuple[str, ...
     return () if any(nccl_hca.takes(value, name) for name in names) else tuple(filter(None, wanted))
 
 
-@rule_of_nodes("DD106", "setting-names-absent-rdma-device", Severity.INFO)
+@rule_of_nodes("DD106", "setting-names-absent-rdma-device", Consequence.NO_EFFECT)
 def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that this machine does not have, where that does no harm yet.
 
@@ -118,7 +118,7 @@ def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD107", "gloo-and-nccl-use-different-interfaces", Severity.INFO)
+@rule_of_nodes("DD107", "gloo-and-nccl-use-different-interfaces", Consequence.KNOWN)
 def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name different interfaces.
 

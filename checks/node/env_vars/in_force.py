@@ -14,7 +14,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import DEFAULT_P2P_LIMIT, allowed, nvlinks
 from ddp_doctor.knowledge.topology.nccl_paths import bridged
 from ddp_doctor.knowledge.versions import Version, release
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Confidence, Consequence, Severity, Status
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
@@ -265,9 +265,9 @@ def settings_of_nodes(recording: Recording) -> list[InForce]:
 OfNode = Callable[[InForce], Iterable[Draft]]
 
 
-def rule_of_nodes(code: str, name: str, severity: Severity, *needs: type[Fact]) -> Callable[[OfNode], Rule]:
+def rule_of_nodes(code: str, name: str, consequence: Consequence, *needs: type[Fact]) -> Callable[[OfNode], Rule]:
     """Make a Rule of what is said of one node, beside its settings by what it ``needs``."""
-    return lambda of_node: rule(code, name, severity, EnvVars, *needs)(_one_per_cause(of_node))
+    return lambda of_node: rule(code, name, consequence, EnvVars, *needs)(_one_per_cause(of_node))
 
 
 def _one_per_cause(of_node: OfNode) -> RuleFunction:

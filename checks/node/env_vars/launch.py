@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.launchers import Launcher
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft
 from ddp_doctor.parse.visible_devices import DELIBERATE_ENDS
 from ddp_doctor.remedies.kinds import in_job_script, unset
@@ -198,7 +198,7 @@ _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR
 _MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
 
 
-@rule_of_nodes("DD101", "leftover-launch-variables", Severity.WARNING)
+@rule_of_nodes("DD101", "leftover-launch-variables", Consequence.RISK)
 def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     """Variables of a launcher in a process that no launcher started.
 
@@ -229,7 +229,7 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD102", "launch-variables-inconsistent", Severity.WARNING)
+@rule_of_nodes("DD102", "launch-variables-inconsistent", Consequence.RISK)
 def launch_variables_inconsistent(node: InForce) -> Iterator[Draft]:
     """Launch variables that are set in part, or that cannot be true together.
 
@@ -270,7 +270,7 @@ def _inconsistent(env: Mapping[str, str], fault: Fault, launcher: Launcher | Non
     )
 
 
-@rule_of_nodes("DD103", "local-rank-beyond-visible-gpus", Severity.WARNING)
+@rule_of_nodes("DD103", "local-rank-beyond-visible-gpus", Consequence.RISK)
 def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
     """More ranks on the node than CUDA_VISIBLE_DEVICES shows GPUs.
 
@@ -301,7 +301,7 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
             return
 
 
-@rule_of_nodes("DD104", "torchrun-options-left-behind", Severity.WARNING)
+@rule_of_nodes("DD104", "torchrun-options-left-behind", Consequence.RISK)
 def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     """PET_* variables in a plain shell, which torchrun takes for options.
 
@@ -327,7 +327,7 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
 
-@rule_of_nodes("DD108", "group-takes-another-gpu-than-the-rank", Severity.WARNING)
+@rule_of_nodes("DD108", "group-takes-another-gpu-than-the-rank", Consequence.RISK)
 def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     """The NCCL group of a rank would take another GPU than the one that its place on the node means.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ddp_doctor.checks.node.env_vars.in_force import InForce, rule_of_nodes, setting_draft
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge.versions import dotted
-from ddp_doctor.model.choices import Command, Confidence, Severity
+from ddp_doctor.model.choices import Command, Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.remedies.kinds import FOLLOWS, set_to, unset
 from ddp_doctor.settings.effects import effects, out_of_range
@@ -22,7 +22,7 @@ from ddp_doctor.wording.nodes import name_list
 _STRANGE_SHOWN = 8
 
 
-@rule_of_nodes("DD111", "variable-misspelled", Severity.WARNING)
+@rule_of_nodes("DD111", "variable-misspelled", Consequence.RISK)
 def variable_misspelled(node: InForce) -> Iterator[Draft]:
     """A variable that nothing reads and that is one slip away from one that is read.
 
@@ -53,12 +53,12 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD112", "variable-read-by-nothing", Severity.WARNING)
+@rule_of_nodes("DD112", "variable-read-by-nothing", Consequence.NO_EFFECT)
 def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
     """A variable that is passed on from script to script although no release ever read it.
 
-    Finds: Names such as NCCL_TIMEOUT. Information only for names that nobody knows: a plug-in may read those.
-    Why: The setting has no effect, and somebody relies on it.
+    Finds: Names such as NCCL_TIMEOUT, and names that nobody knows, which a plug-in may read.
+    Why: The setting has no effect, and somebody may rely on it.
     Remedy: Unset it, and set what was meant.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -83,7 +83,6 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
             listed(dict(list(strange.items())[:_STRANGE_SHOWN])),
             f"not among the variables of {RELEASES}",
             detail=f"A plug-in may read {'it' if len(strange) == 1 else 'them'}.",
-            severity=Severity.INFO,
             confidence=Confidence.POSSIBLE,
         )
 
@@ -92,13 +91,13 @@ def _see(name: str, instead: str | None) -> str:
     return f"Unset {name}; see {instead}" if instead else f"Unset {name}"
 
 
-@rule_of_nodes("DD113", "variable-obsolete", Severity.WARNING)
+@rule_of_nodes("DD113", "variable-obsolete", Consequence.NO_EFFECT)
 def variable_obsolete(node: InForce) -> Iterator[Draft]:
     """A variable from an older release.
 
     Finds: Names that the loaded NCCL, or this torch, does not read any more; where that is not known, those that
-        neither torch 2.4 or later nor an NCCL bundled with it reads. Information only where it still does. Silent where
-        the name that took its place is not read yet.
+        neither torch 2.4 or later nor an NCCL bundled with it reads. Silent where the name that took its place is not
+        read yet.
     Why: The setting has no effect, now or after the next upgrade.
     Remedy: Set what replaced it, and unset the old name.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -119,32 +118,18 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
             continue  # reported as one to remove, for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
             continue  # the old name is the one to use here
-        yield setting_draft(
-            (name,),
-            title,
-            shown(name, value),
-            old.source,
-            _renamed(env, old, value, installed),
-            severity=None if gone and (name, value) not in _TODAYS_WAY else Severity.INFO,
-        )
-
-
-#: Obsolete settings that ask for what NCCL does today, so that nobody waits for their effect in vain.
-_TODAYS_WAY = {("NCCL_IB_CUDA_SUPPORT", "1"), ("NCCL_CHECKS_DISABLE", "1"), ("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")}
-#: Settings of newer releases that ask for what the older ones do.
-_EARLIER_WAY = {("TORCH_DIST_USE_NCCL2", "0")}
+        yield setting_draft((name,), title, shown(name, value), old.source, _renamed(env, old, value, installed))
 
 
 def _library(variable: Variable) -> str:
     return "NCCL" if variable.owner == "nccl" else "torch"
 
 
-@rule_of_nodes("DD114", "variable-not-yet-read", Severity.WARNING, Software)
+@rule_of_nodes("DD114", "variable-not-yet-read", Consequence.NO_EFFECT, Software)
 def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
     """A variable of a newer NCCL than the one that is loaded, or of a newer torch.
 
-    Finds: A name of NCCL's or torch's that later releases read and the one that is here does not. Information only
-        where its value is the default, or where it is about logs.
+    Finds: A name of NCCL's or torch's that later releases read and the one that is here does not.
     Why: The setting has no effect, and somebody relies on it: most often it was taken from the documentation, which is
         of the newest release.
     Remedy: Unset it, or install a torch that reads it, or with the NCCL that does.
@@ -156,7 +141,6 @@ def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
         at = installed.of(new) if new else ()
         if not at or new is None or status_at(new, at) != "not yet":
             continue
-        minor = name.startswith("NCCL_DEBUG") or effective(name, value) is None or (name, value) in _EARLIER_WAY
         library = _library(new)
         since = f"read from {library} {new.first} on"
         a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
@@ -166,7 +150,6 @@ def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
             shown(name, value),
             new.source,
             unset({name: value}, since, f"Unset {name}, or install {a_torch} {new.first} or newer"),
-            severity=Severity.INFO if minor else None,
         )
 
 
@@ -178,7 +161,7 @@ def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Insta
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
 
-@rule_of_nodes("DD126", "setting-of-the-other-nccl-backend", Severity.WARNING)
+@rule_of_nodes("DD126", "setting-of-the-other-nccl-backend", Consequence.RISK)
 def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
     """A variable that torch reads in nccl-legacy alone, where the job's "nccl" is nccl2, or the other way round.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ddp_doctor.checks.node.env_vars.in_force import InForce, differing, rule_of_nodes, setting_draft
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Reproducer
 from ddp_doctor.remedies.kinds import NO_TRIAL, set_to, unset
 from ddp_doctor.settings.effects import out_of_range, scope
@@ -11,7 +11,7 @@ from ddp_doctor.settings.interactions import conflicts, disagreeing, silenced
 from ddp_doctor.settings.releases import default_at
 from ddp_doctor.settings.table import variables
 from ddp_doctor.settings.trials import read_by
-from ddp_doctor.settings.values import effective, misread
+from ddp_doctor.settings.values import misread
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views import settings_read
 from ddp_doctor.views.forbidden_ways import settings_told
@@ -22,7 +22,7 @@ from ddp_doctor.wording.nodes import name_list
 _NUMBERS = ("bool", "int", "size", "flag", "switch", "strict_bool", "strict_int", "python_int")
 
 
-@rule_of_nodes("DD121", "value-read-otherwise", Severity.WARNING)
+@rule_of_nodes("DD121", "value-read-otherwise", Consequence.RISK)
 def value_read_otherwise(node: InForce) -> Iterator[Draft]:
     """A value that does not do what it says.
 
@@ -40,7 +40,7 @@ def value_read_otherwise(node: InForce) -> Iterator[Draft]:
             yield _value(value, Severity.INFO if value.found.harmless else None)
 
 
-@rule_of_nodes("DD122", "value-refused", Severity.ERROR)
+@rule_of_nodes("DD122", "value-refused", Consequence.FAILS)
 def value_refused(node: InForce) -> Iterator[Draft]:
     """A value on which torch, gloo or torchrun stops.
 
@@ -77,13 +77,12 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     )
 
 
-@rule_of_nodes("DD115", "setting-without-effect-beside-another", Severity.WARNING)
+@rule_of_nodes("DD115", "setting-without-effect-beside-another", Consequence.NO_EFFECT)
 def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
     """Settings that do nothing because of another one, or because another one is missing.
 
     Finds: NCCL_P2P_LEVEL beside NCCL_P2P_DISABLE=1, NCCL_IB_* beside NCCL_IB_DISABLE=1 or NCCL_NET=Socket,
-        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Information only where nobody is likely to wait for the effect, and
-        of RDMA settings in a job of one node or without an RDMA port. Silent where another rule says that the stronger
+        NCCL_DEBUG_SUBSYS without NCCL_DEBUG=INFO. Silent where another rule says that the stronger
         setting is to go.
     Why: Somebody relies on one of the two, and NCCL says nothing.
     Remedy: Decide which is meant, and unset the other.
@@ -99,8 +98,6 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
         lacking = row.needed and not node.values.get(row.name)
         value = shown(row.name, node.values.get(row.name, ""))
         beside = f"unless {row.name} is set" if lacking else f"while {value} is set"
-        asks = any(effective(name, node.values[name]) is not None for name in names)
-        idle = row.about == "rdma" and (node.hardware.rdma is False or node.nnodes == 1)
         yield setting_draft(
             names,
             f"{name_list(names)} {verb} nothing {beside}",
@@ -109,11 +106,10 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
             node.without(names, "without effect"),
             *([] if row.needed else [node.without([row.name], "it keeps the others from their effect")]),
             detail=row.why,
-            severity=Severity.INFO if row.mild or idle or not asks else None,
         )
 
 
-@rule_of_nodes("DD116", "settings-contradict-each-other", Severity.WARNING)
+@rule_of_nodes("DD116", "settings-contradict-each-other", Consequence.RISK)
 def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
     """Settings that cannot both be meant, or that leave NCCL nothing to work with.
 
@@ -145,7 +141,7 @@ def settings_contradict_each_other(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD117", "old-and-new-name-disagree", Severity.WARNING)
+@rule_of_nodes("DD117", "old-and-new-name-disagree", Consequence.RISK)
 def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
     """One setting under two names, with two values.
 
@@ -166,7 +162,7 @@ def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
         )
 
 
-@rule_of_nodes("DD118", "value-out-of-range", Severity.WARNING)
+@rule_of_nodes("DD118", "value-out-of-range", Consequence.RISK)
 def value_out_of_range(node: InForce) -> Iterator[Draft]:
     """A number that a setting has no room for.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -41,7 +41,7 @@ RESET_GPU = maintenance(
 )
 
 
-@rule("DD304", "gpu-needs-recovery", Severity.ERROR, GpusFact)
+@rule("DD304", "gpu-needs-recovery", Consequence.FAILS, GpusFact)
 def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
     """A GPU that does not answer, or of which the driver itself asks to be reset.
 
@@ -101,7 +101,7 @@ def repair_pending(gpu: Gpu) -> bool:
     return bool(gpu.row_remap_pending or gpu.page_retirement_pending)
 
 
-@rule("DD307", "gpu-memory-errors-uncorrected", Severity.ERROR, GpusFact)
+@rule("DD307", "gpu-memory-errors-uncorrected", Consequence.WRONG, GpusFact)
 def gpu_memory_errors_uncorrected(recording: Recording) -> Iterator[Draft]:
     """A GPU whose memory lost data since its driver was loaded.
 
@@ -148,7 +148,7 @@ def _memory_error_evidence(gpu: Gpu) -> Evidence:
     )
 
 
-@rule("DD308", "gpu-slowed-by-hardware", Severity.WARNING, GpusFact)
+@rule("DD308", "gpu-slowed-by-hardware", Consequence.COST, GpusFact)
 def gpu_slowed_by_hardware(recording: Recording) -> Iterator[Draft]:
     """A GPU whose hardware holds its clocks down.
 
@@ -205,7 +205,7 @@ WATCH_GPU = maintenance(
 )
 
 
-@rule("DD312", "gpu-memory-repair-failed", Severity.ERROR, GpusFact)
+@rule("DD312", "gpu-memory-repair-failed", Consequence.FAILS, GpusFact)
 def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
     """A GPU that could not replace a bad row of its memory.
 
@@ -241,7 +241,7 @@ def _rows(gpu: Gpu) -> str:
     return words + (f", {errors} uncorrected errors since the driver was loaded" if errors else "")
 
 
-@rule("DD313", "gpu-memory-repair-pending", Severity.WARNING, GpusFact)
+@rule("DD313", "gpu-memory-repair-pending", Consequence.RISK, GpusFact)
 def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
     """A GPU whose bad memory waits for a reset to be taken out of use.
 
@@ -294,7 +294,7 @@ def _retired(gpu: Gpu) -> int:
     return (gpu.pages_retired_single_bit or 0) + (gpu.pages_retired_double_bit or 0)
 
 
-@rule("DD314", "gpu-memory-wears-out", Severity.WARNING, GpusFact)
+@rule("DD314", "gpu-memory-wears-out", Consequence.RISK, GpusFact)
 def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
     """A GPU with so many memory errors behind it that the next one may not be repairable.
 
@@ -331,7 +331,7 @@ def _wear(gpu: Gpu) -> tuple[Severity | None, str, str]:
     return None, "", ""
 
 
-@rule("DD324", "gpu-inforom-corrupted", Severity.WARNING, GpusFact)
+@rule("DD324", "gpu-inforom-corrupted", Consequence.RISK, GpusFact)
 def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
     """A GPU whose InfoROM fails its checksum.
 

@@ -7,7 +7,7 @@ from ddp_doctor.checks.node.gpus.condition import severity_of_use
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -22,7 +22,7 @@ from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
 
 
-@rule("DD301", "nvidia-driver-not-working", Severity.ERROR, GpusFact)
+@rule("DD301", "nvidia-driver-not-working", Consequence.FAILS, GpusFact)
 def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
     """GPUs are there, or were granted, and the NVIDIA driver does not serve them.
 
@@ -70,7 +70,7 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
     return Evidence(text=text, expected_from="NVML answers wherever the driver works")
 
 
-@rule("DD302", "nvidia-driver-hangs", Severity.ERROR, GpusFact)
+@rule("DD302", "nvidia-driver-hangs", Consequence.HANGS, GpusFact)
 def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer at all.
 
@@ -103,7 +103,7 @@ def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD322", "driver-library-differs-from-module", Severity.WARNING, GpusFact)
+@rule("DD322", "driver-library-differs-from-module", Consequence.RISK, GpusFact)
 def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
 
@@ -174,7 +174,7 @@ class _State:
     driver: str | None
 
 
-@rule("DD316", "nvlink-fabric-not-ready", Severity.ERROR, GpusFact)
+@rule("DD316", "nvlink-fabric-not-ready", Consequence.FAILS, GpusFact)
 def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     """A GPU behind NVSwitches that the fabric manager has not taken in.
 
@@ -246,7 +246,7 @@ def _unmanaged(fact: GpusFact) -> Severity | None:
     return Severity.INFO if all(gpu.fabric_state == "completed" for gpu in gpus) else Severity.WARNING
 
 
-@rule("DD317", "nvlink-fabric-unhealthy", Severity.WARNING, GpusFact)
+@rule("DD317", "nvlink-fabric-unhealthy", Consequence.COST, GpusFact)
 def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
     """A GPU of which the fabric itself says that something is wrong.
 

@@ -11,7 +11,7 @@ from ddp_doctor.checks.node.gpus.condition import severity_of_use
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Backend, Severity, Status
+from ddp_doctor.model.choices import Backend, Consequence, Severity, Status
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -62,7 +62,7 @@ def shortfall_of(fact: GpusFact, required: int | None, *, of_node: bool = False)
     return None
 
 
-@rule("DD303", "gpus-missing", Severity.ERROR)
+@rule("DD303", "gpus-missing", Consequence.FAILS)
 def gpus_missing(recording: Recording) -> Iterator[Draft]:
     """The driver shows fewer GPUs than there should be.
 
@@ -124,7 +124,7 @@ def _show_all(fact: GpusFact) -> Remedy:
     return unset.model_copy(update={"settings": (Setting(name="CUDA_VISIBLE_DEVICES", action="unset", why=why),)})
 
 
-@rule("DD311", "job-sees-too-few-gpus", Severity.ERROR, GpusFact)
+@rule("DD311", "job-sees-too-few-gpus", Consequence.FAILS, GpusFact)
 def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
     """A job that sees none of the machine's GPUs, fewer than it has ranks, or names one that does not exist.
 
@@ -209,7 +209,7 @@ def _selection(recording: Recording, node: FactAt[GpusFact]) -> _Selection | Non
     return _Selection(ranks, shown, there, fact.others_hidden_by or setting, fact.rejected)
 
 
-@rule("DD309", "gpu-in-mig-mode", Severity.INFO, GpusFact)
+@rule("DD309", "gpu-in-mig-mode", Consequence.KNOWN, GpusFact)
 def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
     """A GPU that is cut into slices (MIG).
 
@@ -238,7 +238,7 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD310", "gpu-models-differ", Severity.WARNING, GpusFact)
+@rule("DD310", "gpu-models-differ", Consequence.COST, GpusFact)
 def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
     """Ranks that have to run on GPUs of different models.
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -16,7 +16,7 @@ from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
 
 
-@rule("DD315", "ecc-differs-between-gpus", Severity.WARNING, GpusFact)
+@rule("DD315", "ecc-differs-between-gpus", Consequence.RISK, GpusFact)
 def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model of which some have ECC off.
 
@@ -96,7 +96,7 @@ _CLOCK = _Limit(
 )
 
 
-@rule("DD318", "gpu-power-limit-lowered", Severity.WARNING, GpusFact)
+@rule("DD318", "gpu-power-limit-lowered", Consequence.COST, GpusFact)
 def gpu_power_limit_lowered(recording: Recording) -> Iterator[Draft]:
     """A GPU that may draw less power than its peers.
 
@@ -109,7 +109,7 @@ def gpu_power_limit_lowered(recording: Recording) -> Iterator[Draft]:
     yield from _lowered(recording, _POWER)
 
 
-@rule("DD319", "gpu-clocks-set-lower", Severity.WARNING, GpusFact)
+@rule("DD319", "gpu-clocks-set-lower", Consequence.COST, GpusFact)
 def gpu_clocks_set_lower(recording: Recording) -> Iterator[Draft]:
     """A GPU whose application clocks are set lower than its peers'.
 
@@ -156,7 +156,7 @@ def _limit_evidence(limit: _Limit, expected: float, source: str, gpu: Gpu) -> Ev
     return Evidence(text=limit.words, value=value, unit=limit.unit, expected=expected, expected_from=source)
 
 
-@rule("DD321", "gpus-of-one-model-differ", Severity.INFO, GpusFact)
+@rule("DD321", "gpus-of-one-model-differ", Consequence.KNOWN, GpusFact)
 def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model with different VBIOS versions or memory sizes.
 

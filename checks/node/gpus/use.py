@@ -8,7 +8,7 @@ from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -24,7 +24,7 @@ FREE_MEMORY = by_operator(
 )
 
 
-@rule("DD305", "gpu-memory-in-use", Severity.WARNING, GpusFact)
+@rule("DD305", "gpu-memory-in-use", Consequence.RISK, GpusFact)
 def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job in whose memory somebody else's data lie before it starts.
 
@@ -121,7 +121,7 @@ def _process_words(gpu: Gpu) -> str:
     return f"by {process_list(gpu.processes)}"
 
 
-@rule("DD306", "gpu-compute-mode-refuses-ranks", Severity.ERROR, GpusFact)
+@rule("DD306", "gpu-compute-mode-refuses-ranks", Consequence.FAILS, GpusFact)
 def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
     """A GPU of the job on which no rank can open a CUDA context.
 
@@ -167,7 +167,7 @@ def _mode_words(gpu: Gpu) -> str:
     return f"{mode}, held {_process_words(gpu)}" if gpu.computing() else mode
 
 
-@rule("DD320", "persistence-mode-off", Severity.INFO, GpusFact)
+@rule("DD320", "persistence-mode-off", Consequence.KNOWN, GpusFact)
 def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
     """GPUs that the driver shuts down when nobody uses them.
 
@@ -197,7 +197,7 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD323", "gpu-without-peer-access", Severity.INFO, GpusFact)
+@rule("DD323", "gpu-without-peer-access", Consequence.KNOWN, GpusFact)
 def gpu_without_peer_access(recording: Recording) -> Iterator[Draft]:
     """GPUs that cannot reach each other's memory, by the way they are virtualised or protected.
 

@@ -21,7 +21,7 @@ from ddp_doctor.checks.node.host.rules import shortage_draft, shortages
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
@@ -35,7 +35,7 @@ from ddp_doctor.wording.findings import in_units, proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
-@rule("DD221", "shared-memory-too-small", Severity.WARNING, Host)
+@rule("DD221", "shared-memory-too-small", Consequence.RISK, Host)
 def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     """Shared memory is missing, full, or too small for NCCL or for data loaders.
 

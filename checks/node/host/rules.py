@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, World
 from ddp_doctor.model.rule import rule
@@ -64,7 +64,7 @@ def shortage_draft(
     return likely(of_nodes(recording, short.nodes), title, saw, remedy, detail=detail, severity=short.severity)
 
 
-@rule("DD224", "too-few-cpus-for-ranks", Severity.WARNING, Host)
+@rule("DD224", "too-few-cpus-for-ranks", Consequence.COST, Host)
 def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
     """Fewer CPUs than ranks on the node, by affinity or by the control group's quota.
 
@@ -104,7 +104,7 @@ def _cpus(fact: Host, ranks: int, world: World) -> Severity | None:
     return Severity.WARNING if world.backend == "nccl" else Severity.INFO
 
 
-@rule("DD226", "omp-threads-oversubscribe-cpus", Severity.WARNING, Host)
+@rule("DD226", "omp-threads-oversubscribe-cpus", Consequence.COST, Host)
 def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
     """OMP_NUM_THREADS times the ranks is more than the CPUs.
 
@@ -144,7 +144,7 @@ def _omp(fact: Host, ranks: int, _world: World) -> Severity | None:
     return Severity.WARNING if ratio > thresholds.OMP_THREADS_PER_CPU else Severity.INFO
 
 
-@rule("DD222", "locked-memory-too-low-for-rdma", Severity.ERROR, Host)
+@rule("DD222", "locked-memory-too-low-for-rdma", Consequence.FAILS, Host)
 def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
     """RDMA devices are there, and too little memory may be locked to use them.
 
@@ -177,7 +177,7 @@ def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
     return Severity.ERROR if world.nnodes > 1 else Severity.WARNING
 
 
-@rule("DD225", "too-little-memory-for-ranks", Severity.WARNING, Host)
+@rule("DD225", "too-little-memory-for-ranks", Consequence.RISK, Host)
 def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     """Less free memory than bare ranks take.
 
@@ -214,7 +214,7 @@ def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
     return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
 
 
-@rule("DD223", "too-few-open-files", Severity.WARNING, Host)
+@rule("DD223", "too-few-open-files", Consequence.RISK, Host)
 def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     """The limit of open files is too low for a world of this size.
 
@@ -263,7 +263,7 @@ def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
     return Severity.WARNING if is_low(fact, world.world_size) else None
 
 
-@rule("DD240", "loopback-interface-down", Severity.ERROR, Host)
+@rule("DD240", "loopback-interface-down", Consequence.FAILS, Host)
 def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
     """The processes of one host cannot reach each other over the loopback interface.
 
@@ -292,7 +292,7 @@ def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD227", "slow-clock-or-busy-host", Severity.INFO, Host)
+@rule("DD227", "slow-clock-or-busy-host", Consequence.KNOWN, Host)
 def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     """Something slows the whole host: a slow clock source, or a high load.
 

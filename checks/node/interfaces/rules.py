@@ -9,7 +9,7 @@ from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
 from ddp_doctor.knowledge.network.interface_choice import GLOO_IFNAME, NCCL_FAMILY
 from ddp_doctor.knowledge.network.interface_faults import Better, Fault, Kind, Offer, can_speak
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -250,7 +250,7 @@ def offers_of(recording: Recording, backend: str | None = None) -> list[Offer]:
     return [offer_of(node, backend or recording.backend) for node in recording.facts(InterfacesFact)]
 
 
-@rule("DD523", "choices-in-different-networks", Severity.INFO, InterfacesFact)
+@rule("DD523", "choices-in-different-networks", Consequence.KNOWN, InterfacesFact)
 def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
     """Nodes that choose addresses of different networks, although they share one.
 
@@ -277,7 +277,7 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD524", "address-families-differ", Severity.ERROR, InterfacesFact)
+@rule("DD524", "address-families-differ", Consequence.FAILS, InterfacesFact)
 def address_families_differ(recording: Recording) -> Iterator[Draft]:
     """IPv4 on some nodes, IPv6 on others.
 
@@ -314,7 +314,7 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD520", "own-host-name-resolves-to-loopback", Severity.ERROR, InterfacesFact)
+@rule("DD520", "own-host-name-resolves-to-loopback", Consequence.FAILS, InterfacesFact)
 def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
     """A host whose own name means 127.0.0.1 or 127.0.1.1 there, which gloo then gives to the other nodes.
 
@@ -336,7 +336,7 @@ def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
         yield draft(recording, group, title)
 
 
-@rule("DD526", "own-host-name-does-not-resolve", Severity.ERROR, InterfacesFact)
+@rule("DD526", "own-host-name-does-not-resolve", Consequence.FAILS, InterfacesFact)
 def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """A host whose own name leads to no address that it has, so that gloo falls back to loopback.
 
@@ -355,7 +355,7 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
         yield draft(recording, group, title)
 
 
-@rule("DD521", "no-usable-interface", Severity.ERROR, InterfacesFact)
+@rule("DD521", "no-usable-interface", Consequence.FAILS, InterfacesFact)
 def no_usable_interface(recording: Recording) -> Iterator[Draft]:
     """A backend that finds no interface, or one that is down, mostly for a setting.
 
@@ -376,7 +376,7 @@ def no_usable_interface(recording: Recording) -> Iterator[Draft]:
         yield draft(recording, group, title)
 
 
-@rule("DD522", "address-hidden-from-other-nodes", Severity.ERROR, InterfacesFact)
+@rule("DD522", "address-hidden-from-other-nodes", Consequence.FAILS, InterfacesFact)
 def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """A chosen address that is loopback, is the same on several nodes, or is of a bridge for containers.
 

@@ -16,7 +16,7 @@ from ddp_doctor.checks.node.kernel.xids import meaning, reset_gpus
 from ddp_doctor.facts.node.kernel import KernelAfterFact, KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, RECOVERY_ACTION
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Severity, Where
+from ddp_doctor.model.choices import Consequence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent, Skip
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -49,7 +49,7 @@ def probe(ctx: Context) -> KernelAfterFact:
     return KernelAfterFact(log_source=log.source, events=parsed.events)
 
 
-@rule("DD342", "gpu-failed-during-the-run", Severity.ERROR, KernelFact, KernelAfterFact)
+@rule("DD342", "gpu-failed-during-the-run", Consequence.FAILS, KernelFact, KernelAfterFact)
 def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a fault of the job's GPUs, or of their NVSwitches, while the ranks ran.
 
@@ -82,7 +82,7 @@ def gpu_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
 
 def _severity(event: KernelEvent) -> Severity | None:
     if event.kind == "sxid":
-        return Severity.WARNING if event.detail == "Fatal" else None
+        return Severity.ERROR if event.detail == "Fatal" else None
     known = meaning(event)
     if known.kind == "application" or (event.code == RECOVERY_ACTION and event.past):
         return None
@@ -92,7 +92,7 @@ def _severity(event: KernelEvent) -> Severity | None:
     return Severity.WARNING if grave else Severity.INFO
 
 
-@rule("DD343", "link-failed-during-the-run", Severity.WARNING, KernelFact, KernelAfterFact)
+@rule("DD343", "link-failed-during-the-run", Consequence.RISK, KernelFact, KernelAfterFact)
 def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     """The kernel logged a failed NIC, or uncorrected PCIe errors on the way to one or to a GPU, while the ranks ran.
 
@@ -114,7 +114,8 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
             "sudo dmesg -T | tail -n 100",
             cost="the node cannot be used meanwhile",
         )
-        yield _draft(recording, title, hits, repair, Severity.WARNING)
+        is_nic = any(fault.event.kind == "nic_fault" for fault in hits)
+        yield _draft(recording, title, hits, repair, Severity.ERROR if is_nic else Severity.WARNING)
 
 
 def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, severity: Severity) -> Draft:

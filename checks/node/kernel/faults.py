@@ -7,7 +7,7 @@ from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.knowledge.gpu import gpudirect
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Backend, Confidence, Severity
+from ddp_doctor.model.choices import Backend, Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -23,7 +23,7 @@ _FABRIC_GUIDE = "NVIDIA Fabric Manager user guide, NVSwitch SXids, https://docs.
 _AER = "Linux kernel, PCI Express Advanced Error Reporting, https://docs.kernel.org/PCI/pcieaer-howto.html"
 
 
-@rule("DD333", "nvswitch-fatal-error", Severity.WARNING, KernelFact)
+@rule("DD333", "nvswitch-fatal-error", Consequence.FAILS, KernelFact)
 def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
     """An NVSwitch reported a fatal error.
 
@@ -50,7 +50,7 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
                 references=(_FABRIC_GUIDE,),
             ),
             detail="The log does not say that it was reset since.",
-            severity=asked_for(recording, Severity.WARNING),
+            severity=asked_for(recording, Severity.ERROR),
         )
 
 
@@ -64,17 +64,17 @@ def _degraded_gpus(recording: Recording, nodes: Container[int]) -> Iterator[Evid
                 yield Evidence(check="gpus", text=f"{gpu.label} on {host(recording, view.node)}: {faults}")
 
 
-@rule("DD334", "gpu-failed-to-start", Severity.ERROR, KernelFact)
+@rule("DD334", "gpu-failed-to-start", Consequence.FAILS, KernelFact)
 def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
     """The driver could not start a GPU.
 
     Finds: "RmInitAdapter failed" since the driver was loaded, for a GPU that is missing and that DD303 does not name,
-        as in a container. A warning where NVML was not asked.
+        as in a container. Only possible where NVML was not asked.
     Why: The GPU is missing; the job finds fewer than it asked for.
     Remedy: Reboot, then look at power, slot and firmware. In a virtual machine: its firmware and memory windows.
     See: https://github.com/NVIDIA/open-gpu-kernel-modules/issues/789
     """
-    groups: dict[Severity, list[Hit]] = {}
+    groups: dict[bool, list[Hit]] = {}
     for fault in hits_in_log(recording, lambda _, event: event.kind == "init_failed"):
         view = fault.view
         unlisted = view.gpus.unlisted() if view.gpus is not None else ()
@@ -82,16 +82,15 @@ def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
             gpu = view.gpu(device)
             reported = view.gpus is not None and (gpu is not None or device in unlisted)
             if view.concerns(device) and not reported and (gpu is None or gpu.error is not None):
-                severity = Severity.WARNING if view.gpus is None else Severity.ERROR
-                groups.setdefault(severity, []).append(Hit(view, device, fault.event))
-    for severity, hits in groups.items():
-        yield likely(
+                groups.setdefault(view.gpus is None, []).append(Hit(view, device, fault.event))
+    for is_unseen, hits in groups.items():
+        yield (possible if is_unseen else likely)(
             device_culprits(recording, hits),
             f"The NVIDIA driver could not start {device_names(recording, hits)}",
             line_evidence(recording, hits, "the driver starts every GPU on the bus"),
             FIND_GPU,
             detail="The job will have one GPU fewer for each.",
-            severity=asked_for(recording, severity),
+            severity=asked_for(recording, Severity.ERROR),
         )
 
 
@@ -110,7 +109,7 @@ _EFFECTS = (
 )
 
 
-@rule("DD335", "pcie-errors-on-the-way", Severity.WARNING, KernelFact)
+@rule("DD335", "pcie-errors-on-the-way", Consequence.RISK, KernelFact)
 def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
     """PCIe errors of a GPU, an RDMA device, or a bridge above them.
 
@@ -149,7 +148,7 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
             )
 
 
-@rule("DD336", "nic-firmware-fault", Severity.WARNING, KernelFact)
+@rule("DD336", "nic-firmware-fault", Consequence.FAILS, KernelFact)
 def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
     """The firmware of an NVIDIA (Mellanox) NIC stopped, or reported a fatal error.
 
@@ -161,7 +160,7 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
     """
     hits = failed_nics(recording)
     if hits:
-        yield likely(
+        yield possible(
             device_culprits(recording, hits),
             f"The firmware of {device_names(recording, hits)} failed",
             line_evidence(recording, hits, "the NIC's health counter moves"),
@@ -174,7 +173,7 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD338", "libcuda-differs-from-module", Severity.WARNING, KernelFact)
+@rule("DD338", "libcuda-differs-from-module", Consequence.FAILS, KernelFact)
 def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The libcuda that programs load is of another version than the loaded kernel module.
 
@@ -204,13 +203,13 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 undo="install the former driver again",
             )
         found = " and ".join(versions)
-        yield likely(
+        yield possible(
             of_nodes(recording, group),
             f"libcuda {found} on {{who}} does not match the loaded NVIDIA kernel module {module}",
             Evidence(text=f"libcuda: {found}; module: {module}", expected_from="/usr/lib*, as links from libcuda.so.1"),
             repair,
             detail="CUDA refuses to start. Mostly the driver was updated while the old module stayed loaded.",
-            severity=asked_for(recording, Severity.WARNING),
+            severity=asked_for(recording, Severity.ERROR),
         )
 
 
@@ -232,7 +231,7 @@ def _mismatch(fact: KernelFact) -> tuple[tuple[str, ...], str, bool] | None:
     return (versions, module, fact.in_container) if module and versions and module not in versions else None
 
 
-@rule("DD339", "gpudirect-rdma-off", Severity.WARNING, KernelFact)
+@rule("DD339", "gpudirect-rdma-off", Consequence.COST, KernelFact)
 def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
     """InfiniBand or RoCE beside GPUs, and no way for the NIC to reach their memory.
 
@@ -264,7 +263,7 @@ def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
     return (why, ", ".join(devices)) if devices and served and possible is False else None
 
 
-@rule("DD340", "nouveau-holds-the-gpus", Severity.INFO, KernelFact)
+@rule("DD340", "nouveau-holds-the-gpus", Consequence.KNOWN, KernelFact)
 def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
     """The kernel's own driver nouveau holds NVIDIA GPUs.
 
@@ -297,7 +296,7 @@ def _nouveau(fact: KernelFact) -> tuple[str, ...] | None:
     return tuple(gpu.bus_id for gpu in fact.gpus if gpu.driver == "nouveau") or None
 
 
-@rule("DD337", "process-stuck-in-gpu-driver", Severity.WARNING, KernelFact)
+@rule("DD337", "process-stuck-in-gpu-driver", Consequence.HANGS, KernelFact)
 def process_stuck_in_gpu_driver(recording: Recording) -> Iterator[Draft]:
     """A process is stuck in the NVIDIA driver, and cannot be killed.
 
@@ -335,7 +334,7 @@ def _severity(view: NodeView, process: StuckProcess) -> Severity:
     return Severity.WARNING if process.wait_channel else Severity.INFO
 
 
-@rule("DD341", "kernel-log-not-readable", Severity.INFO, KernelFact)
+@rule("DD341", "kernel-log-not-readable", Consequence.KNOWN, KernelFact)
 def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
     """The kernel log cannot be read here, so nothing is known of Xids.
 

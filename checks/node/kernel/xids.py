@@ -6,7 +6,7 @@ from typing import Literal
 from ddp_doctor.facts.node.kernel import KernelEvent, KernelFact
 from ddp_doctor.knowledge.gpu.xids import CATALOG, JUST_NOW_S, OFF_BUS, REBOOT_WORDS, RECOVERY_ACTION, Xid, xid
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -51,14 +51,14 @@ _DEAD = ("timed_out", "gpu_is_lost", "crashed", "unknown")
 _FOLLOWS = (43, 45)
 
 
-@rule("DD330", "gpu-out-of-order-since-xid", Severity.ERROR, KernelFact)
+@rule("DD330", "gpu-out-of-order-since-xid", Consequence.FAILS, KernelFact)
 def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
     """The kernel log has an Xid after which a GPU is of no use until it is reset.
 
     Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot and
         the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An error where NVML
         agrees (the GPU is missing, fails, or asks for recovery); information, for a day, where NVML finds it in order
-        again; a warning where NVML cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307,
+        again; only possible where NVML cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307,
         DD312), the line stands there. GPUs of other jobs do not count.
     Why: Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
     Remedy: Drain the node, reset the GPU or reboot. If the fault returns, the hardware is faulty.
@@ -113,7 +113,7 @@ def meaning(event: KernelEvent) -> Xid:
 _SEVERITIES: dict[Standing, tuple[Severity, Severity | None]] = {
     "out": (Severity.ERROR, Severity.ERROR),
     "back": (Severity.INFO, None),
-    "unknown": (Severity.WARNING, Severity.INFO),
+    "unknown": (Severity.ERROR, Severity.INFO),
 }
 _Staying = dict[tuple[int, Severity, Standing], list[Hit]]
 
@@ -171,7 +171,7 @@ def _standing_by_nvml(view: NodeView, event: KernelEvent) -> Standing:
     return "back" if over else "unknown"
 
 
-@rule("DD331", "gpu-fault-logged", Severity.WARNING, KernelFact)
+@rule("DD331", "gpu-fault-logged", Consequence.RISK, KernelFact)
 def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     """The kernel log of the last day has a fault of a GPU's hardware that may be over.
 
@@ -213,7 +213,7 @@ def _is_pending(view: NodeView, event: KernelEvent) -> bool:
     return bool((event.code == _REMAPPED and pending) or (event.code == _CONTAINED and gpu.ecc_volatile_uncorrected))
 
 
-@rule("DD332", "gpu-programs-crashed", Severity.INFO, KernelFact)
+@rule("DD332", "gpu-programs-crashed", Consequence.KNOWN, KernelFact)
 def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
     """Programs crashed on the job's GPUs within the last hour.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -29,7 +29,7 @@ _WITHOUT_PERMISSION = WITHOUT_SHM.model_copy(
 )
 
 
-@rule("DD237", "nccl-cannot-make-shared-memory", Severity.ERROR)
+@rule("DD237", "nccl-cannot-make-shared-memory", Consequence.FAILS)
 def no_shared_memory(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to make a segment of shared memory.
 
@@ -77,7 +77,7 @@ _ALLOW_SHM = by_administrator(
 )
 
 
-@rule("DD238", "nccl-cannot-lock-memory", Severity.ERROR)
+@rule("DD238", "nccl-cannot-lock-memory", Consequence.FAILS)
 def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to lock memory for RDMA.
 
@@ -99,7 +99,7 @@ def no_locked_memory(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD239", "host-memory-not-placed-near-gpus", Severity.INFO, Host)
+@rule("DD239", "host-memory-not-placed-near-gpus", Consequence.KNOWN, Host)
 def no_numa_calls(recording: Recording) -> Iterator[Draft]:
     """A container that is not allowed to place memory on NUMA nodes, so that NCCL uses /dev/shm.
 

@@ -9,7 +9,7 @@ from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.knowledge.network.nccl_plugins import CONF_FILE_SINCE
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -32,7 +32,7 @@ _SOURCE = "NCCL src/misc/param.cc, setEnvFile and initEnvFunc"
 _LINES_SHOWN = 12
 
 
-@rule("DD228", "nccl-conf-in-force", Severity.INFO, NcclFact)
+@rule("DD228", "nccl-conf-in-force", Consequence.KNOWN, NcclFact)
 def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     """Settings of NCCL that come from a file, so that no environment shows them.
 
@@ -59,39 +59,34 @@ def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str
         yield tuple(line for _, line in lines)
 
 
-@rule("DD229", "nccl-conf-overruled", Severity.WARNING, NcclFact)
+@rule("DD229", "nccl-conf-overruled", Consequence.NO_EFFECT, NcclFact)
 def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     """A setting in nccl.conf that the environment sets otherwise.
 
-    Finds: A name that has one value in a file and another, with another effect, in the environment. Information only
-        for /etc/nccl.conf, whose defaults a job may overrule, and for what NCCL prints (NCCL_DEBUG…).
+    Finds: A name that has one value in a file and another, with another effect, in the environment.
     Why: The environment wins and NCCL says nothing. Whoever edits the file waits for an effect in vain.
     Remedy: Delete one of the two.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
-    for (is_system, *lines), group in _nodes_with_same_lines(recording, _overruled).items():
-        severity = Severity.INFO if is_system == "system" else None
+    for lines, group in _nodes_with_same_lines(recording, _overruled).items():
         remedy = _edit("Delete the line, or unset the variable")
         title = f"The environment overrules {_names(lines)} in nccl.conf on {{who}}"
         detail = "NCCL takes the value of the environment, and does not warn."
-        yield _draft(recording, group, title, lines, remedy, detail=detail, severity=severity)
+        yield _draft(recording, group, title, lines, remedy, detail=detail)
 
 
 def _overruled(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
-    system = {file.path for file in files if file.reason == "system"}
-    found = []
+    lines = []
     for name, (value, where) in set_by_files(files).items():
         own = fact.overruled.get(name)
         if own is None or effective(name, own) == effective(name, value):
             continue
-        minor = where.rpartition(":")[0] in system or name.startswith("NCCL_DEBUG")
-        line = f"{shown(name, value)} ({where}); the environment has {shown(name, own)}"
-        found.append(("system" if minor else "user", line))
-    for whose, lines in grouped(found).items():
-        yield whose, *lines
+        lines.append(f"{shown(name, value)} ({where}); the environment has {shown(name, own)}")
+    if lines:
+        yield tuple(lines)
 
 
-@rule("DD230", "nccl-conf-line-without-effect", Severity.WARNING, NcclFact)
+@rule("DD230", "nccl-conf-line-without-effect", Consequence.RISK, NcclFact)
 def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     """A line of nccl.conf that does not do what it says, or a file that is not read.
 
@@ -203,7 +198,7 @@ _SEVERITY = {"fatal": Severity.ERROR, "matters": Severity.WARNING, "minor": Seve
 _NODES_SHOWN = 8
 
 
-@rule("DD236", "nccl-conf-differs-between-nodes", Severity.WARNING, NcclFact, EnvVars)
+@rule("DD236", "nccl-conf-differs-between-nodes", Consequence.RISK, NcclFact, EnvVars)
 def nccl_conf_differs_between_nodes(recording: Recording) -> Iterator[Draft]:
     """A setting that nccl.conf gives to some nodes of a job and not, or otherwise, to others.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from ddp_doctor.facts.node.nccl import NcclFact, Plugin
 from ddp_doctor.knowledge.network.nccl_plugins import OWN_NETWORKS
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -25,7 +25,7 @@ _INSTEAD = {
 }
 
 
-@rule("DD231", "nccl-plugin-missing", Severity.WARNING, NcclFact)
+@rule("DD231", "nccl-plugin-missing", Consequence.RISK, NcclFact)
 def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
     """A plug-in that a setting names and that the linker does not find.
 
@@ -52,15 +52,22 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
                 proof=Proof(reason="nothing to measure: what it names is not there"),
             ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
-            severity=Severity.INFO if plugin.kind == "profiler" else None,
+            severity=_severity(recording, plugin),
         )
+
+
+def _severity(recording: Recording, plugin: Plugin) -> Severity:
+    """Of a plug-in that NCCL goes on without: of the network that several nodes were meant to use, an error."""
+    if not plugin.setting or plugin.kind == "profiler":
+        return Severity.INFO
+    return Severity.ERROR if plugin.kind == "net" and recording.several_nodes else Severity.WARNING
 
 
 def _is_missing(plugin: Plugin) -> bool:
     return plugin.setting is not None and plugin.path is None and not plugin.unclear
 
 
-@rule("DD232", "nccl-plugin-lacks-library", Severity.WARNING, NcclFact)
+@rule("DD232", "nccl-plugin-lacks-library", Consequence.RISK, NcclFact)
 def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
     """A plug-in that NCCL finds and cannot load.
 
@@ -84,11 +91,11 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
                 undo="remove it again",
             ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
-            severity=None if plugin.setting and plugin.kind != "profiler" else Severity.INFO,
+            severity=_severity(recording, plugin),
         )
 
 
-@rule("DD233", "nccl-network-that-none-has", Severity.ERROR, NcclFact)
+@rule("DD233", "nccl-network-that-none-has", Consequence.FAILS, NcclFact)
 def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
     """NCCL_NET names a network of a plug-in, and there is no plug-in.
 
@@ -149,7 +156,7 @@ def in_folder(folder: str) -> Remedy:
     )
 
 
-@rule("DD234", "efa-without-plugin", Severity.WARNING, NcclFact)
+@rule("DD234", "efa-without-plugin", Consequence.SLOWER, NcclFact)
 def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
     """Elastic Fabric Adapters, and no plug-in through which NCCL could use them.
 
@@ -168,7 +175,7 @@ def efa_without_plugin(recording: Recording) -> Iterator[Draft]:
             Evidence(text="no network plug-in that loads is found", expected_from="aws/aws-ofi-nccl README"),
             in_folder(folder) if folder else _INSTALL,
             detail="The nodes then talk over plain sockets, at a fraction of the rate.",
-            severity=None if recording.several_nodes else Severity.INFO,
+            severity=Severity.ERROR if recording.several_nodes else Severity.INFO,
         )
 
 
@@ -185,7 +192,7 @@ _INSTALL = by_installation(
 )
 
 
-@rule("DD235", "network-plugin-on-some-nodes", Severity.ERROR, NcclFact)
+@rule("DD235", "network-plugin-on-some-nodes", Consequence.FAILS, NcclFact)
 def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
     """A network plug-in that some nodes of the job can load and others cannot.
 

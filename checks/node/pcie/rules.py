@@ -8,7 +8,7 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.pcie import PcieDevice, PcieFact
 from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.topology.link_codes import nvlinks
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -44,7 +44,7 @@ def device_name(device: PcieDevice, numbers: dict[str, int]) -> str:
 Pair = tuple[PcieDevice, PcieDevice, tuple[str, ...]]
 
 
-@rule("DD420", "acs-redirects-peer-traffic", Severity.WARNING, PcieFact)
+@rule("DD420", "acs-redirects-peer-traffic", Consequence.COST, PcieFact)
 def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
     """PCIe switches send traffic between their own GPUs and NICs up to the CPU.
 
@@ -110,7 +110,7 @@ def _nvlinked_bus_ids(recording: Recording, node: int) -> set[frozenset[str]]:
     return found
 
 
-@rule("DD421", "iommu-translates-gpus", Severity.INFO, PcieFact)
+@rule("DD421", "iommu-translates-gpus", Consequence.KNOWN, PcieFact)
 def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
     """The IOMMU translates addresses between GPUs that talk over PCIe.
 
@@ -138,7 +138,7 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD423", "acs-not-readable", Severity.INFO, PcieFact)
+@rule("DD423", "acs-not-readable", Consequence.KNOWN, PcieFact)
 def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     """Access control of PCIe switches cannot be read here, so nothing is known of it.
 
@@ -194,7 +194,7 @@ class _Link:
         return f"{self.speed:g} GT/s of {self.speed_can:g} GT/s"
 
 
-@rule("DD422", "pcie-link-below-its-ends", Severity.WARNING, PcieFact)
+@rule("DD422", "pcie-link-below-its-ends", Consequence.COST, PcieFact)
 def pcie_link_below_its_ends(recording: Recording) -> Iterator[Draft]:
     """A PCIe link came up with fewer lanes than both of its ends have, or a NIC's at a lower speed.
 

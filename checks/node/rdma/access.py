@@ -6,11 +6,12 @@ from ddp_doctor.checks.node.rdma.nodes import is_between_nodes, users
 from ddp_doctor.checks.node.rdma.verbs_library import LIBRARY, PROVIDER_OF, PROVIDERS
 from ddp_doctor.checks.node.rdma.wording import GIVE_DEVICES, SOCKETS_ON_ALL, port_name
 from ddp_doctor.facts.node.rdma import RdmaFact
-from ddp_doctor.model.choices import Severity, Status
+from ddp_doctor.model.choices import Consequence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, remedy
+from ddp_doctor.views.network import severity_of_tcp
 from ddp_doctor.views.reproducers import everybody
 from ddp_doctor.wording.findings import likely, proved
 from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culprit, of_nodes
@@ -20,12 +21,13 @@ def _has_rdma(fact: RdmaFact) -> bool:
     return bool(fact.chosen()) and fact.verbs_library is not None and not _drivers_without_provider(fact)
 
 
-def _graded(recording: Recording) -> Severity:
-    """An error where other nodes do have RDMA, and so cannot be reached by TCP; else the job is merely slow."""
-    return Severity.ERROR if any(_has_rdma(node.fact) for node in users(recording)) else Severity.WARNING
+def _severity(recording: Recording, node: int) -> Severity:
+    """An error where other nodes do have RDMA, and so cannot be reached by TCP; else by what TCP costs."""
+    is_cut_off = any(_has_rdma(other.fact) for other in users(recording))
+    return Severity.ERROR if is_cut_off else severity_of_tcp(recording, node)
 
 
-@rule("DD572", "rdma-on-some-nodes-only", Severity.ERROR, RdmaFact)
+@rule("DD572", "rdma-on-some-nodes-only", Consequence.FAILS, RdmaFact)
 def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
     """Nodes without an RDMA port that is up, in a job whose other nodes have one.
 
@@ -68,18 +70,18 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD573", "rdma-devices-not-in-container", Severity.WARNING, RdmaFact)
+@rule("DD573", "rdma-devices-not-in-container", Consequence.SLOWER, RdmaFact)
 def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the job may not open any of their devices.
 
     Finds: /dev/infiniband/uverbsN of every active port is missing or refused. For NCCL on several nodes an error where
-        other nodes do have RDMA, else a warning; information in a run of one node.
+        other nodes do have RDMA, else by what TCP costs; information in a run of one node.
     Why: /sys shows the hardware of the host in every container, and tools report it as healthy; NCCL cannot open it,
         and takes TCP without a word.
     Remedy: Give the container the devices.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    between, severity = is_between_nodes(recording), _graded(recording)
+    between = is_between_nodes(recording)
     for (problems, in_container), group in by_cause(recording.facts(RdmaFact), _hidden).items():
         first = group[0].fact
         names = [port_name(hca, port) for hca, port in first.ports() if port.is_active]
@@ -94,7 +96,7 @@ def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
             saw,
             *([GIVE_DEVICES] if in_container else [_LOAD_VERBS]),
             detail="NCCL then finds no RDMA device, and uses TCP without a warning.",
-            severity=severity if between and first.unused_by is None else Severity.INFO,
+            severity=_severity(recording, group[0].node) if between and first.unused_by is None else Severity.INFO,
         )
 
 
@@ -113,7 +115,7 @@ def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
     return (problems, fact.in_container) if active and len(problems) == len(active) else None
 
 
-@rule("DD574", "rdma-library-missing", Severity.WARNING, RdmaFact)
+@rule("DD574", "rdma-library-missing", Consequence.SLOWER, RdmaFact)
 def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
 
@@ -141,7 +143,7 @@ def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
                 references=("https://github.com/linux-rdma/rdma-core",),
             ),
             detail="NCCL then uses TCP, without a warning.",
-            severity=_graded(recording),
+            severity=_severity(recording, group[0].node),
         )
 
 

@@ -10,7 +10,7 @@ from ddp_doctor.knowledge.network import roce_gids
 from ddp_doctor.knowledge.network.roce_gids import INDEX, PASSES_HIDDEN_SINCE, SEARCH_SETTINGS, SEARCHES_SINCE, Choice
 from ddp_doctor.knowledge.versions import Version, dotted
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Remedy, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -98,7 +98,7 @@ def _draft(recording: Recording, some: Sequence[Entry], what: str, remedies: Seq
     )
 
 
-@rule("DD567", "roce-port-without-routable-address", Severity.ERROR, RdmaFact)
+@rule("DD567", "roce-port-without-routable-address", Consequence.FAILS, RdmaFact)
 def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that NCCL takes and whose interface has no IPv4 address.
 
@@ -144,7 +144,7 @@ def _ipv6(recording: Recording) -> tuple[Remedy, ...]:
     return (USE_IPV6,)
 
 
-@rule("DD568", "gid-index-points-elsewhere", Severity.ERROR, RdmaFact)
+@rule("DD568", "gid-index-points-elsewhere", Consequence.FAILS, RdmaFact)
 def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     """A setting that makes NCCL take an entry that other nodes do not reach, though the table has one.
 
@@ -189,7 +189,7 @@ def _is_chosen_by_setting(entry: Entry) -> bool:
     return free.index != entry.choice.index
 
 
-@rule("DD569", "gid-index-needed", Severity.WARNING, RdmaFact)
+@rule("DD569", "gid-index-needed", Consequence.RISK, RdmaFact)
 def gid_index_needed(recording: Recording) -> Iterator[Draft]:
     """An NCCL that does not find the right GID entry by itself, and no setting that names it.
 

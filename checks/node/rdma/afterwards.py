@@ -30,7 +30,7 @@ from ddp_doctor.knowledge.network.rdma import (
     ROCE_LOSSES,
 )
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Severity, Where
+from ddp_doctor.model.choices import Confidence, Consequence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Absent
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
@@ -48,7 +48,7 @@ from ddp_doctor.wording.nccl_complaints import complaint_lines
 from ddp_doctor.wording.nodes import host, name_list, node_culprit, node_pair
 
 
-@rule("DD566", "rdma-link-down-during-run", Severity.ERROR, RdmaFact, RdmaAfterFact)
+@rule("DD566", "rdma-link-down-during-run", Consequence.FAILS, RdmaFact, RdmaAfterFact)
 def rdma_link_down_during_run(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that went down while the ranks ran.
 
@@ -88,7 +88,7 @@ def _down_in_words(change: Change) -> str:
     return f"{', '.join(parts)} in {change.seconds:.0f} s"
 
 
-@rule("DD579", "rdma-packets-lost-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
+@rule("DD579", "rdma-packets-lost-during-run", Consequence.COST, RdmaFact, RdmaAfterFact)
 def rdma_packets_lost_during_run(recording: Recording) -> Iterator[Draft]:
     """RDMA packets that were lost, or refused, while the ranks ran.
 
@@ -124,7 +124,7 @@ def _losses(change: Change) -> tuple[str, ...]:
     return ROCE_LOSSES if change.hit[2].is_roce else LOSSES
 
 
-@rule("DD580", "rdma-link-errors-during-run", Severity.WARNING, RdmaFact, RdmaAfterFact)
+@rule("DD580", "rdma-link-errors-during-run", Consequence.RISK, RdmaFact, RdmaAfterFact)
 def rdma_link_errors_during_run(recording: Recording) -> Iterator[Draft]:
     """Errors on the RDMA link itself while the ranks ran.
 
@@ -166,7 +166,7 @@ _RESENT = "Packets were sent again meanwhile and the links stayed up, so that pa
 _NOTHING_RESENT = "Nothing that was counted tells why: addresses, MTU, routes and the switch are what to look at."
 
 
-@rule("DD584", "rdma-send-never-acknowledged", Severity.ERROR, explained_by=("DD566", "DD567", "DD568", "DD569"))
+@rule("DD584", "rdma-send-never-acknowledged", Consequence.FAILS, explained_by=("DD566", "DD567", "DD568", "DD569"))
 def rdma_send_never_acknowledged(recording: Recording) -> Iterator[Draft]:
     """A send over RDMA failed because its acknowledgement never came (status 12).
 

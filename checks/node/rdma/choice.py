@@ -10,7 +10,7 @@ from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.nccl_hca import HCA
 from ddp_doctor.knowledge.topology.link_codes import link_code
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -23,7 +23,7 @@ from ddp_doctor.wording.nodes import by_cause, first_names, host, name_list, nod
 _DOCS = "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList"
 
 
-@rule("DD563", "rdma-ports-of-different-kinds", Severity.INFO, RdmaFact)
+@rule("DD563", "rdma-ports-of-different-kinds", Consequence.KNOWN, RdmaFact)
 def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
     """NCCL may take a management or storage port beside the fast ones.
 
@@ -79,7 +79,7 @@ def _is_well_chosen(
     return fact is not None and all(distance(fact, gpu, near) < distance(fact, gpu, far) for gpu in fact.gpus)
 
 
-@rule("DD571", "nccl-ib-hca-matches-nothing", Severity.ERROR, RdmaFact)
+@rule("DD571", "nccl-ib-hca-matches-nothing", Consequence.FAILS, RdmaFact)
 def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA names devices that are not there.
 
@@ -132,7 +132,7 @@ def _devices_seen(recording: Recording, node: FactAt[RdmaFact]) -> Evidence:
     return Evidence(text=f"active on {host(recording, node.node)}: {first_names(ports, 12)}", expected_from=_DOCS)
 
 
-@rule("DD578", "nccl-ib-hca-takes-more-than-named", Severity.INFO, RdmaFact)
+@rule("DD578", "nccl-ib-hca-takes-more-than-named", Consequence.KNOWN, RdmaFact)
 def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA without = takes devices whose names only begin alike.
 
@@ -184,7 +184,7 @@ def _named_and_extra(fact: RdmaFact, value: str) -> tuple[list[tuple[Hca, Port]]
     return [(hca, port) for hca, port in chosen if hca.name in words], extra
 
 
-@rule("DD577", "nccl-ib-hca-leaves-out-the-nearest", Severity.WARNING, RdmaFact, TopologyFact)
+@rule("DD577", "nccl-ib-hca-leaves-out-the-nearest", Consequence.COST, RdmaFact, TopologyFact)
 def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
     """NCCL_IB_HCA leaves out the port beside a GPU, so that its traffic crosses the machine.
 

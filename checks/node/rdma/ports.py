@@ -23,7 +23,7 @@ from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -34,7 +34,7 @@ from ddp_doctor.wording.findings import likely, possible
 from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit
 
 
-@rule("DD560", "rdma-port-down", Severity.WARNING, RdmaFact)
+@rule("DD560", "rdma-port-down", Consequence.COST, RdmaFact)
 def rdma_port_down(recording: Recording) -> Iterator[Draft]:
     """An RDMA port that is down while those that it should be like are up.
 
@@ -77,7 +77,7 @@ def rdma_port_down(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD561", "no-subnet-manager", Severity.ERROR, RdmaFact)
+@rule("DD561", "no-subnet-manager", Consequence.FAILS, RdmaFact)
 def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
     """InfiniBand ports with a link that no subnet manager has brought up.
 
@@ -118,7 +118,7 @@ def _waits_for_a_manager(hca: Hca, port: Port) -> bool:
     return is_of_a_card(hca) and port.link_layer == "InfiniBand" and waits
 
 
-@rule("DD562", "rdma-port-slower-than-peers", Severity.WARNING, RdmaFact)
+@rule("DD562", "rdma-port-slower-than-peers", Consequence.SLOWER, RdmaFact)
 def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that came up slower than those that it should be like.
 
@@ -173,7 +173,7 @@ class _Bond:
         return f"{self.netdev.name} ({self.netdev.bond_mode or 'mode unknown'}): {each}"
 
 
-@rule("DD576", "rdma-bond-lost-a-link", Severity.WARNING, RdmaFact)
+@rule("DD576", "rdma-bond-lost-a-link", Consequence.COST, RdmaFact)
 def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
     """A bond that carries RDMA works with fewer links than it was made of.
 
@@ -225,7 +225,7 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD570", "roce-mtu-smaller-than-peers", Severity.WARNING, RdmaFact)
+@rule("DD570", "roce-mtu-smaller-than-peers", Consequence.COST, RdmaFact)
 def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     """A RoCE port that sends smaller packets than its peers.
 
@@ -269,7 +269,7 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD575", "rdma-rails-differ-between-nodes", Severity.WARNING, RdmaFact)
+@rule("DD575", "rdma-rails-differ-between-nodes", Consequence.COST, RdmaFact)
 def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     """Nodes whose RDMA ports differ in number, kind or rate.
 
@@ -320,7 +320,7 @@ def _in_words(rails: tuple[tuple[str, float], ...]) -> str:
     return " + ".join(f"{rails.count(kind)} x {kind[0]} at {kind[1]:g} Gb/s" for kind in kinds)
 
 
-@rule("DD564", "rdma-firmware-differs", Severity.INFO, RdmaFact)
+@rule("DD564", "rdma-firmware-differs", Consequence.KNOWN, RdmaFact)
 def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
     """Devices of one model with different firmware, on one node or between nodes.
 
@@ -367,7 +367,7 @@ def _whose(recording: Recording, hits: list[Hit]) -> str:
     return f"{name_list([hca.name for _, hca, _ in hits])} of {host(recording, nodes[0])}"
 
 
-@rule("DD565", "rdma-link-flaps", Severity.WARNING, RdmaFact)
+@rule("DD565", "rdma-link-flaps", Consequence.RISK, RdmaFact)
 def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
     """An RDMA link that has gone down far more often than its peers.
 

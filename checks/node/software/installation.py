@@ -15,7 +15,7 @@ from ddp_doctor.facts.node.software import HiddenModule, Software
 from ddp_doctor.knowledge import import_path, versions
 from ddp_doctor.knowledge.import_path import TORCH
 from ddp_doctor.knowledge.versions import NcclIssue, dotted, first_torch_with, release, wheel_index
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Proof, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
@@ -77,7 +77,7 @@ def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
         yield reinstall(f"Upgrade torch to {dotted(torch)} or newer", f"'torch>={dotted(torch)}'")
 
 
-@rule("DD203", "cpu-torch-beside-gpus", Severity.ERROR, Software)
+@rule("DD203", "cpu-torch-beside-gpus", Consequence.FAILS, Software)
 def cpu_torch_beside_gpus(recording: Recording) -> Iterator[Draft]:
     """A CPU build of torch on a machine with NVIDIA GPUs.
 
@@ -105,7 +105,7 @@ def _cpu_build(fact: Software) -> tuple[str, str, int] | None:
     return fact.torch_version, fact.driver, fact.gpu_devices
 
 
-@rule("DD204", "driver-too-old-for-cuda", Severity.ERROR, Software)
+@rule("DD204", "driver-too-old-for-cuda", Consequence.FAILS, Software)
 def driver_too_old_for_cuda(recording: Recording) -> Iterator[Draft]:
     """An NVIDIA driver older than torch's CUDA needs.
 
@@ -137,7 +137,7 @@ def _driver_gap(fact: Software) -> tuple[str, str, str | None] | None:
     return driver, cuda, fact.forward_compatibility
 
 
-@rule("DD201", "torch-installation-broken", Severity.ERROR, Software)
+@rule("DD201", "torch-installation-broken", Consequence.FAILS, Software)
 def torch_installation_broken(recording: Recording) -> Iterator[Draft]:
     """No whole torch for the Python that runs the job.
 
@@ -174,7 +174,7 @@ def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
     return f"its files are of {files}, its package metadata of {metadata}", Severity.WARNING
 
 
-@rule("DD202", "torch-or-python-too-old", Severity.WARNING, Software)
+@rule("DD202", "torch-or-python-too-old", Consequence.RISK, Software)
 def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
     """A torch that the doctor was never tested with, or a Python that is no longer supported.
 
@@ -200,7 +200,7 @@ def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD210", "torch-finds-no-backend", Severity.ERROR, Software)
+@rule("DD210", "torch-finds-no-backend", Consequence.FAILS, Software)
 def torch_finds_no_backend(recording: Recording) -> Iterator[Draft]:
     """A torch that looks its backends up in package metadata which is not there.
 
@@ -247,7 +247,7 @@ def _hidden_in(ctx: Context, folder: str, by: str) -> Iterator[HiddenModule]:
 _FOUND_BY = "the order in which Python searches for modules"
 
 
-@rule("DD211", "module-hidden-by-pythonpath", Severity.ERROR, Software)
+@rule("DD211", "module-hidden-by-pythonpath", Consequence.FAILS, Software)
 def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
     """A file on PYTHONPATH that Python loads in the place of torch, or of a module of its own library.
 
@@ -277,7 +277,7 @@ def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD212", "module-hidden-in-working-directory", Severity.ERROR, Software)
+@rule("DD212", "module-hidden-in-working-directory", Consequence.FAILS, Software)
 def module_hidden_in_working_directory(recording: Recording) -> Iterator[Draft]:
     """A file in the working directory that some jobs load in the place of torch, or of a module of Python's library.
 

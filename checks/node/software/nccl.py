@@ -7,7 +7,7 @@ from ddp_doctor.checks.node.software import installation
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.knowledge import versions
 from ddp_doctor.knowledge.versions import dotted, release
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -18,7 +18,7 @@ from ddp_doctor.wording.findings import finding, possible, proved
 from ddp_doctor.wording.nodes import by_cause, of_nodes
 
 
-@rule("DD205", "nccl-differs-from-torch", Severity.WARNING, Software)
+@rule("DD205", "nccl-differs-from-torch", Consequence.RISK, Software)
 def nccl_differs_from_torch(recording: Recording) -> Iterator[Draft]:
     """torch would load another NCCL than the one it was built with.
 
@@ -52,7 +52,7 @@ def _without(brought_by: str) -> Remedy:
     )
 
 
-@rule("DD206", "nccl-with-known-fault", Severity.WARNING, Software)
+@rule("DD206", "nccl-with-known-fault", Consequence.RISK, Software)
 def nccl_with_known_fault(recording: Recording) -> Iterator[Draft]:
     """An NCCL release with a known fault that hangs DDP jobs or corrupts their data.
 
@@ -78,7 +78,7 @@ def _nccl_in_use(fact: Software) -> tuple[str, str, str] | None:
     return (fact.nccl_loaded, fact.torch_version or "", fact.machine) if fact.nccl_loaded else None
 
 
-@rule("DD207", "nccl-library-unusable", Severity.ERROR, Software)
+@rule("DD207", "nccl-library-unusable", Consequence.FAILS, Software)
 def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
     """torch needs libnccl.so.2, which is missing or does not load.
 
@@ -98,7 +98,7 @@ def nccl_library_unusable(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD208", "nccl-packages-overwrite-each-other", Severity.WARNING, Software)
+@rule("DD208", "nccl-packages-overwrite-each-other", Consequence.RISK, Software)
 def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
     """Two NCCL packages, for two versions of CUDA, that write the same file.
 
@@ -155,7 +155,7 @@ def _severity(there: str | None, own: str, fact: Software) -> Severity | None:
     return Severity.ERROR if too_old and not fact.forward_compatibility else None
 
 
-@rule("DD209", "nccl-copy-without-effect", Severity.INFO, Software)
+@rule("DD209", "nccl-copy-without-effect", Consequence.NO_EFFECT, Software)
 def nccl_copy_without_effect(recording: Recording) -> Iterator[Draft]:
     """LD_LIBRARY_PATH or LD_PRELOAD names a libnccl that torch does not load.
 

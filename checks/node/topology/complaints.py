@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.checks.node.topology.wording import REPAIR_FABRIC
 from ddp_doctor.facts.node.host import Host
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -44,7 +44,7 @@ WITHOUT_CUMEM = nccl.by_setting(
 _LOOK_AT_SWITCHES = "Look at the fabric manager, whose release must be the driver's; after a restart reset the GPUs"
 
 
-@rule("DD444", "nvlink-sharp-cannot-start", Severity.ERROR)
+@rule("DD444", "nvlink-sharp-cannot-start", Consequence.FAILS)
 def nvls_fails(recording: Recording) -> Iterator[Draft]:
     """NCCL failed to set up NVLink SHARP (NVLS).
 
@@ -67,7 +67,7 @@ def nvls_fails(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD445", "nvlink-between-nodes-cannot-start", Severity.ERROR)
+@rule("DD445", "nvlink-between-nodes-cannot-start", Consequence.FAILS)
 def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
     """NVLink joins GPUs of several nodes (MNNVL), and NCCL cannot use it.
 
@@ -88,7 +88,7 @@ def mnnvl_fails(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD446", "nccl-cannot-share-gpu-memory", Severity.ERROR)
+@rule("DD446", "nccl-cannot-share-gpu-memory", Consequence.FAILS)
 def sharing_fails(recording: Recording) -> Iterator[Draft]:
     """A CUDA call failed in which NCCL shares memory between the ranks of a node.
 

@@ -9,10 +9,11 @@ from ddp_doctor.checks.node.topology.wording import UNSET_LEVEL, culprit, hosts_
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.facts.node.topology import TopologyFact
+from ddp_doctor.knowledge.severity import of_detour
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import Kind
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -41,7 +42,7 @@ class Difference:
         return self.place.rate(self.expected.gpus, self.expected.code, "SHM" if self.kind == "SHM" else "NET")
 
 
-@rule("DD430", "p2p-allowed-and-not-used", Severity.WARNING, TopologyFact)
+@rule("DD430", "p2p-allowed-and-not-used", Consequence.SLOWER, TopologyFact)
 def p2p_allowed_and_not_used(recording: Recording) -> Iterator[Draft]:
     """Two GPUs could copy directly, and NCCL goes another way.
 
@@ -55,7 +56,7 @@ def p2p_allowed_and_not_used(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "near enough to copy directly", "P2P", lambda found: not _nvlink(found))
 
 
-@rule("DD431", "nvlink-not-used", Severity.WARNING, TopologyFact)
+@rule("DD431", "nvlink-not-used", Consequence.SLOWER, TopologyFact)
 def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     """Two GPUs are joined by NVLink, and NCCL does not use it.
 
@@ -69,7 +70,7 @@ def nvlink_not_used(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "joined by NVLink", "P2P", _nvlink)
 
 
-@rule("DD432", "network-used-within-one-host", Severity.WARNING, TopologyFact)
+@rule("DD432", "network-used-within-one-host", Consequence.SLOWER, TopologyFact)
 def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
     """Two ranks of one host exchange their data over the network.
 
@@ -83,7 +84,7 @@ def network_used_within_one_host(recording: Recording) -> Iterator[Draft]:
     yield from _drafts(recording, "of one host", "SHM", lambda found: found.kind == "NET")
 
 
-@rule("DD433", "p2p-beyond-the-default-limit", Severity.INFO, TopologyFact)
+@rule("DD433", "p2p-beyond-the-default-limit", Consequence.KNOWN, TopologyFact)
 def p2p_beyond_the_default_limit(recording: Recording) -> Iterator[Draft]:
     """NCCL copies directly farther than it would by itself.
 
@@ -175,7 +176,6 @@ def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[
         hosts = hosts_of(recording, [difference.place.seen for difference in group])
         pairs = wording.pair_names([difference.used.gpus for difference in group])
         should = first.expected.choice
-        unexplained = first.remedy is wording.SHOW_CHOICE
         yield finding(
             (
                 culprit(recording, difference.place.seen.node, difference.used.gpus, difference.used.ranks)
@@ -184,9 +184,10 @@ def _drafts(recording: Recording, what: str, expected: Kind, is_meant: Callable[
             f"GPUs {what} use {wording.NAMES[first.kind]} instead of {wording.NAMES[should.kind]} on {hosts}: {pairs}",
             (_evidence(difference) for difference in group[: wording.MOST_PAIRS]),
             first.remedy,
-            confidence=Confidence.POSSIBLE if unexplained else Confidence.LIKELY,
+            confidence=Confidence.LIKELY,
             detail=f"What speaks for {wording.NAMES[should.kind]}: {should.why}. Why NCCL goes another way:"
             f" {first.reason}." + wording.price(first.expected.rate_gb_per_s, first.instead()),
+            severity=of_detour(first.expected.rate_gb_per_s, first.instead()),
         )
 
 
@@ -198,7 +199,7 @@ def _evidence(difference: Difference) -> Evidence:
     return Evidence(text=f"{path}; NCCL's log: {ranks} via {via}{wording.rate(difference.instead())}")
 
 
-@rule("DD434", "setting-forbids-a-faster-way", Severity.WARNING, TopologyFact)
+@rule("DD434", "setting-forbids-a-faster-way", Consequence.SLOWER, TopologyFact)
 def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
     """A setting that keeps NCCL from the way that the hardware has.
 
@@ -232,7 +233,9 @@ def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
             ),
             wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
             detail=f"They talk over {wording.NAMES[worst.having.choice.kind]} instead.{price}",
-            severity=None if found.is_slower else Severity.INFO,
+            severity=of_detour(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
+            if found.is_slower
+            else Severity.INFO,
             reproduced_by=between_gpus(recording, found.seen[0].node, worst.having.gpus),
         )
 
@@ -240,7 +243,7 @@ def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
 _NETWORK = re.compile(r" via NET/")
 
 
-@rule("DD438", "containers-of-one-machine-use-the-network", Severity.WARNING, InterfacesFact)
+@rule("DD438", "containers-of-one-machine-use-the-network", Consequence.COST, InterfacesFact)
 def containers_of_one_machine_use_the_network(recording: Recording) -> Iterator[Draft]:
     """Two nodes of the run are containers of one machine, and NCCL joins their GPUs over the network.
 

@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.gpu.nvml import OS_MANAGED_MEMORY
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.nccl_paths import GDR_C2C_SINCE, GDR_LEVEL
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -28,7 +28,7 @@ from ddp_doctor.wording.nodes import by_cause, hosts, name_list, node_culprit
 from ddp_doctor.wording.pcie import what_bends_the_path
 
 
-@rule("DD437", "gpudirect-rdma-not-used", Severity.WARNING, TopologyFact)
+@rule("DD437", "gpudirect-rdma-not-used", Consequence.COST, TopologyFact)
 def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
     """A NIC is near a GPU, and NCCL receives through host memory all the same.
 
@@ -79,7 +79,7 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     return "Nothing that is recorded explains it", wording.SHOW_NETWORK
 
 
-@rule("DD441", "gpudirect-rdma-ends-before-the-nic", Severity.INFO, TopologyFact)
+@rule("DD441", "gpudirect-rdma-ends-before-the-nic", Consequence.KNOWN, TopologyFact)
 def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
     """GPUDirect RDMA is possible, and NCCL's own limit is nearer than the nearest NIC.
 
@@ -147,7 +147,7 @@ def _gpus_gained(recording: Recording, place: Place, level: str) -> Iterator[ToN
             yield replace(way, why=then.why)
 
 
-@rule("DD408", "gpus-far-from-every-nic", Severity.INFO, TopologyFact)
+@rule("DD408", "gpus-far-from-every-nic", Consequence.KNOWN, TopologyFact)
 def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     """GPUs that no RDMA NIC of their host is near to.
 
@@ -180,7 +180,7 @@ def _gpus_far_from_nics(fact: TopologyFact) -> tuple[str, ...] | None:
     return far if far and len(far) < len(fact.gpus) else None
 
 
-@rule("DD409", "job-pinned-away-from-its-gpus", Severity.WARNING, TopologyFact)
+@rule("DD409", "job-pinned-away-from-its-gpus", Consequence.COST, TopologyFact)
 def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
     """The job may run on no CPU near its GPUs.
 

@@ -25,7 +25,7 @@ from ddp_doctor.checks.node.topology.wording import culprit, hosts_of, look_at_n
 from ddp_doctor.facts.node.topology import Nvlink, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -135,7 +135,7 @@ def links_down(fact: TopologyFact) -> tuple[Down, ...]:
     return tuple(down)
 
 
-@rule("DD406", "nvlinks-down", Severity.WARNING, TopologyFact)
+@rule("DD406", "nvlinks-down", Consequence.COST, TopologyFact)
 def nvlinks_down(recording: Recording) -> Iterator[Draft]:
     """NVLinks of a GPU behind NVSwitch are down.
 
@@ -180,7 +180,7 @@ def nvlinks_down(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD407", "nvlink-errors", Severity.WARNING, TopologyFact)
+@rule("DD407", "nvlink-errors", Consequence.RISK, TopologyFact)
 def nvlink_errors(recording: Recording) -> Iterator[Draft]:
     """An NVLink loses data.
 
@@ -241,7 +241,7 @@ def _counters(fact: TopologyFact, links: Sequence[_Link]) -> Iterator[Evidence]:
                 yield Evidence(text=text, value=count, expected_from="DCGM's limits")
 
 
-@rule("DD403", "nvlinks-missing", Severity.WARNING, TopologyFact)
+@rule("DD403", "nvlinks-missing", Consequence.COST, TopologyFact)
 def nvlinks_missing(recording: Recording) -> Iterator[Draft]:
     """A GPU has fewer NVLinks than its peers.
 

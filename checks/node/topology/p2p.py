@@ -13,7 +13,7 @@ from ddp_doctor.knowledge.topology.cluster_kinds import Cluster, Kind, Maker, cl
 from ddp_doctor.knowledge.topology.link_codes import connected
 from ddp_doctor.knowledge.versions import dotted
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Command, Confidence, Severity
+from ddp_doctor.model.choices import Command, Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -30,7 +30,7 @@ from ddp_doctor.wording.pcie import what_bends_the_path
 from ddp_doctor.wording.ranks import rank_list
 
 
-@rule("DD401", "p2p-stalls-between-gpus", Severity.ERROR, TopologyFact)
+@rule("DD401", "p2p-stalls-between-gpus", Consequence.HANGS, TopologyFact)
 def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     """Direct copies between two GPUs never end.
 
@@ -116,7 +116,7 @@ def _candidate_hca(recording: Recording, node: FactAt[TopologyFact]) -> list[Rem
     return [use_hca(devices, others, "; ".join(fact.nearest_in_words()), index)] if devices else []
 
 
-@rule("DD402", "p2p-may-cross-sockets", Severity.WARNING, TopologyFact)
+@rule("DD402", "p2p-may-cross-sockets", Consequence.RISK, TopologyFact)
 def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
     """NCCL may copy directly between GPUs of different sockets.
 
@@ -236,7 +236,7 @@ _LEAST_HIDDEN = 4
 _Paths = tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
-@rule("DD412", "p2p-over-pcie-unproved", Severity.INFO, TopologyFact)
+@rule("DD412", "p2p-over-pcie-unproved", Consequence.KNOWN, TopologyFact)
 def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
     """NCCL may copy directly between GPUs over PCIe, which some machines announce and do not carry.
 
@@ -308,7 +308,7 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
     return ", ".join("-".join(pair) for pair in pairs) if len(pairs) <= 4 else f"{len(pairs)} pairs"
 
 
-@rule("DD413", "pcie-tree-hidden", Severity.INFO, TopologyFact)
+@rule("DD413", "pcie-tree-hidden", Consequence.KNOWN, TopologyFact)
 def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
     """A virtual machine, probably, that shows all GPUs below one host bridge.
 

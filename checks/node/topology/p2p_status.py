@@ -14,7 +14,7 @@ from ddp_doctor.facts.node.topology import P2pStatusFact, TopologyFact
 from ddp_doctor.knowledge.topology import link_codes
 from ddp_doctor.knowledge.topology.link_codes import ASKED_BY_NCCL, p2p_status
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
@@ -117,7 +117,7 @@ def hosts(recording: Recording) -> list[Host]:
 _MOST_TOLD = 6
 
 
-@rule("DD410", "nvlink-without-p2p", Severity.ERROR)
+@rule("DD410", "nvlink-without-p2p", Consequence.MUCH_SLOWER)
 def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
     """GPUs that NVLink joins, between which the driver allows no P2P.
 
@@ -161,7 +161,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD411", "p2p-not-available", Severity.WARNING)
+@rule("DD411", "p2p-not-available", Consequence.COST)
 def p2p_not_available(recording: Recording) -> Iterator[Draft]:
     """GPUs without NVLink between which the driver allows no P2P.
 

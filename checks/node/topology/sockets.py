@@ -13,7 +13,7 @@ from ddp_doctor.facts.node.topology import TopologyFact
 from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKETS, SOCKETS_SHARE
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -22,7 +22,7 @@ from ddp_doctor.remedies.kinds import NO_TRIAL, remedy, unset
 from ddp_doctor.settings.nccl_conf import files_read, set_by_files
 from ddp_doctor.views import forbidden_ways
 from ddp_doctor.views.gpus import each_has_a_whole_gpu
-from ddp_doctor.views.network import Crossing, chosen, crossings, nodes_whose_log_has, rdma_of
+from ddp_doctor.views.network import Crossing, crossings, interface_mbps, nodes_whose_log_has, rdma_of, severity_of_tcp
 from ddp_doctor.views.reproducers import between_nodes
 from ddp_doctor.views.transports import Expected, Place, log_of, places, used_within
 from ddp_doctor.wording.findings import NOBODY, likely, possible
@@ -30,7 +30,8 @@ from ddp_doctor.wording.nodes import by_cause, host, hosts, name_list, node_culp
 
 
 @rule(
-    *("DD440", "all-reduce-far-below-its-path", Severity.WARNING, TopologyFact, AllReduceFact), explained_by=("DD624",)
+    *("DD440", "all-reduce-far-below-its-path", Consequence.MUCH_SLOWER, TopologyFact, AllReduceFact),
+    explained_by=("DD624",),
 )
 def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
     """An all-reduce on one node reaches less than a third of what its slowest link should carry.
@@ -53,7 +54,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
             continue
         pair = "-".join(slowest.gpus)
         held = {name: place.node.settings[name] for name in BOUNDING if name in place.node.settings}
-        yield possible(
+        yield likely(
             (node_culprit(recording, place.seen.node),),
             f"All-reduce on {host(recording, place.seen.node)} reaches {measured.busbw_gb_per_s:.3g} GB/s, less"
             f" than a third of what its slowest link should carry ({slowest.rate_gb_per_s:.3g} GB/s, {pair})",
@@ -112,7 +113,7 @@ def _bus_bandwidth(best: SizeResult, expected: float | None, expected_from: str)
 _SOCKET = re.compile(r" via NET/Socket/")
 
 
-@rule("DD435", "sockets-used-beside-rdma", Severity.WARNING, RdmaFact)
+@rule("DD435", "sockets-used-beside-rdma", Consequence.SLOWER, RdmaFact)
 def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
     """NCCL talks between nodes over TCP, though both ends have RDMA ports it could use.
 
@@ -153,10 +154,11 @@ def sockets_used_beside_rdma(recording: Recording) -> Iterator[Draft]:
             ),
             wording.SHOW_NETWORK,
             detail=f"Nothing that is recorded forbids RDMA. {reason}.",
+            severity=severity_of_tcp(recording, nodes[0]),
         )
 
 
-@rule("DD436", "setting-forbids-rdma", Severity.WARNING, RdmaFact)
+@rule("DD436", "setting-forbids-rdma", Consequence.SLOWER, RdmaFact)
 def setting_forbids_rdma(recording: Recording) -> Iterator[Draft]:
     """A setting sends what goes between nodes over TCP, though InfiniBand is there.
 
@@ -185,7 +187,7 @@ def setting_forbids_rdma(recording: Recording) -> Iterator[Draft]:
             detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
             if mixed
             else "Traffic between the nodes goes over TCP." + _price(recording, group[0]),
-            severity=Severity.ERROR if mixed else Severity.INFO if roce else None,
+            severity=Severity.ERROR if mixed else Severity.INFO if roce else severity_of_tcp(recording, group[0].node),
             reproduced_by=between_nodes(recording),
         )
 
@@ -201,18 +203,7 @@ def _file_origins(recording: Recording, name: str, nodes: Container[int]) -> Ite
 def _price(recording: Recording, node: FactAt[RdmaFact]) -> str:
     """What one port carries beside what the interface does that NCCL then takes."""
     fast = max((port.rate_gbit_per_s or 0.0 for _, port in node.fact.candidates()), default=0.0)
-    return wording.price(fast / 8 or None, network(_interface_mbps(recording, node.node)))
-
-
-def _interface_mbps(recording: Recording, node: int) -> int | None:
-    """The speed of the interface that NCCL takes for TCP, as far as it is known."""
-    speeds = (
-        interface.speed_mbps
-        for fact in recording.at(InterfacesFact, node)
-        for interface in fact.interfaces
-        if interface.name == chosen(fact, "nccl").interface
-    )
-    return next(speeds, None)
+    return wording.price(fast / 8 or None, network(interface_mbps(recording, node.node)))
 
 
 def _names(ports: Sequence[tuple[Hca, Port]]) -> str:
@@ -224,7 +215,7 @@ def _printed_rates(ports: Sequence[tuple[Hca, Port]]) -> str:
     return f" ({', '.join(rates)})" if rates else ""
 
 
-@rule("DD447", "one-socket-on-a-fast-network", Severity.INFO, InterfacesFact, AllReduceFact)
+@rule("DD447", "one-socket-on-a-fast-network", Consequence.KNOWN, InterfacesFact, AllReduceFact)
 def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     """NCCL sends between nodes over one TCP connection, and the interface carries far more.
 
@@ -279,5 +270,5 @@ def _interface_rate(recording: Recording, node: int) -> float | None:
     )
     if several or not plain or (rdma is not None and rdma.chosen()):
         return None
-    speed = _interface_mbps(recording, node)
+    speed = interface_mbps(recording, node)
     return network(speed) if speed is not None and speed >= FAST_ETHERNET_MBPS else None

@@ -7,7 +7,7 @@ from itertools import combinations
 from ddp_doctor.checks.node.topology.wording import culprit, hosts_of
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.topology import RocmTopologyFact, TopologyFact, TopologyHangFact
-from ddp_doctor.model.choices import Command, Severity, Status
+from ddp_doctor.model.choices import Command, Consequence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -19,7 +19,7 @@ from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, of_nodes
 
 
-@rule("DD404", "topology-partly-unclear", Severity.INFO, TopologyFact)
+@rule("DD404", "topology-partly-unclear", Consequence.KNOWN, TopologyFact)
 def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
     """Part of the matrix contradicts itself or was not taken over.
 
@@ -42,7 +42,7 @@ def topology_partly_unclear(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD405", "topology-not-understood", Severity.WARNING)
+@rule("DD405", "topology-not-understood", Consequence.RISK)
 def topology_not_understood(recording: Recording) -> Iterator[Draft]:
     """The pasted text, or a part of it, cannot be read with certainty.
 
@@ -67,7 +67,7 @@ def topology_not_understood(recording: Recording) -> Iterator[Draft]:
             )
 
 
-@rule("DD414", "amd-gpus-not-supported", Severity.INFO)
+@rule("DD414", "amd-gpus-not-supported", Consequence.KNOWN)
 def amd_gpus_not_supported(recording: Recording) -> Iterator[Draft]:
     """The topology of AMD GPUs, from which nothing is concluded yet.
 
@@ -97,7 +97,7 @@ _BELOW_ONE_BRIDGE = ("PIX", "PXB")
 _PAIRS_IN_A_TITLE = 4
 
 
-@rule("DD415", "driver-and-sysfs-disagree", Severity.INFO, TopologyFact)
+@rule("DD415", "driver-and-sysfs-disagree", Consequence.KNOWN, TopologyFact)
 def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
     """The driver and /sys place two GPUs differently.
 
@@ -145,7 +145,7 @@ def _disagreements(fact: TopologyFact) -> tuple[tuple[str, str, str, str], ...] 
     return tuple(found) or None
 
 
-@rule("DD416", "topology-never-answered", Severity.ERROR, TopologyHangFact)
+@rule("DD416", "topology-never-answered", Consequence.HANGS, TopologyHangFact)
 def topology_never_answered(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA driver does not answer when it is asked for the topology.
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ddp_doctor.facts.job_log import JobLogFact
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact, Transport
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
@@ -94,7 +94,7 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
     return "NCCL found no RDMA device", line, Severity.INFO, cure
 
 
-@rule("DDJ201", "nccl-uses-tcp-between-nodes", Severity.WARNING, NcclTransportFact)
+@rule("DDJ201", "nccl-uses-tcp-between-nodes", Consequence.COST, NcclTransportFact)
 def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
     """Finds: A job on several nodes whose NCCL moves data over TCP sockets, and what its lines say of why: a setting,
         no library for RDMA, a plug-in that found no device, or no device at all (information only).
@@ -117,7 +117,7 @@ def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
         yield _draft(logs, title, f"Using network Socket; {line}", cure, severity=severity)
 
 
-@rule("DDJ202", "nccl-without-gpudirect-rdma", Severity.WARNING, NcclTransportFact)
+@rule("DDJ202", "nccl-without-gpudirect-rdma", Consequence.COST, NcclTransportFact)
 def nccl_without_gpudirect_rdma(recording: Recording) -> Iterator[Draft]:
     """Finds: Connections over RDMA that the receiving end does not make with GPUDirect RDMA, so that data goes through
         host memory. It is information only where NCCL does not say that the kernel module is missing, and no sender
@@ -162,7 +162,7 @@ def _staged(log: Log) -> list[Transport]:
     return [t for t in over_network if t.network and t.network[0] != "Socket" and not t.network[2]]
 
 
-@rule("DDJ203", "nccl-uses-interface-of-containers", Severity.WARNING, NcclTransportFact)
+@rule("DDJ203", "nccl-uses-interface-of-containers", Consequence.RISK, NcclTransportFact)
 def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
     """Finds: Ranks that meet, or move data, over a bridge of a container engine or of virtual machines, such as
         docker0.
@@ -186,7 +186,7 @@ def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
         yield _draft(logs, title, f"Bootstrap : Using {name}", cure)
 
 
-@rule("DDJ204", "nccl-without-p2p-between-gpus", Severity.WARNING, NcclTransportFact)
+@rule("DDJ204", "nccl-without-p2p-between-gpus", Consequence.COST, NcclTransportFact)
 def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
     """Finds: GPUs of one node that exchange data through host memory (SHM): because of NCCL_P2P_DISABLE or
         NCCL_P2P_LEVEL, because the driver refuses P2P between connected GPUs, or (information only) for no reason

@@ -11,7 +11,7 @@ from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
 from ddp_doctor.wording.ranks import capital
@@ -19,7 +19,7 @@ from ddp_doctor.wording.ranks import capital
 #: Evidence lines of a finding; the report's causes have all.
 _MOST_LINES = 5
 #: What is no fault, but worth knowing.
-_NO_FAULT = {"others-wait-for-work": Severity.INFO, "progress-not-known": Severity.WARNING}
+_NO_FAULT = {"others-wait-for-work": Consequence.KNOWN, "progress-not-known": Consequence.RISK}
 #: Characters of one value in a title, such as the message of an exception.
 _LONGEST_VALUE = 160
 _OPTIONAL = re.compile(r"\[([^\]]*\{[^\]]*)\]")
@@ -91,7 +91,7 @@ def _rule(cause: JobCause) -> CauseRule:
     remedy = " ".join(f"{remedy.summary}." for remedy in cause.remedies)
     references = "\n    ".join(cause.references)
     doc = f"Finds: {cause.finds}\nWhy: {cause.why}\nRemedy: {remedy}\nSee: {references}"
-    return CauseRule(cause.code, cause.name, _NO_FAULT.get(cause.name, Severity.ERROR), doc)
+    return CauseRule(cause.code, cause.name, _NO_FAULT.get(cause.name, Consequence.FAILS), doc)
 
 
 _BY_CODE = {cause.code: _rule(cause) for cause in JOB_CAUSES}

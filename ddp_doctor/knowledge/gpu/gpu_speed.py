@@ -27,9 +27,6 @@ def allowance(free_bytes: int) -> int:
 #: (huggingface/gpu-fryer, --tflops-tolerance); seven healthy A100s of one node differed by 1 %
 #: (NVIDIA/DCGM issue 122), and power-capped H100s by some 3 % (that tool's own sample).
 SLOWER_SHARE = 0.10
-#: … and from here on a job is several times slower: the A100 of that issue was at 2.9. dlrover calls a node
-#: a straggler at 2 x the median time; an error of the doctor is 3 x.
-MUCH_SLOWER = 3.0
 #: With fewer GPUs of one model it is unclear which of them is at fault.
 FEWEST_TO_JUDGE = 3
 

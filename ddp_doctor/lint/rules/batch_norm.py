@@ -14,7 +14,7 @@ from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _LAYERS = tuple(f"torch.nn.BatchNorm{dimensions}d" for dimensions in (1, 2, 3))
 _MODELS = re.compile(
@@ -24,7 +24,7 @@ _MODELS = re.compile(
 _NO_NEED = ("syncbatchnorm", "syncbn", "sync_bn", "convert_sync", "frozenbatchnorm")
 
 
-@lint_rule("DDL123", "small-batches-normalised-alone", Severity.WARNING)
+@lint_rule("DDL123", "small-batches-normalised-alone", Consequence.RISK)
 def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
     """BatchNorm sees a small batch on each rank, and nothing synchronises it.
 
@@ -53,7 +53,7 @@ def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
     )
 
 
-@lint_rule("DDL169", "statistics-left-apart", Severity.WARNING)
+@lint_rule("DDL169", "statistics-left-apart", Consequence.RISK)
 def statistics_left_apart(script: Script) -> Iterator[Spot]:
     """The ranks' BatchNorm statistics drift apart, because DDP was told not to share buffers.
 

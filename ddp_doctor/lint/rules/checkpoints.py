@@ -18,7 +18,7 @@ from ddp_doctor.lint.ranks import Chosen, chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 
 _STRIPPED = ("consume_prefix", "unwrap", "removeprefix", "get_model_state_dict")
 #: Words in conditions and decorators which show that one process may save alone.
@@ -38,7 +38,7 @@ _LOAD = "torch.load"
 _SAVE = "torch.save"
 
 
-@lint_rule("DDL129", "wrapper-saved", Severity.INFO)
+@lint_rule("DDL129", "wrapper-saved", Consequence.KNOWN)
 def wrapper_saved(script: Script) -> Iterator[Spot]:
     """A checkpoint is made of the DDP wrapper, not of the model inside.
 
@@ -77,7 +77,7 @@ def _save_the_inner_model(wrapper: ast.expr | None = None) -> str:
     return f"Save the model inside of the wrapper: {name}.module.state_dict()"
 
 
-@lint_rule("DDL130", "checkpoint-saved-on-every-rank", Severity.WARNING)
+@lint_rule("DDL130", "checkpoint-saved-on-every-rank", Consequence.RISK)
 def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
     """All ranks write the same checkpoint to the same path.
 
@@ -104,7 +104,7 @@ def checkpoint_saved_on_every_rank(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL131", "checkpoint-loaded-without-map-location", Severity.WARNING)
+@lint_rule("DDL131", "checkpoint-loaded-without-map-location", Consequence.RISK)
 def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
     """Every rank loads a checkpoint to the GPU that it was saved from.
 
@@ -131,7 +131,7 @@ def checkpoint_loaded_without_map_location(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL132", "sharded-checkpoint-read-as-a-file", Severity.ERROR, concerns=always)
+@lint_rule("DDL132", "sharded-checkpoint-read-as-a-file", Consequence.FAILS, concerns=always)
 def sharded_checkpoint_read_as_a_file(script: Script) -> Iterator[Spot]:
     """torch.load is given a checkpoint that torch.distributed.checkpoint wrote.
 
@@ -183,7 +183,7 @@ def _loaded_into_shards(script: Script) -> set[int]:
     }
 
 
-@lint_rule("DDL168", "loaded-before-it-is-saved", Severity.WARNING, concerns=always)
+@lint_rule("DDL168", "loaded-before-it-is-saved", Consequence.RISK, concerns=always)
 def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
     """All ranks load the checkpoint that rank 0 may still be writing.
 

@@ -18,7 +18,7 @@ from ddp_doctor.lint.collectives import collectives, described
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Guard, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 #: What all ranks meet together, or what no step raises.
 _OF_ALL_RANKS = frozenset(
@@ -30,7 +30,7 @@ _OF_ALL_RANKS = frozenset(
 _ENDS = ("exit", "quit", "sys.exit", "os._exit", "os.abort")
 
 
-@lint_rule("DDL151", "failed-step-skipped", Severity.WARNING)
+@lint_rule("DDL151", "failed-step-skipped", Consequence.RISK)
 def failed_step_skipped(script: Script) -> Iterator[Spot]:
     """A rank whose step fails goes on with the next one, while the others wait in this one.
 
@@ -123,7 +123,7 @@ _OPERATORS = (ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.AugAssign)
 _NEEDS_A_NUMBER = ("float", "int", "bool", "abs", "round", "sum", "max", "min", "len", "math.isnan", "math.isfinite")
 
 
-@lint_rule("DDL152", "result-of-a-collective-used", Severity.ERROR, concerns=always)
+@lint_rule("DDL152", "result-of-a-collective-used", Consequence.FAILS, concerns=always)
 def result_of_a_collective_used(script: Script) -> Iterator[Spot]:
     """The script goes on with what a collective returns, which is None.
 

@@ -25,7 +25,7 @@ from ddp_doctor.lint.ranks import chosen_ranks, is_surely_global, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _LOCAL_RANK = 'local_rank = int(os.environ["LOCAL_RANK"])'
 #: torch 2.15 takes the group's GPU from device_id, else by LOCAL_RANK or the rank, and never from set_device.
@@ -42,7 +42,7 @@ _CHOOSE_GPU = (
 )
 
 
-@lint_rule("DDL104", "gpu-hard-coded", Severity.ERROR)
+@lint_rule("DDL104", "gpu-hard-coded", Consequence.FAILS)
 def gpu_hard_coded(script: Script) -> Iterator[Spot]:
     """Every rank takes the same GPU, by a number in the script.
 
@@ -88,7 +88,7 @@ def _hard_coded(call: Call, device: Value, *, sure: bool) -> Iterator[Spot]:
         yield Spot(call, f"Every rank takes {gpu}", remedy="Take the GPU whose number is LOCAL_RANK", write=_OWN_GPU)
 
 
-@lint_rule("DDL105", "global-rank-as-device", Severity.WARNING)
+@lint_rule("DDL105", "global-rank-as-device", Consequence.RISK)
 def global_rank_as_device(script: Script) -> Iterator[Spot]:
     """The GPU is chosen by the rank in the whole job, which is no GPU's number from the second node on.
 
@@ -126,7 +126,7 @@ def _device_arguments(script: Script) -> Iterator[tuple[Call, Value]]:
             yield move, device
 
 
-@lint_rule("DDL106", "gpu-not-chosen", Severity.ERROR)
+@lint_rule("DDL106", "gpu-not-chosen", Consequence.FAILS)
 def gpu_not_chosen(script: Script) -> Iterator[Spot]:
     """The model is moved to "cuda" and nothing says which GPU that is.
 
@@ -169,7 +169,7 @@ def calls_what_may_set_up(script: Script) -> bool:
     )
 
 
-@lint_rule("DDL107", "gpu-chosen-late", Severity.WARNING)
+@lint_rule("DDL107", "gpu-chosen-late", Consequence.RISK)
 def gpu_chosen_late(script: Script) -> Iterator[Spot]:
     """torch.cuda.set_device comes after CUDA was used.
 
@@ -206,7 +206,7 @@ def _uses_current_gpu(call: Call) -> bool:
     return call.name.startswith("torch.") and device_text(call.argument(None, "device")) == "cuda"
 
 
-@lint_rule("DDL111", "device-ids-disagree", Severity.ERROR)
+@lint_rule("DDL111", "device-ids-disagree", Consequence.FAILS)
 def device_ids_disagree(script: Script) -> Iterator[Spot]:
     """What DistributedDataParallel is told of devices does not fit together.
 
@@ -258,7 +258,7 @@ def _surely_differ(index: Value, other: Value) -> bool:
     return any(gpus) and rank_kind(index_in(other if gpus[0] else index)) == "local_rank"
 
 
-@lint_rule("DDL116", "gloo-for-gpus", Severity.WARNING)
+@lint_rule("DDL116", "gloo-for-gpus", Consequence.COST)
 def gloo_for_gpus(script: Script) -> Iterator[Spot]:
     """A model on GPUs is synchronised over gloo.
 

@@ -14,7 +14,7 @@ from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _WRITERS = ("torch.utils.tensorboard.SummaryWriter", "tensorboardX.SummaryWriter", "wandb.init")
 _DATASETS = ("torchvision.datasets.", "torchaudio.datasets.", "torchtext.datasets.")
@@ -23,7 +23,7 @@ _LETS_ONE_FIRST = ("lock", "first", "zero", "once", "main")
 _CALLS_NOTHING = frozenset(("print", "len", "id", "type", "isinstance", "hasattr", "torch.save", "copy.deepcopy"))
 
 
-@lint_rule("DDL163", "every-rank-downloads", Severity.WARNING)
+@lint_rule("DDL163", "every-rank-downloads", Consequence.RISK)
 def every_rank_downloads(script: Script) -> Iterator[Spot]:
     """All ranks download a data set to the same place at once.
 
@@ -49,7 +49,7 @@ def every_rank_downloads(script: Script) -> Iterator[Spot]:
         )
 
 
-@lint_rule("DDL164", "every-rank-logs", Severity.INFO)
+@lint_rule("DDL164", "every-rank-logs", Consequence.KNOWN)
 def every_rank_logs(script: Script) -> Iterator[Spot]:
     """Every rank opens a log of its own for the same run.
 
@@ -72,7 +72,7 @@ def every_rank_logs(script: Script) -> Iterator[Spot]:
         )
 
 
-@lint_rule("DDL165", "memory-given-back-every-step", Severity.INFO)
+@lint_rule("DDL165", "memory-given-back-every-step", Consequence.KNOWN)
 def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
     """torch.cuda.empty_cache() is called in every training step.
 
@@ -95,7 +95,7 @@ def memory_given_back_every_step(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL166", "forward-around-the-wrapper", Severity.ERROR)
+@lint_rule("DDL166", "forward-around-the-wrapper", Consequence.WRONG)
 def forward_around_the_wrapper(script: Script) -> Iterator[Spot]:
     """The loss is computed with model.module, so that DDP does not synchronise its gradients.
 

@@ -14,7 +14,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, is_result
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _OPTIMIZER = re.compile(r"torch\.optim\.(?!(?:lr_scheduler|swa_utils)\.)(\w+\.)?[A-Z]\w*")
 _CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
@@ -22,7 +22,7 @@ _SHARDS = re.compile(r"\b(FULL_SHARD|SHARD_GRAD_OP|HYBRID_SHARD|_HYBRID_SHARD_ZE
 _ASKS = re.compile(r"hasattr|isinstance|no_sync")
 
 
-@lint_rule("DDL171", "optimizer-before-fully-shard", Severity.ERROR)
+@lint_rule("DDL171", "optimizer-before-fully-shard", Consequence.WRONG)
 def optimizer_before_fully_shard(script: Script) -> Iterator[Spot]:
     """The optimizer is made before fully_shard takes the model's parameters apart.
 
@@ -67,7 +67,7 @@ def _is_of(shard: Call, model: Value) -> bool:
     return list(training.whole(shard.argument(0, "module")).objects()) == [model]
 
 
-@lint_rule("DDL172", "no-sync-of-fsdp2", Severity.ERROR)
+@lint_rule("DDL172", "no-sync-of-fsdp2", Consequence.FAILS)
 def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
     """no_sync() is called on a model of fully_shard, which has none.
 
@@ -97,7 +97,7 @@ def no_sync_of_fsdp2(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL173", "shards-clipped-apart", Severity.ERROR)
+@lint_rule("DDL173", "shards-clipped-apart", Consequence.WRONG)
 def shards_clipped_apart(script: Script) -> Iterator[Spot]:
     """Gradients of FullyShardedDataParallel are clipped by torch.nn.utils, which sees this rank's shards alone.
 

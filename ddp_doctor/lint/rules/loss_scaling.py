@@ -19,7 +19,7 @@ from ddp_doctor.lint import training
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 
 _AUTOCASTS = ("torch.amp.autocast", "torch.cuda.amp.autocast")
 _CLIPS = tuple(f"torch.nn.utils.{name}" for name in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_"))
@@ -33,7 +33,7 @@ def _without_a_library(script: Script) -> bool:
     return not script.libraries
 
 
-@lint_rule("DDL139", "half-precision-without-loss-scaling", Severity.WARNING)
+@lint_rule("DDL139", "half-precision-without-loss-scaling", Consequence.RISK)
 def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
     """A float16 autocast trains without a loss scaler.
 
@@ -65,7 +65,7 @@ def half_precision_without_loss_scaling(script: Script) -> Iterator[Spot]:
                 )
 
 
-@lint_rule("DDL140", "loss-scaling-with-bfloat16", Severity.INFO, concerns=_without_a_library)
+@lint_rule("DDL140", "loss-scaling-with-bfloat16", Consequence.KNOWN, concerns=_without_a_library)
 def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
     """A GradScaler scales the loss of a bfloat16 autocast.
 
@@ -87,7 +87,7 @@ def loss_scaling_with_bfloat16(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL141", "loss-scale-never-updated", Severity.ERROR, concerns=_without_a_library)
+@lint_rule("DDL141", "loss-scale-never-updated", Consequence.WRONG, concerns=_without_a_library)
 def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
     """A GradScaler steps, and is never updated.
 
@@ -109,7 +109,7 @@ def loss_scale_never_updated(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL142", "scaled-gradients-clipped", Severity.ERROR, concerns=_without_a_library)
+@lint_rule("DDL142", "scaled-gradients-clipped", Consequence.WRONG, concerns=_without_a_library)
 def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
     """Gradients are clipped while they are still multiplied by the loss scale.
 
@@ -141,7 +141,7 @@ def scaled_gradients_clipped(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL143", "loss-scaler-made-in-every-step", Severity.WARNING, concerns=_without_a_library)
+@lint_rule("DDL143", "loss-scaler-made-in-every-step", Consequence.RISK, concerns=_without_a_library)
 def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
     """Every step has a new GradScaler.
 
@@ -169,7 +169,7 @@ def loss_scaler_made_in_every_step(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL150", "shared-loss-scaler-updated-twice", Severity.WARNING, concerns=_without_a_library)
+@lint_rule("DDL150", "shared-loss-scaler-updated-twice", Consequence.RISK, concerns=_without_a_library)
 def shared_loss_scaler_updated_twice(script: Script) -> Iterator[Spot]:
     """A GradScaler that several optimizers share is updated more than once in a step.
 

@@ -14,10 +14,10 @@ from itertools import islice
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 
-@lint_rule("DDL113", "cuda-amp-deprecated", Severity.INFO, concerns=always)
+@lint_rule("DDL113", "cuda-amp-deprecated", Consequence.KNOWN, concerns=always)
 def cuda_amp_deprecated(script: Script) -> Iterator[Spot]:
     """torch.cuda.amp is used, which torch.amp replaces.
 
@@ -44,7 +44,7 @@ _LAUNCHES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "tor
 _LAUNCHER = "torch.distributed.launch"
 
 
-@lint_rule("DDL118", "old-launcher-called", Severity.INFO, concerns=always)
+@lint_rule("DDL118", "old-launcher-called", Consequence.KNOWN, concerns=always)
 def old_launcher_called(script: Script) -> Iterator[Spot]:
     """The script starts its processes with torch.distributed.launch, which torchrun replaces.
 
@@ -85,7 +85,7 @@ _PRIVATE = {
 }
 
 
-@lint_rule("DDL119", "private-call-deprecated", Severity.INFO, concerns=always)
+@lint_rule("DDL119", "private-call-deprecated", Consequence.KNOWN, concerns=always)
 def private_call_deprecated(script: Script) -> Iterator[Spot]:
     """A private function of torch.distributed is called, which a public one replaces.
 

@@ -20,7 +20,7 @@ from ddp_doctor.lint.devices import goes_to_gpu, moved, moves_before, moves_to_d
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _LOSSES = re.compile(
     r"^torch\.nn\.(functional\.(cross_entropy|nll_loss|mse_loss|l1_loss|smooth_l1_loss|huber_loss|kl_div|"
@@ -30,7 +30,7 @@ _LOSSES = re.compile(
 _DEFAULT_DEVICE = ("set_default_device", "set_default_tensor_type", "prefetch")
 
 
-@lint_rule("DDL136", "batch-not-on-the-gpu", Severity.ERROR)
+@lint_rule("DDL136", "batch-not-on-the-gpu", Consequence.FAILS)
 def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
     """A batch, or its target, is still in host memory where the model on the GPU needs it.
 
@@ -56,7 +56,7 @@ def batch_not_on_the_gpu(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL137", "gpu-waits-for-the-loader", Severity.INFO)
+@lint_rule("DDL137", "gpu-waits-for-the-loader", Consequence.KNOWN)
 def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
     """A training loader prepares its batches in the training process, or in memory that is not pinned.
 
@@ -176,7 +176,7 @@ _KEEPS_IN_PLACE = ("torch.", "print", "len", "id", "type", "isinstance", "hasatt
 _MODULES = re.compile(r"^(torch\.nn\.[A-Z]\w+|torchvision\.models\.\w+(\.\w+)?)$")
 
 
-@lint_rule("DDL167", "part-left-on-the-cpu", Severity.ERROR)
+@lint_rule("DDL167", "part-left-on-the-cpu", Consequence.FAILS)
 def part_left_on_the_cpu(script: Script) -> Iterator[Spot]:
     """A part of the model, or the weights of its loss, stay in host memory while the model is on the GPU.
 

@@ -31,7 +31,7 @@ from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.rules.start_up import settings
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 
 _OF_ONE_NODE = frozenset(("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"))
 _ENDPOINT = ("MASTER_ADDR", "MASTER_PORT")
@@ -40,7 +40,7 @@ _OTHER_LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "MPI_", "AZ_", "AZUREML_", "SM_",
 _STARTERS = ("spawn", "start_processes", "Process", "Popen", "launch", "notebook_launcher")
 
 
-@lint_rule("DDL160", "gpus-of-one-node-as-world-size", Severity.WARNING)
+@lint_rule("DDL160", "gpus-of-one-node-as-world-size", Consequence.RISK)
 def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
     """The number of GPUs of one node is given as the size of the whole world.
 
@@ -67,7 +67,7 @@ def gpus_of_one_node_as_world_size(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL161", "local-rank-as-rank-of-the-job", Severity.WARNING)
+@lint_rule("DDL161", "local-rank-as-rank-of-the-job", Consequence.RISK)
 def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
     """LOCAL_RANK is given where the rank in the whole job belongs.
 
@@ -94,7 +94,7 @@ def local_rank_as_rank_of_the_job(script: Script) -> Iterator[Spot]:
         )
 
 
-@lint_rule("DDL162", "torchrun-endpoint-overwritten", Severity.ERROR)
+@lint_rule("DDL162", "torchrun-endpoint-overwritten", Consequence.FAILS)
 def torchrun_endpoint_overwritten(script: Script) -> Iterator[Spot]:
     """MASTER_ADDR or MASTER_PORT is overwritten in a script that torchrun starts.
 
@@ -190,7 +190,7 @@ class _Choice(NamedTuple):
     text: str
 
 
-@lint_rule("DDL117", "group-on-another-gpu", Severity.WARNING)
+@lint_rule("DDL117", "group-on-another-gpu", Consequence.RISK)
 def group_on_another_gpu(script: Script) -> Iterator[Spot]:
     """torch 2.15 binds the process group to another GPU than the one that the script works on.
 

@@ -25,7 +25,7 @@ from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Function
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Condition, Leave, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 #: Who comes and who waits, in the titles of both rules, by who fulfils the condition.
 _CALLED = {
@@ -38,7 +38,7 @@ _LEFT = {
 }
 
 
-@lint_rule("DDL133", "collective-on-some-ranks", Severity.ERROR, concerns=always)
+@lint_rule("DDL133", "collective-on-some-ranks", Consequence.HANGS, concerns=always)
 def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
     """A collective stands under a condition that only some ranks fulfil.
 
@@ -67,7 +67,7 @@ def collective_on_some_ranks(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL134", "collective-skipped-on-some-ranks", Severity.ERROR, concerns=always)
+@lint_rule("DDL134", "collective-skipped-on-some-ranks", Consequence.HANGS, concerns=always)
 def collective_skipped_on_some_ranks(script: Script) -> Iterator[Spot]:
     """Some ranks leave a function or loop early, and the others go on to a collective.
 
@@ -173,7 +173,7 @@ _SAME_NUMBER = frozenset(("int", "float", "bool", "abs", "min", "max"))
 _READS = frozenset(("any", "all", "sum", "max", "min", "mean", "item", "count_nonzero"))
 
 
-@lint_rule("DDL135", "collective-by-data-of-one-rank", Severity.WARNING)
+@lint_rule("DDL135", "collective-by-data-of-one-rank", Consequence.RISK)
 def collective_by_data_of_one_rank(script: Script) -> Iterator[Spot]:
     """Whether a rank takes part in a collective depends on its own loss.
 

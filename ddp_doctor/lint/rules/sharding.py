@@ -21,7 +21,7 @@ from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.scopes import Class
 from ddp_doctor.lint.script import Script, words
 from ddp_doctor.lint.values import NOTHING, Call, Loop, Value, is_result, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _SHARDED = re.compile(
     r"Distributed\w*Sampler|split_dataset_by_node|nodesplitter|split_by_node|\.shard$|DataLoaderDispatcher|"
@@ -38,7 +38,7 @@ _EPOCHS = re.compile(r"epoch|^ep$", re.IGNORECASE)
 _BY_RANK = re.compile(r"rank|world_size|IterableDataset|__iter__|num_replicas|shard")
 
 
-@lint_rule("DDL120", "loader-without-distributed-sampler", Severity.WARNING)
+@lint_rule("DDL120", "loader-without-distributed-sampler", Consequence.RISK)
 def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
     """Every rank trains on the whole data set.
 
@@ -72,7 +72,7 @@ def loader_without_distributed_sampler(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL121", "shuffle-together-with-sampler", Severity.ERROR, concerns=always)
+@lint_rule("DDL121", "shuffle-together-with-sampler", Consequence.FAILS, concerns=always)
 def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
     """A DataLoader has both a sampler and shuffle=True.
 
@@ -92,7 +92,7 @@ def shuffle_together_with_sampler(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL122", "set-epoch-missing", Severity.WARNING)
+@lint_rule("DDL122", "set-epoch-missing", Consequence.RISK)
 def set_epoch_missing(script: Script) -> Iterator[Spot]:
     """A DistributedSampler shuffles, and no epoch tells it its number.
 
@@ -252,7 +252,7 @@ _NUMBER_OF_RANKS = re.compile(r"world|replicas|ranks|procs", re.IGNORECASE)
 _DEEPEST = 8
 
 
-@lint_rule("DDL155", "shares-of-unequal-length", Severity.WARNING)
+@lint_rule("DDL155", "shares-of-unequal-length", Consequence.RISK)
 def shares_of_unequal_length(script: Script) -> Iterator[Spot]:
     """The data are dealt out by rank, and nothing makes the shares equally long.
 

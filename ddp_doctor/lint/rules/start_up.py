@@ -20,7 +20,7 @@ from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.rules.devices import calls_what_may_set_up
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence, Severity
 
 #: Other calls that start a process group.
 _STARTS = (names.INIT, "torch.distributed.device_mesh.init_device_mesh", "torch.distributed.init_device_mesh")
@@ -42,7 +42,7 @@ _FAMILIES = ("NCCL_", "TORCH", "GLOO_", "PET_")
 _TIMEOUT = "the time-out of the group: init_process_group(timeout=timedelta(minutes=30))"
 
 
-@lint_rule("DDL108", "process-group-missing", Severity.ERROR)
+@lint_rule("DDL108", "process-group-missing", Consequence.FAILS)
 def process_group_missing(script: Script) -> Iterator[Spot]:
     """A model is wrapped in a script that starts no process group.
 
@@ -67,7 +67,7 @@ def process_group_missing(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL109", "process-group-after-wrapping", Severity.ERROR)
+@lint_rule("DDL109", "process-group-after-wrapping", Consequence.FAILS)
 def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
     """The process group is started after the model was wrapped.
 
@@ -87,7 +87,7 @@ def process_group_after_wrapping(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL110", "process-group-left-open", Severity.INFO)
+@lint_rule("DDL110", "process-group-left-open", Consequence.KNOWN)
 def process_group_left_open(script: Script) -> Iterator[Spot]:
     """The process group is never destroyed.
 
@@ -112,7 +112,7 @@ def process_group_left_open(script: Script) -> Iterator[Spot]:
         )
 
 
-@lint_rule("DDL112", "local-rank-as-argument", Severity.WARNING)
+@lint_rule("DDL112", "local-rank-as-argument", Consequence.RISK)
 def local_rank_as_argument(script: Script) -> Iterator[Spot]:
     """The script expects --local_rank from its launcher, and torchrun gives none.
 
@@ -139,7 +139,7 @@ def local_rank_as_argument(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL114", "setting-read-by-nothing", Severity.WARNING, concerns=always)
+@lint_rule("DDL114", "setting-read-by-nothing", Consequence.NO_EFFECT, concerns=always)
 def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     """The script sets an environment variable that neither NCCL nor torch reads.
 
@@ -200,7 +200,7 @@ def _set_by(call: Call, *keys: object) -> Iterator[Assignment]:
             yield Assignment(call.node, call.node, name, call.receiver, NOTHING, call.place, call.order, call.root)
 
 
-@lint_rule("DDL115", "setting-too-late", Severity.WARNING)
+@lint_rule("DDL115", "setting-too-late", Consequence.RISK)
 def setting_too_late(script: Script) -> Iterator[Spot]:
     """An environment variable is set after what reads it has read it.
 
@@ -256,7 +256,7 @@ def _trains(script: Script) -> bool:
     return script.is_distributed or bool(script.libraries)
 
 
-@lint_rule("DDL170", "module-hidden-by-a-file", Severity.ERROR, concerns=_trains)
+@lint_rule("DDL170", "module-hidden-by-a-file", Consequence.FAILS, concerns=_trains)
 def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
     """A file beside the script has the name of a module that torch needs, and is imported in its place.
 

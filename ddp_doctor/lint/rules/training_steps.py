@@ -18,13 +18,13 @@ from ddp_doctor.lint.ranks import rank_condition
 from ddp_doctor.lint.rule import Spot, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, Value, written
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 
 _SWITCHED = ("no_sync", "require_backward_grad_sync", "set_requires_gradient_sync", "register_comm_hook")
 _MICRO = re.compile(r"accum|micro", re.IGNORECASE)
 
 
-@lint_rule("DDL124", "accumulation-without-no-sync", Severity.WARNING)
+@lint_rule("DDL124", "accumulation-without-no-sync", Consequence.COST)
 def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
     """Gradients are accumulated over several backward passes, and each of them is reduced over all ranks.
 
@@ -49,7 +49,7 @@ def accumulation_without_no_sync(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL125", "forward-outside-no-sync", Severity.WARNING)
+@lint_rule("DDL125", "forward-outside-no-sync", Consequence.COST)
 def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
     """The backward pass stands inside of no_sync(), and its forward before it.
 
@@ -70,7 +70,7 @@ def forward_outside_no_sync(script: Script) -> Iterator[Spot]:
                 )
 
 
-@lint_rule("DDL126", "step-without-synchronisation", Severity.ERROR)
+@lint_rule("DDL126", "step-without-synchronisation", Consequence.WRONG)
 def step_without_synchronisation(script: Script) -> Iterator[Spot]:
     """The optimizer steps on gradients that were never reduced.
 
@@ -135,7 +135,7 @@ _WAITS = ("item", "cpu", "tolist", "numpy")
 _HOST_SIDE = re.compile(r"\.(shape|dtype|device|ndim|item|size|dim|numel|tolist|numpy|cpu)\b|\b(len|float|int|type)\(")
 
 
-@lint_rule("DDL138", "host-waits-in-every-step", Severity.INFO)
+@lint_rule("DDL138", "host-waits-in-every-step", Consequence.KNOWN)
 def host_waits_in_every_step(script: Script) -> Iterator[Spot]:
     """The training loop reads a number from the GPU in every step.
 

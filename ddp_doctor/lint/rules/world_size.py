@@ -15,7 +15,7 @@ from ddp_doctor.lint import names, training
 from ddp_doctor.lint.rule import Spot, hand_written, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import NOTHING, Call, Value, is_result
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 
 _OWN_REDUCTION = ("no_sync", "require_backward_grad_sync", "register_comm_hook")
 _SUMMED = re.compile(r"reduction=['\"]sum['\"]|\.sum\(|size_average=False")
@@ -27,7 +27,7 @@ def _shards_data(script: Script) -> bool:
     return hand_written(script) or (not script.libraries and script.calls_any(names.LOADER))
 
 
-@lint_rule("DDL145", "batch-size-divided-twice", Severity.WARNING, concerns=_shards_data)
+@lint_rule("DDL145", "batch-size-divided-twice", Consequence.RISK, concerns=_shards_data)
 def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
     """The batch size is divided by the number of ranks, and then again.
 
@@ -48,7 +48,7 @@ def batch_size_divided_twice(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL146", "loss-divided-by-world-size", Severity.WARNING)
+@lint_rule("DDL146", "loss-divided-by-world-size", Consequence.RISK)
 def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
     """The loss is divided by the number of ranks before the backward pass.
 
@@ -75,7 +75,7 @@ def loss_divided_by_world_size(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL147", "gradients-reduced-twice", Severity.WARNING)
+@lint_rule("DDL147", "gradients-reduced-twice", Consequence.COST)
 def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
     """The gradients of a wrapped model are all-reduced by hand as well.
 
@@ -104,7 +104,7 @@ def gradients_reduced_twice(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL148", "local-sum-divided-by-global-count", Severity.WARNING)
+@lint_rule("DDL148", "local-sum-divided-by-global-count", Consequence.RISK)
 def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
     """What one rank counted is divided by the size of the whole data set.
 
@@ -134,7 +134,7 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
             )
 
 
-@lint_rule("DDL149", "learning-rate-scaled-for-a-fixed-batch", Severity.INFO, concerns=_shards_data)
+@lint_rule("DDL149", "learning-rate-scaled-for-a-fixed-batch", Consequence.KNOWN, concerns=_shards_data)
 def learning_rate_scaled_for_a_fixed_batch(script: Script) -> Iterator[Spot]:
     """The learning rate grows with the number of ranks, and the global batch does not.
 

@@ -19,7 +19,7 @@ from ddp_doctor.lint.devices import has_one_rank, moves_to_device
 from ddp_doctor.lint.rule import Spot, always, lint_rule
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call, Value, is_result
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 
 _MOVES = ("cuda", "to")
 #: What may say that there is no group.
@@ -27,7 +27,7 @@ _UNDISTRIBUTED = re.compile(r"dist|ddp|rank|world|initialized|parallel|launch|sl
 _COST = "The script needs a process group, a DistributedSampler, and saving on rank 0 alone"
 
 
-@lint_rule("DDL101", "data-parallel-used", Severity.WARNING, concerns=always)
+@lint_rule("DDL101", "data-parallel-used", Consequence.COST, concerns=always)
 def data_parallel_used(script: Script) -> Iterator[Spot]:
     """torch.nn.DataParallel is used where DistributedDataParallel would be faster.
 
@@ -76,7 +76,7 @@ def _is_in_a_group(script: Script, call: Call) -> bool:
     return not any(training.exclude_each_other(call, other) for other in others)
 
 
-@lint_rule("DDL102", "wrapped-before-moved", Severity.ERROR)
+@lint_rule("DDL102", "wrapped-before-moved", Consequence.FAILS)
 def wrapped_before_moved(script: Script) -> Iterator[Spot]:
     """A model is moved to its GPU after DistributedDataParallel wrapped it.
 
@@ -99,7 +99,7 @@ def wrapped_before_moved(script: Script) -> Iterator[Spot]:
                 )
 
 
-@lint_rule("DDL103", "sync-batchnorm-after-wrapping", Severity.ERROR)
+@lint_rule("DDL103", "sync-batchnorm-after-wrapping", Consequence.WRONG)
 def sync_batchnorm_after_wrapping(script: Script) -> Iterator[Spot]:
     """BatchNorm layers are converted to SyncBatchNorm after the model was wrapped.
 
@@ -124,7 +124,7 @@ def _wraps_of(value: Value) -> Iterator[Call]:
     return (maker for maker in makers if maker.name == names.DDP)
 
 
-@lint_rule("DDL127", "unused-parameters-searched-in-vain", Severity.WARNING)
+@lint_rule("DDL127", "unused-parameters-searched-in-vain", Consequence.COST)
 def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
     """find_unused_parameters=True, though the forward has no branch.
 
@@ -156,7 +156,7 @@ def unused_parameters_searched_in_vain(script: Script) -> Iterator[Spot]:
         )
 
 
-@lint_rule("DDL128", "unused-parameters-not-allowed-for", Severity.ERROR)
+@lint_rule("DDL128", "unused-parameters-not-allowed-for", Consequence.FAILS)
 def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
     """A layer takes no part in some forward, and DDP was not told to expect that.
 
@@ -206,7 +206,7 @@ _OFFLOAD_POLICY = "torch.distributed.fsdp.CPUOffloadPolicy"
 _UNITS = (names.FSDP[1], *(f"torch.distributed.fsdp.wrap.{name}" for name in ("wrap", "enable_wrap")))
 
 
-@lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Severity.WARNING, concerns=always)
+@lint_rule("DDL144", "whole-model-offloaded-in-one-unit", Consequence.COST, concerns=always)
 def whole_model_offloaded_in_one_unit(script: Script) -> Iterator[Spot]:
     """FSDP offloads parameters to the CPU, and the whole model is one unit.
 
@@ -275,7 +275,7 @@ _INSTEAD = {
 }
 
 
-@lint_rule("DDL153", "argument-unknown-to-ddp", Severity.ERROR, concerns=always)
+@lint_rule("DDL153", "argument-unknown-to-ddp", Consequence.FAILS, concerns=always)
 def argument_unknown_to_ddp(script: Script) -> Iterator[Spot]:
     """DistributedDataParallel is given an argument that it does not have.
 
@@ -315,7 +315,7 @@ _MODEL_AT = {"deepspeed.initialize": 1, "deepspeed.DeepSpeedEngine": 1, "deepspe
 _ZERO_INIT = ("deepspeed.zero.Init", "deepspeed.zero.partition_parameters.Init")
 
 
-@lint_rule("DDL154", "wrapped-twice", Severity.ERROR, concerns=always)
+@lint_rule("DDL154", "wrapped-twice", Consequence.FAILS, concerns=always)
 def wrapped_twice(script: Script) -> Iterator[Spot]:
     """A model is wrapped in DDP and in something else that shares out or reduces its gradients.
 

@@ -11,7 +11,7 @@ from ddp_doctor.engine.hang.rules.last_words import NamedCause, named_cause
 from ddp_doctor.engine.hang.rules.settings import proved_settings, read_by_library, repeating, with_values, without
 from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -24,7 +24,7 @@ from ddp_doctor.wording.nodes import host
 from ddp_doctor.wording.ranks import capital, ended, line_in_the_job, ranks_at, short
 
 
-@rule("DD612", "rank-died", Severity.ERROR)
+@rule("DD612", "rank-died", Consequence.FAILS)
 def died(recording: Recording) -> Iterator[Draft]:
     """A rank, or every rank, whose process ended before its work was done.
 
@@ -154,7 +154,7 @@ _CURES = (
 )
 
 
-@rule("DD613", "rank-raised-an-exception", Severity.ERROR)
+@rule("DD613", "rank-raised-an-exception", Consequence.FAILS)
 def raised(recording: Recording) -> Iterator[Draft]:
     """A rank that failed with an exception of its own.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ddp_doctor.engine.hang.rules.common import MOST_LINES, culprits, names, step_words
 from ddp_doctor.facts.ddp.user_model import UserModel
 from ddp_doctor.model.check import PROCESS_GROUP, USER_MODEL
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -29,7 +29,7 @@ class _Rank:
     where: str
 
 
-@rule("DD609", "operation-on-another-gpu-than-the-groups", Severity.ERROR)
+@rule("DD609", "operation-on-another-gpu-than-the-groups", Consequence.HANGS)
 def another_gpu(recording: Recording) -> Iterator[Draft]:
     """A rank whose NCCL group is bound to one GPU while its tensors are on another.
 

@@ -10,7 +10,7 @@ from ddp_doctor.engine.hang.rules.settings import outcome_without, proved_settin
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import PROCESS_GROUP
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -32,7 +32,7 @@ _DUPLICATE = re.compile(
 _CORRECT = remedy("Correct what the exception names", scope="job")
 
 
-@rule("DD617", "process-group-cannot-start", Severity.ERROR)
+@rule("DD617", "process-group-cannot-start", Consequence.FAILS)
 def everywhere(recording: Recording) -> Iterator[Draft]:
     """A process group that cannot be made, for a reason that torch, gloo or NCCL names.
 
@@ -176,7 +176,7 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
     return ()
 
 
-@rule("DD621", "ranks-send-what-their-peers-do-not-expect", Severity.ERROR, explained_by=("DD236", "DD550", "DD551"))
+@rule("DD621", "ranks-send-what-their-peers-do-not-expect", Consequence.FAILS, explained_by=("DD236", "DD550", "DD551"))
 def at_odds(recording: Recording) -> Iterator[Draft]:
     """Ranks that met and do not understand each other.
 

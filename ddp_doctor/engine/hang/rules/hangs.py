@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_doctor.engine.hang.judgement import Judgement
 from ddp_doctor.engine.hang.rules.common import cases, connects, link_remedies, names, process_words, stands
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -22,7 +22,7 @@ from ddp_doctor.wording.ranks import capital, cause, line_in_the_job, rank_list,
 _RANKS_READ = 8
 
 
-@rule("DD610", "rank-never-entered-a-collective", Severity.ERROR)
+@rule("DD610", "rank-never-entered-a-collective", Consequence.HANGS)
 def never_entered(recording: Recording) -> Iterator[Draft]:
     """A rank that its peers wait for.
 
@@ -55,7 +55,7 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD611", "rank-stopped-or-uninterruptible", Severity.ERROR)
+@rule("DD611", "rank-stopped-or-uninterruptible", Consequence.HANGS)
 def not_running(recording: Recording) -> Iterator[Draft]:
     """A rank whose process the kernel does not run.
 
@@ -83,7 +83,7 @@ def not_running(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD618", "rank-never-started", Severity.ERROR)
+@rule("DD618", "rank-never-started", Consequence.FAILS)
 def never_began(recording: Recording) -> Iterator[Draft]:
     """A rank whose process was started and never reported in.
 
@@ -104,7 +104,7 @@ def never_began(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD616", "collective-never-ends", Severity.ERROR)
+@rule("DD616", "collective-never-ends", Consequence.HANGS)
 def nobody_left(recording: Recording) -> Iterator[Draft]:
     """A collective that all ranks entered and none, or not all of them, left.
 

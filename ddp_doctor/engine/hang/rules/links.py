@@ -6,7 +6,7 @@ from ddp_doctor.engine.hang.rules.common import MOST_LINES, Case, cases, link_re
 from ddp_doctor.engine.waits.standings import Call
 from ddp_doctor.facts.collectives import P2pFact
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Confidence, Severity
+from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
@@ -18,7 +18,7 @@ from ddp_doctor.wording.nodes import host, node_culprit, node_pair
 from ddp_doctor.wording.ranks import pair_culprit, rank_at, rank_culprit, rank_list, ranks_at
 
 
-@rule("DD614", "ranks-call-different-collectives", Severity.ERROR)
+@rule("DD614", "ranks-call-different-collectives", Consequence.HANGS)
 def mismatch(recording: Recording) -> Iterator[Draft]:
     """Ranks that met in one place with different operations, shapes or types.
 
@@ -83,7 +83,7 @@ def _sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
     return " ".join(str(list(size)) for size in sizes)
 
 
-@rule("DD615", "link-between-two-ranks-hangs", Severity.ERROR)
+@rule("DD615", "link-between-two-ranks-hangs", Consequence.HANGS)
 def pair(recording: Recording) -> Iterator[Draft]:
     """A pair of ranks that both entered a transfer which never ended.
 

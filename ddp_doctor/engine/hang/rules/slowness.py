@@ -10,7 +10,7 @@ from ddp_doctor.engine.hang.rules.common import cases, names, step_words
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge.deadlines import LATE_RANK_S, RANKS_PER_CORE
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.model.rule import rule
@@ -31,7 +31,7 @@ class _Late:
     step: Step
 
 
-@rule("DD619", "rank-comes-late", Severity.WARNING, explained_by=("DD660", "DD661", "DD662", "DD663"))
+@rule("DD619", "rank-comes-late", Consequence.SLOWER, explained_by=("DD660", "DD661", "DD662", "DD663"))
 def late(recording: Recording) -> Iterator[Draft]:
     """A rank that makes the others wait, though not for ever.
 
@@ -132,7 +132,7 @@ def _kept_in_the_step_before(
     return kept
 
 
-@rule("DD620", "check-moves-too-slowly", Severity.WARNING)
+@rule("DD620", "check-moves-too-slowly", Consequence.COST)
 def slow(recording: Recording) -> Iterator[Draft]:
     """A check that still moved when its extended deadline had passed.
 
