@@ -210,7 +210,7 @@ def _with_model(check: Check) -> str:
 
 
 def _confidences() -> dict[str, str]:
-    """How sure the findings of each rule are in the recorded situations, by code."""
+    """Return the confidence of the findings in the recorded situations, by code."""
     found: dict[str, set[str]] = {}
     for path in ROOT.glob("tests/recordings/*/*.json"):
         for finding in json.loads(path.read_text(encoding="utf-8"))["expected"]["findings"]:

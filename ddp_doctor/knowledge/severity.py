@@ -8,10 +8,10 @@ ERROR_TIMES = 3.0
 
 
 def of_slowdown(times: float) -> Severity:
-    """The severity of a slowdown: ``times`` is the time by the expected time, or the expected rate by the rate."""
+    """Return the severity of a slowdown by ``times``: the time divided by the expected one, or a rate the other way."""
     return Severity.ERROR if times >= ERROR_TIMES else Severity.WARNING
 
 
 def of_detour(fast: float | None, slow: float | None) -> Severity:
-    """The severity of a path with the rate ``slow`` beside one with ``fast``; a cost that is not known is a warning."""
+    """Return the severity of a path with the rate ``slow`` instead of ``fast``. An unknown cost is a warning."""
     return of_slowdown(fast / slow) if fast and slow else Severity.WARNING

@@ -47,7 +47,7 @@ class NodeVerdict(Frozen):
 
     node_rank: int  # its number in the run
     hostname: str  # its name, as the node itself says it
-    verdict: Verdict  # unhealthy: an error names it, or a rank, GPU or link of it alone; degraded: a warning names it
+    verdict: Verdict  # unhealthy: an error names the node, or only its rank, GPU or link; degraded: a warning
     findings: tuple[str, ...] = ()  # fingerprints of those that name it, also of lesser ones
     #: Its hardware, versions of software and settings of the job, as far as they were seen: torch, GPUs, NCCL_ALGO …
     traits: dict[str, str] = Field(default_factory=dict)

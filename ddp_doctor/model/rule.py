@@ -17,6 +17,8 @@ from ddp_doctor.model.recording import Recording
 RuleFunction = Callable[[Recording], Iterable[Draft]]
 #: What ranks would do beside a fault: stop for ever, take several times longer, or run.
 RanksDo = Literal["stop", "slow", "run"]
+#: The same, if it depends on more than the rule.
+RanksDoHere = Callable[[Recording], RanksDo]
 #: How the paragraphs of a rule's docstring begin, below its summary, and their headings on its page.
 HEADINGS = {"Finds": "What it finds", "Why": "Why it matters", "Remedy": "Remedy", "See": "References"}
 
@@ -81,7 +83,7 @@ class Rule(Described):
     needs: tuple[type[Fact], ...]
     function: RuleFunction
     explained_by: tuple[str, ...] = ()
-    ranks: RanksDo = "stop"
+    ranks: RanksDo | RanksDoHere = "stop"
 
     @property
     def check(self) -> str:
@@ -133,7 +135,7 @@ def rule(
     consequence: Consequence,
     *needs: type[Fact],
     explained_by: tuple[str, ...] = (),
-    ranks: RanksDo = "stop",
+    ranks: RanksDo | RanksDoHere = "stop",
 ) -> Callable[[RuleFunction], Rule]:
     """Make a Rule of a function; its docstring becomes the page of ``ddp-doctor explain``."""
 

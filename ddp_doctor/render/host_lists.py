@@ -16,7 +16,7 @@ _OF_A_HOST = ("node", "rank", "gpu", "nic", "pair")
 
 
 def good(report: Report, recording: Recording) -> str:
-    """The hosts that were tested to the end and that no error names; of a fleet, those usable in the last run."""
+    """Return hosts that were tested to the end and that no error names, or usable hosts of a fleet."""
     tested = {node.node_rank for node in report.nodes}
     if report.verdict not in USABLE and recording.command is not Command.FLEET:
         tested = _tested(recording) if report.verdict is Verdict.UNHEALTHY else set()
@@ -38,7 +38,7 @@ def _tested(recording: Recording) -> set[int]:
 
 
 def bad(report: Report, recording: Recording) -> str:
-    """The hosts that an error names, or one of their ranks, GPUs or NICs; of a fleet those still unhealthy."""
+    """Return hosts whose node, rank, GPU or NIC an error names, and of a fleet only hosts that are still unhealthy."""
     return _lines(_blamed(report, recording))
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains an unhealthy node",
     "slurm-healthcheck": "every few minutes, by slurmd: drains an unhealthy node",
-    "slurm-gate": "in a batch script: ends the job where its nodes are unhealthy",
+    "slurm-gate": "in a batch script: ends the job if its nodes are unhealthy",
     "profile": "in a training script: each rank writes a trace, for `trace`",
-    "prometheus-rules": "for Prometheus: alerts where a node is unhealthy or stale",
+    "prometheus-rules": "for Prometheus: alerts on unhealthy, degraded or stale nodes",
     "grafana-dashboard": "for Grafana: a dashboard of what --prometheus writes",
 }
 #: How the packaged files end that are no scripts.

@@ -35,7 +35,7 @@ def chosen(fact: InterfacesFact, backend: str) -> Choice:
 
 
 def interface_mbps(recording: Recording, node: int) -> int | None:
-    """The speed of the interface that NCCL takes for TCP, as far as it is known."""
+    """Return the speed of the interface that NCCL uses for TCP, or None if it is not known."""
     speeds = (
         interface.speed_mbps
         for fact in recording.at(InterfacesFact, node)
@@ -46,7 +46,7 @@ def interface_mbps(recording: Recording, node: int) -> int | None:
 
 
 def severity_of_tcp(recording: Recording, node: int) -> Severity:
-    """That of TCP in place of RDMA, by the fastest port and what one TCP connection fills of the interface."""
+    """Return the severity of TCP instead of RDMA, by the fastest port and by what one TCP connection can carry."""
     ports = (port for fact in recording.at(RdmaFact, node) for _, port in fact.ports() if port.is_active)
     fastest_gbit = max((port.rate_gbit_per_s or 0.0 for port in ports), default=0.0)
     tcp_mbps = min(interface_mbps(recording, node) or FAST_ETHERNET_MBPS, FAST_ETHERNET_MBPS)

@@ -74,3 +74,14 @@ def test_behind_a_bad_path_ranks_do_at_most_meet_and_the_rest_is_told_as_not_run
     assert [check.id for check in kept] == left
     assert {one.check for one in not_run} >= {check.id for check in OF_RANKS} - set(left)
     assert all(code in left_out.reason for left_out in session.partial.not_run)
+
+
+@pytest.mark.parametrize(
+    "recording", ["rdma/image-without-libibverbs", "rdma/container-without-devices", "consistency/no-gpu-on-one-node"]
+)
+def test_ranks_start_if_an_error_only_makes_them_slow_or_leaves_them_to_gloo(recording):
+    with _session() as session:
+        many = _many(session)
+        many.recording = load(recording)
+
+        assert allowed(many, OF_RANKS) == OF_RANKS

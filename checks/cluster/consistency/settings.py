@@ -14,7 +14,7 @@ from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Consequence, Severity, Status
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
-from ddp_doctor.model.rule import rule
+from ddp_doctor.model.rule import RanksDo, rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, remedy
 from ddp_doctor.settings import agreement
 from ddp_doctor.settings.values import effective
@@ -235,7 +235,16 @@ def _explained_by_gpus(recording: Recording) -> bool:
     return ranks is not None and gpus is not None and ranks.parts == gpus.parts
 
 
-@rule("DD554", "nodes-have-different-gpus", Consequence.RISK, ConsistencyFact, GpusFact, explained_by=_LACKING_GPUS)
+def _ranks_do_without_gpus(recording: Recording) -> RanksDo:
+    """Over gloo they start: with a node that has no GPU, NCCL is only taken on request."""
+    return "stop" if recording.options.backend is Backend.NCCL else "run"
+
+
+@rule(
+    *("DD554", "nodes-have-different-gpus", Consequence.RISK, ConsistencyFact, GpusFact),
+    explained_by=_LACKING_GPUS,
+    ranks=_ranks_do_without_gpus,
+)
 def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 

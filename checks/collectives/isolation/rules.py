@@ -8,7 +8,7 @@ from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import rule
+from ddp_doctor.model.rule import RanksDo, rule
 from ddp_doctor.remedies.kinds import by_administrator, by_operator
 from ddp_doctor.views.isolation import Fault, How, in_common, isolated
 from ddp_doctor.views.rates import wilson
@@ -138,7 +138,12 @@ def _of_nodes(
     )
 
 
-@rule("DD635", "pair-fails", Consequence.FAILS, IsolationFact)
+def _ranks_do(recording: Recording) -> RanksDo:
+    settled = isolated(recording)
+    return "slow" if all(each.how == "slow" for each in (*settled.pairs, *settled.leaves)) else "stop"
+
+
+@rule("DD635", "pair-fails", Consequence.FAILS, IsolationFact, ranks=_ranks_do)
 def pair_fails(recording: Recording) -> Iterator[Draft]:
     """Two nodes that fail together, and with nobody else.
 
@@ -163,7 +168,7 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD636", "leaf-fails", Consequence.FAILS, IsolationFact)
+@rule("DD636", "leaf-fails", Consequence.FAILS, IsolationFact, ranks=_ranks_do)
 def leaf_fails(recording: Recording) -> Iterator[Draft]:
     """A leaf switch or rack whose nodes fail with those of others.
 

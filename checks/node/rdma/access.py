@@ -9,7 +9,7 @@ from ddp_doctor.facts.node.rdma import RdmaFact
 from ddp_doctor.model.choices import Consequence, Severity, Status
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.rule import rule
+from ddp_doctor.model.rule import RanksDo, rule
 from ddp_doctor.remedies.kinds import by_administrator, remedy
 from ddp_doctor.views.network import severity_of_tcp
 from ddp_doctor.views.reproducers import everybody
@@ -23,8 +23,16 @@ def _has_rdma(fact: RdmaFact) -> bool:
 
 def _severity(recording: Recording, node: int) -> Severity:
     """An error where other nodes do have RDMA, and so cannot be reached by TCP; else by what TCP costs."""
-    is_cut_off = any(_has_rdma(other.fact) for other in users(recording))
-    return Severity.ERROR if is_cut_off else severity_of_tcp(recording, node)
+    return Severity.ERROR if _is_cut_off(recording) else severity_of_tcp(recording, node)
+
+
+def _is_cut_off(recording: Recording) -> bool:
+    return any(_has_rdma(other.fact) for other in users(recording))
+
+
+def _ranks_do(recording: Recording) -> RanksDo:
+    """Ranks start, over TCP, unless other nodes use RDMA."""
+    return "stop" if _is_cut_off(recording) else "run"
 
 
 @rule("DD572", "rdma-on-some-nodes-only", Consequence.FAILS, RdmaFact)
@@ -70,7 +78,7 @@ def rdma_on_some_nodes_only(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DD573", "rdma-devices-not-in-container", Consequence.SLOWER, RdmaFact)
+@rule("DD573", "rdma-devices-not-in-container", Consequence.SLOWER, RdmaFact, ranks=_ranks_do)
 def rdma_devices_not_in_container(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the job may not open any of their devices.
 
@@ -115,7 +123,7 @@ def _hidden(fact: RdmaFact) -> tuple[tuple[str, ...], bool] | None:
     return (problems, fact.in_container) if active and len(problems) == len(active) else None
 
 
-@rule("DD574", "rdma-library-missing", Consequence.SLOWER, RdmaFact)
+@rule("DD574", "rdma-library-missing", Consequence.SLOWER, RdmaFact, ranks=_ranks_do)
 def rdma_library_missing(recording: Recording) -> Iterator[Draft]:
     """RDMA ports are up, and the library that NCCL opens them with is missing, or its driver is.
 

@@ -33,7 +33,7 @@ from ddp_doctor.knowledge.deadlines import HAND_IN_S, longest_s
 from ddp_doctor.knowledge.network.path_quality import neighbours
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.check import ISOLATION, PROCESS_GROUP, ROLL_CALL, Check
-from ddp_doctor.model.choices import Severity, Status, Where
+from ddp_doctor.model.choices import Status, Where
 from ddp_doctor.model.context import Peer
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import OWN_PROCESS, Recording, World
@@ -406,8 +406,10 @@ def _run_ranks(node: ManyNodes, group: AgentGroup, agent: Agent) -> None:
 
 def allowed(node: NodeRun, checks: list[Check]) -> list[Check]:
     """Those of the ranks' checks that are worth their time after what was found between the nodes."""
-    errors = [finding for finding in diagnose(node.so_far()).findings if finding.severity is Severity.ERROR]
-    effects = {finding.code: _RANKS_DO.get(finding.code) for finding in errors}
+    seen = node.so_far()
+    errors = [finding.code for finding in diagnose(seen).findings if finding.is_certain_error]
+    ranks_do = {code: _RANKS_DO.get(code) for code in errors}
+    effects = {code: effect(seen) if callable(effect) else effect for code, effect in ranks_do.items()}
     for code in (code for code, effect in effects.items() if effect == "stop"):
         return _leave_out(node, checks, f"{code} stands between the nodes: the ranks would hang or fail")
     for code in (code for code, effect in effects.items() if effect == "slow"):  # connectivity has measured how slow

@@ -196,7 +196,7 @@ def _at(name: str, node: str) -> str:
 
 
 def _nodes(report: Report) -> list[tuple[str, Verdict, list[str]]]:
-    """The nodes of a run of several, the worst first, with the codes that name them; of many, equal ones in one row."""
+    """Return the nodes, the worst first, with the codes that name them. If there are many, equal ones share a row."""
     if len(report.nodes) < 2:
         return []
     codes = {finding.fingerprint: finding.code for finding in report.findings}
