@@ -126,7 +126,9 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     facts = [rank.fact for rank in recording.facts(UserModel)]
     runs = [by_id[check.id] for check in checks_of(Command.RUN) if check.runs_model(model) and check.id in by_id]
     others = [result for result in runs if result.id != USER_MODEL and result.status in _RAN]
-    if facts and not all(fact.has_batch for fact in facts):
+    if len({fact.model for fact in facts}) > 1:
+        why = "not all nodes were started with it"
+    elif facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
         too_slow = "no synchronised step was run; let make_batch return a smaller batch"

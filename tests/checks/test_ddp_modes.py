@@ -490,7 +490,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ),  # DD724
     (
         *("gradients that differ within rounding", (replaced, "fp16_compress_hook", rank_0_nudges, "fp16-compress")),
-        *("DD726", [], "warning"),
+        *("DD726", [], "error"),
     ),
     ("a torch without numpy", (without_numpy,), "DD727", [], "info", "powerSGD_hook", "numpy"),
     ("PowerSGD beside a GPU", (beside_a_gpu,), "DD727", [], "these ranks are on the CPU"),
@@ -518,7 +518,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
         )
     ),
     # DD737
-    ("weights that drift in their last bits", (hooked, rank_0_nudges, "autocast-bfloat16"), "DD726", [], "warning"),
+    ("weights that drift in their last bits", (hooked, rank_0_nudges, "autocast-bfloat16"), "DD726", [], "error"),
     (
         "a sampler of another rank",
         (with_sampler, of_another_rank),

@@ -212,7 +212,7 @@ def test_measurements_tell_the_slowest_rank(ranks):
     ),
     ("ranks that all keep their own gradient", (sabotaged, everyone_keeps_its_own), "DD702", [], "every rank"),
     ("a rank that gets NaN", (sabotaged, rank_3_gets_not_a_number), "DD702", [3], "not a finite number"),
-    ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "warning"),
+    ("last bits that differ", (sabotaged, rank_0_is_one_bit_off), "DD702", [], "error"),
     ("a parameter that DDP ignores", (ignored,), "DD702", [], "Wrong: weight3 of"),
     ("a parameter without gradient", (frozen,), "DD701", [], "Wrong: weight1 of", "there is none"),
     ("no_sync that synchronises", (no_sync_syncs,), "DD703", [], "every rank", "it is the mean of all ranks"),

@@ -190,5 +190,5 @@ def test_findings_name_your_model_and_no_rank_with_another_batch(ranks):
 
     assert blamed(finding) == [2]
     assert "of tests.models.healthy:wide_net" in finding.title
-    assert finding.severity is Severity.WARNING  # a model may do more on one rank
+    assert finding.severity is Severity.ERROR
     assert "DD812" not in {one.code for one in judge(recording(slow_third(facts, same_work=False)))}

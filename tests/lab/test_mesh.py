@@ -40,7 +40,7 @@ def codes(report: Mapping[str, Any]) -> list[str]:
 def test_an_inner_axis_that_crosses_the_slow_network_is_told_to_go_inside(slow: Lab):
     exits, report = run(slow, lambda _host: "shard=2,dp=2")
 
-    assert (exits, codes(report)) == ({0}, ["DD645"])  # a warning
+    assert (exits, codes(report)) == ({1}, ["DD645"])
     [finding] = report["findings"]
     assert finding["title"] == "The shard axis crosses nodes, and the dp axis does not: put shard inside, dp=2,shard=2"
     assert (finding["confidence"], finding["culprits"]) == ("likely", [])

@@ -73,7 +73,7 @@ def test_srun_takes_a_model_of_yours_to_every_node_and_names_the_rank_that_is_of
     done = slurm.run(
         *("srun", "-N3", *DOCTOR, *model, "--nproc-per-node", "1"), *("--json", f"{slurm.folder}/model.json")
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 1, done.stdout
     report = json.loads((slurm.folder / "model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert (finding["code"], [one["rank"] for one in finding["culprits"] if one["kind"] == "rank"]) == ("DD781", [1])

@@ -61,7 +61,7 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
         check=False,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     report = json.loads((ssh_lab["node0"].folder / "home/model.json").read_text())
     (finding,) = [one for one in report["findings"] if one["severity"] != "info"]
     assert finding["code"] == "DD781"

@@ -71,7 +71,7 @@ def node_answers_slowly(recording: Recording) -> Iterator[Draft]:
 
     Finds: Shortest round trips, of 10 or more each way, that are five times those of the fastest quarter of the pairs
         and 5 ms longer. An error from 20 ms on, below it a warning. A node is named where (nearly) all its pairs are
-        slow, else the pairs. Two nodes have nobody to compare with: information.
+        slow, else the pairs. Two nodes have nobody to compare with: a warning.
     Why: Nothing hangs, and every collective waits for its slowest answer: 50 ms made a 4 MiB all-reduce eight times
         slower.
     Remedy: Is the node in another site, or behind a tunnel or a proxy? Then place the job's nodes together.
@@ -122,7 +122,7 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
         confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
         detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
         " or of a host that is asleep or overloaded.",
-        severity=Severity.INFO if usual is None else unless_over_rdma(recording, severity),
+        severity=unless_over_rdma(recording, Severity.WARNING if usual is None else severity),
         reproduced_by=ANSWER if around else None,
     )
 

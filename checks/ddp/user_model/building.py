@@ -20,7 +20,7 @@ from ddp_doctor.wording.ranks import capital, line_in_the_job, rank_culprits, ra
 from ddp_doctor.wording.user_model import at, code, culprits, facts, on_ranks
 
 
-@rule("DD770", "user-model-named-differently", Consequence.FAILS, UserModel)
+@rule("DD770", "user-model-named-differently", Consequence.RISK, UserModel)
 def named_differently(recording: Recording) -> Iterator[Draft]:
     """Nodes of one run that were given different models, or none.
 

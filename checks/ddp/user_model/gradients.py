@@ -244,7 +244,7 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
 
 
 # Parameters that change in the forward (DD778) give other gradients.
-@rule("DD780", "user-model-is-not-repeatable", Consequence.KNOWN, UserModel, explained_by=("DD778",))
+@rule("DD780", "user-model-is-not-repeatable", Consequence.RISK, UserModel, explained_by=("DD778",))
 def not_repeatable(recording: Recording) -> Iterator[Draft]:
     """The same batch and seed that give another gradient the second time.
 

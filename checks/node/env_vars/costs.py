@@ -82,10 +82,9 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
     for name, effect in _effects_of_kind(node, "slows"):
         if name in elsewhere or not _machine_has_what_it_gives_up(node, name):
             continue
-        unknown = node.hardware.gpus is None and node.nnodes is not None  # a run that did not look
         unread = node.backend not in ("nccl", "")
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
-        mild = effect.mild or is_a_choice(name, node.values[name]) or unknown or unread or spares
+        mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
         cost = variables()[name].needed_for or "none, unless it was set against a hang or wrong data: then that returns"
         without = node.without([name], "NCCL chooses by itself then", f"Unset {name} and measure again", NO_TRIAL)
         yield setting_draft(

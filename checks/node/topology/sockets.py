@@ -215,7 +215,7 @@ def _printed_rates(ports: Sequence[tuple[Hca, Port]]) -> str:
     return f" ({', '.join(rates)})" if rates else ""
 
 
-@rule("DD447", "one-socket-on-a-fast-network", Consequence.KNOWN, InterfacesFact, AllReduceFact)
+@rule("DD447", "one-socket-on-a-fast-network", Consequence.COST, InterfacesFact, AllReduceFact)
 def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
     """NCCL sends between nodes over one TCP connection, and the interface carries far more.
 
