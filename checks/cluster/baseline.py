@@ -13,7 +13,7 @@ from shlex import quote
 
 from ddp_doctor.facts.cluster import BaselineFact, HeldAgainst, Preflight, RunDifferencesFact, TracesFact
 from ddp_doctor.knowledge.baselines import BEST_PATH, FEWEST_RUNS, in_words, is_outlier, loss, noise
-from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.knowledge.severity import of_lost_share, of_slowdown
 from ddp_doctor.knowledge.trace import FEWEST_STEPS, WARNING_SHARE
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
@@ -120,7 +120,7 @@ def _draft(who: Who, slow: Sequence[HeldAgainst], recording: Recording) -> Draft
     alike = grouped(((each.name, *sorted(each.labels.items()), each.nodes), each) for each in ordered)
     worst, runs = _loss(ordered[0]), min(each.runs for each in ordered)
     known = runs >= FEWEST_RUNS
-    make, severity = (likely, of_slowdown(1 / max(1 - worst, 1e-9))) if known else (possible, Severity.INFO)
+    make, severity = (likely, of_lost_share(worst)) if known else (possible, Severity.INFO)
     healthy = f"the {runs} healthy runs of its baseline" if known else "the run it is compared with"
     return make(
         who,

@@ -185,7 +185,7 @@ def fleet_outcome(fleet: Fleet, started: float) -> Outcome:
 
 
 def baseline_of(fleet: Fleet) -> str:
-    """The text of a baseline of its healthy and degraded runs. Raises UsageError where they are too few."""
+    """Return a baseline of the healthy and degraded runs as text. Raises UsageError if they are too few."""
     measured = [run.measured for run in fleet.runs]
     baseline = make_baseline(measured)
     if baseline is None:

@@ -28,7 +28,7 @@ def fleet(
     *,
     outputs: Outputs,
 ) -> int:
-    """Put many runs beside each other: which nodes are unhealthy, differ, or are slower than the others."""
+    """Compare many runs: which nodes are unhealthy, differ, or are slower than the others."""
     from ddp_doctor.cli import commands
 
     return commands.fleet(paths, write_baseline, outputs)

@@ -40,7 +40,7 @@ _PLACES = {
 
 
 def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
-    """``ddp-doctor prolog``: exits 1 only when unhealthy, so that no healthy node is drained."""
+    """Run ``ddp-doctor prolog``. It exits with 1 only if the node is unhealthy, so it drains no other node."""
     if unsure not in ("pass", "fail"):
         raise UsageError(f"--unsure takes pass or fail, not {unsure!r}")
     outcome = app.prolog(dict(os.environ), options, lambda _text: None)

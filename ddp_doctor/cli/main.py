@@ -15,7 +15,7 @@ __all__ = ["afterwards", "app", "before_a_job", "clusters", "entry", "reference"
 
 def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:
     """Run the command, then ``at_the_end``, and leave at once: a thread stuck in a driver must not keep the process."""
-    code = ExitCode.UNSURE.value  # also where an import fails: an ill doctor is not an unhealthy node
+    code = ExitCode.UNSURE.value  # also if an import fails: a broken ddp-doctor does not make a node unhealthy
     try:
         complete.prepare()
         app()

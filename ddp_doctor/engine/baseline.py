@@ -179,7 +179,7 @@ def _traits(nodes: Sequence[Mapping[str, str]]) -> dict[str, str | None]:
 
 
 def make_baseline(runs: Sequence[MeasuredRun]) -> Baseline | None:
-    """Of the healthy and degraded ones of the most frequent hardware; None where they are too few."""
+    """Return a baseline of the usable runs on the most frequent hardware, or None if they are too few."""
     healthy = [run for run in runs if run.verdict in USABLE and run.figures]
     alike = max(grouped((frozenset(run.hardware.items()), run) for run in healthy).values(), key=len, default=[])
     return _baseline(alike, FEWEST_RUNS)

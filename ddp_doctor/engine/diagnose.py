@@ -144,6 +144,6 @@ def _of_nobodys_choice(recording: Recording) -> frozenset[str]:
 
 
 def worst_first(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Errors, those that are only possible last, then warnings, then information, each by code."""
+    """Sort by severity, then by code. Errors that are only possible come after the other errors."""
     order = [Severity.ERROR, Severity.WARNING, Severity.INFO]
     return tuple(sorted(findings, key=lambda each: (order.index(each.severity), not each.is_certain_error, each.code)))

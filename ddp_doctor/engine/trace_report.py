@@ -55,7 +55,7 @@ def healthy(recording: Recording) -> str:
 
 
 def exposed(recording: Recording) -> str:
-    """How much of a step is transfer that no computing hides, if that is much."""
+    """Return how much of a step is transfer that no computing hides, or an empty text if it is little."""
     ranks = [taken for window in windows(recording) for taken in median_parts(recording, window)]
     share = sum(taken.transfer for taken in ranks) / (sum(taken.step for taken in ranks) or 1.0)
     return f"; transfer that nothing hides takes {share:.0%} of it" if share >= WARNING_SHARE else ""

@@ -12,6 +12,11 @@ def of_slowdown(times: float) -> Severity:
     return Severity.ERROR if times >= ERROR_TIMES else Severity.WARNING
 
 
+def of_lost_share(share: float) -> Severity:
+    """Return the severity of a loss of this share of the time of a step, or of a rate."""
+    return of_slowdown(1 / (1 - share)) if share < 1 else Severity.ERROR
+
+
 def of_detour(fast: float | None, slow: float | None) -> Severity:
     """Return the severity of a path with the rate ``slow`` instead of ``fast``. An unknown cost is a warning."""
     return of_slowdown(fast / slow) if fast and slow else Severity.WARNING

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_doctor.app import recordings
 from ddp_doctor.checks.collectives import p2p
+from ddp_doctor.engine.causes.report import summary as job_summary
 from ddp_doctor.engine.diagnose import Diagnosis
 from ddp_doctor.engine.plan import TOO_DEAR, make_plan
 from ddp_doctor.engine.verdict import report as make_report
@@ -16,6 +17,7 @@ from ddp_doctor.facts.collectives import P2pFact, PairResult
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Backend, CheckStatus, Command, Status, Verdict, Where
 from ddp_doctor.model.fact import Fact, Reading
+from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NotRun, Options, Recording, World
 from ddp_doctor.model.report import Report
 from ddp_doctor.render.about import lines
@@ -210,3 +212,22 @@ def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judge
     assert [finding.code for finding in outcome.report.findings] == codes(situation)
     about = lines(outcome.report, outcome.recording)
     assert next(about)[1].endswith(", rehearse")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "begins"),
+    [
+        ([("info", "likely"), ("error", "likely")], "Stuck: 1"),
+        ([("error", "possible"), ("error", "proved")], "Stuck: 1"),
+        ([("info", "likely"), ("error", "possible")], "Cannot tell: 1"),
+        ([("info", "likely"), ("warning", "likely")], "Cannot tell: 1"),
+        ([("info", "likely")], "Moving: 0"),
+    ],
+)
+def test_attach_begins_with_the_worst_that_is_certain(kinds, begins):
+    findings = tuple(
+        Finding(code="DDJ301", name="x", severity=severity, confidence=confidence, title=f"{number}")
+        for number, (severity, confidence) in enumerate(kinds)
+    )
+    live = Recording(options=Options(command="attach"))
+    assert job_summary(live, Verdict.UNSURE, Diagnosis(findings)).startswith(begins)

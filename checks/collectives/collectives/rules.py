@@ -151,9 +151,8 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
     Finds: Bus bandwidths below the band that is to be expected of this GPU, number of ranks, link, NICs, collective and
         size: NCCL's own latencies and bandwidths, as it prints them on such a machine, with a launch cost fitted to
         published measurements. Between nodes over TCP an all-reduce is held against a bare socket between the same
-        hosts. The largest sizes
-        alone are judged, measured twice. Silent without such a table, for all-to-all and send/recv, and where GPUs are
-        shared or busy.
+        hosts. The largest sizes alone are judged, measured twice. Silent without such a table, for all-to-all and
+        send/recv, and where GPUs are shared or busy.
     Why: Every step waits for it. Compared with each other the ranks of a slow machine are alike.
     Remedy: Settings that bound NCCL first. Else what else is slow here: links, NICs, clocks; the raw stream between the
         same hosts tells the network from NCCL.

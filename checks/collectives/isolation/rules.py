@@ -104,8 +104,10 @@ def node_slow_with_others(recording: Recording) -> Iterator[Draft]:
 
 
 def _severity(fault: Fault) -> Severity:
-    """By its rate where it is slow; all else is an error."""
-    return of_slowdown(1 / fault.share) if fault.share else Severity.ERROR
+    """Return the severity: by the rate of a slow node, pair or leaf, and an error for other faults."""
+    if fault.how != "slow":
+        return Severity.ERROR
+    return of_slowdown(1 / fault.share) if fault.share else Severity.WARNING
 
 
 def _of_nodes(

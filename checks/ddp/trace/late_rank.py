@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ddp_doctor.facts.trace import TraceFact, TraceStep
 from ddp_doctor.knowledge import trace as numbers
-from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.knowledge.severity import of_lost_share
 from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
@@ -246,7 +246,7 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
-            severity=of_slowdown(1 / max(1 - late.share, 1e-9)) if cause.blames else None,
+            severity=of_lost_share(late.share) if cause.blames else None,
         )
 
 

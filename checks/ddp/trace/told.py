@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from ddp_doctor.knowledge.severity import of_slowdown
+from ddp_doctor.knowledge.severity import of_lost_share
 from ddp_doctor.knowledge.trace import WARNING_SHARE
 from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
@@ -36,7 +36,7 @@ class Told(NamedTuple):
     ) -> Draft:
         """The finding: an error only where it makes the step three times slower, information where it costs little."""
         most = self.advice.at_most
-        by_bound = Severity.INFO if most < warns_from else of_slowdown(1 / max(1 - most, 1e-9))
+        by_bound = Severity.INFO if most < warns_from else of_lost_share(most)
         step = Evidence(text="a usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,

@@ -57,7 +57,7 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
 
 
 def _severity(recording: Recording, plugin: Plugin) -> Severity:
-    """Of a plug-in that NCCL goes on without: of the network that several nodes were meant to use, an error."""
+    """Return the severity of a plug-in that is not loaded: an error for the network of a job on several nodes."""
     if not plugin.setting or plugin.kind == "profiler":
         return Severity.INFO
     return Severity.ERROR if plugin.kind == "net" and recording.several_nodes else Severity.WARNING

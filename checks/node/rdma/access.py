@@ -22,7 +22,7 @@ def _has_rdma(fact: RdmaFact) -> bool:
 
 
 def _severity(recording: Recording, node: int) -> Severity:
-    """An error where other nodes do have RDMA, and so cannot be reached by TCP; else by what TCP costs."""
+    """Return an error if other nodes use RDMA, which TCP cannot reach. Otherwise the cost of TCP decides."""
     return Severity.ERROR if _is_cut_off(recording) else severity_of_tcp(recording, node)
 
 

@@ -107,10 +107,11 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
     """The verdict on jobs that run."""
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-    if findings:
-        worst = findings[0]
-        word = "Stuck" if worst.is_certain_error else "Moving" if worst.severity is Severity.INFO else "Cannot tell"
-        return f"{word}: {worst.title.rstrip('.')}{others}"
+    certain = [finding for finding in findings if finding.is_certain_error]
+    doubtful = [finding for finding in findings if finding.severity is not Severity.INFO]
+    for word, some in (("Stuck", certain), ("Cannot tell", doubtful), ("Moving", findings)):
+        if some:
+            return f"{word}: {some[0].title.rstrip('.')}{others}"
     jobs = live_jobs(recording)
     number = sum(len(job.ranks) for job in jobs)
     of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""

@@ -244,7 +244,7 @@ class ManyNodes(NodeRun):
         self.partial.readings.append(fact.collected(ROLL_CALL, node))
 
     def unfinished(self, why: str) -> None:
-        """The verdict is to be unsure for this reason, unless an error was found."""
+        """Make the verdict unsure for this reason, unless an error was found."""
         own = 0 if self.group is None else max(self.group.my_rank, 0)
         reading = Reading(check=ROLL_CALL, status=Status.FAILED, node=own, reason=why)
         self.partial.readings.append(reading)
