@@ -12,6 +12,7 @@ claim to have (config_overrides).
 """
 
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -56,6 +57,9 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 OWN_TMP = """#!/bin/sh
 echo "export TMPDIR={lab}/$SLURMD_NODENAME/tmp"
 """
+
+#: srun prints these while SLURM still cleans up the step before, which takes longer on a busy machine.
+_WAITED = re.compile(r"^srun: (?:Job (?:\S+ )?step creation .*, retrying|Step created for ).*\n", re.MULTILINE)
 
 
 def why_no_slurm() -> str | None:
@@ -218,8 +222,8 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far."""
-        return self._output.read_text()
+        """What it has printed so far, without srun's notices that a step waited for the one before."""
+        return _WAITED.sub("", self._output.read_text())
 
     def field(self, name: str) -> str:
         """One field of ``scontrol show job``, such as JobState, ExitCode or NodeList."""
