@@ -148,7 +148,7 @@ def too_old(python: str, torch: str | None, requires_python: str | None, today: 
         return TooOld(f"Python {python}", why, "torch's package metadata", Severity.ERROR)
     if torch and release(torch) < OLDEST_TORCH:
         why = f"the doctor was tested with {dotted(OLDEST_TORCH)} and newer"
-        return TooOld(f"torch {torch}", why, "the doctor's own tests", Severity.WARNING)
+        return TooOld(f"torch {torch}", why, "the doctor's own tests", Severity.INFO)
     end = PYTHON_END_OF_LIFE.get(release(python)[:2])
     if end is not None and today[:7] > end:
         why = f"its security support ended in {end}"

@@ -102,6 +102,12 @@ def nccl_backends(recording: Recording) -> Mapping[int, str]:
     return found
 
 
+def is_for_cpus(recording: Recording) -> bool:
+    """Whether every torch that was seen is a build without CUDA and ROCm."""
+    torches = [node.fact for node in recording.facts(Software) if node.fact.torch_version]
+    return bool(torches) and not any(torch.torch_cuda or torch.torch_hip for torch in torches)
+
+
 def backend_of_ranks(recording: Recording) -> str | None:
     """The class behind the backend that the ranks recorded, all where they differ; None where no rank recorded one."""
     ranks = recording.facts(ProcessGroupFact)

@@ -549,7 +549,7 @@ _ALL_PLAIN = ("buckets", "bucket-view", "accumulation")
     ("other random numbers on a rank", (other_numbers_on_rank_1,), "DD753", [], "more than once"),  # DD757
     (
         *("an environment that seeds all ranks alike", (seeded_by_the_environment, forty_two), "DD759", []),
-        *("info", "/opt/site/sitecustomize.py"),
+        *("warning", "/opt/site/sitecustomize.py"),
     ),
 )
 def test_a_planted_defect_is_found_and_named(ranks, scenario, code, ranks_blamed, words):

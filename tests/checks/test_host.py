@@ -14,6 +14,7 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app import redaction
 from ddp_doctor.checks.node.host import CHECK, probe
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.host import BusyProcess, Host
 from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.context import Disk, Interface
@@ -22,7 +23,7 @@ from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.probing import host_limits
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
-from tests.readings import findings_of, numbered_nodes, of_nodes
+from tests.readings import findings_of, numbered_nodes, of_nodes, of_ranks
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
@@ -40,6 +41,8 @@ GPU_NODE = Host(
     clock_source="tsc",
     rdma_devices=("mlx5_0", "mlx5_1"),
 )
+
+PASSED = AllReduceFact(ranks=8, tested=("int64 sum",), repeatable=True)
 
 
 def recording(*facts: Host, command: str = "run", **world: Any) -> Recording:
@@ -252,6 +255,15 @@ def test_shared_memory_counts_where_it_is_used(free, backend, ranks, expected):
 def test_locked_memory_counts_only_where_nccl_uses_rdma(changes, nodes, backend, expected):
     found = verdicts(*[but(**changes)] * nodes, backend=backend)
     assert found == ([("DD222", expected)] if expected else [])
+
+
+def test_too_little_memory_is_an_error_unless_ranks_have_run_or_another_job_may_hold_it():
+    full = but(memory_available_bytes=900 * MIB)
+    assert verdicts(full) == [("DD225", Severity.ERROR)]
+    assert verdicts(full, command="prolog") == [("DD225", Severity.WARNING)]
+    ran = recording(full)
+    ran = ran.model_copy(update={"readings": (*ran.readings, *of_ranks("allreduce", [PASSED] * 8))})
+    assert [(finding.code, finding.severity) for finding in findings(ran)] == [("DD225", Severity.WARNING)]
 
 
 def test_a_quota_under_the_ranks_is_a_warning_for_nccl_and_information_for_gloo():

@@ -13,9 +13,10 @@ import pytest
 
 from ddp_doctor.checks.node.env_vars.devices import setting_names_absent_interface
 from ddp_doctor.checks.node.interfaces import CHECK, probe
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network.interface_choice import gloo_choice, nccl_choice
-from ddp_doctor.model.choices import Severity
+from ddp_doctor.model.choices import Confidence, Severity
 from ddp_doctor.model.context import Interface
 from ddp_doctor.model.fact import Failed
 from ddp_doctor.model.finding import Finding
@@ -24,7 +25,7 @@ from ddp_doctor.remedies.interfaces import name_interfaces
 from ddp_doctor.sources.machine import LiveContext
 from ddp_doctor.views.network import advertised
 from tests.fakes import FakeContext
-from tests.readings import findings_of, of_nodes, plain_world
+from tests.readings import findings_of, of_nodes, of_ranks, plain_world
 
 LO = Interface(name="lo", loopback=True, mtu=65536, addresses=("127.0.0.1/8", "::1/128"))
 
@@ -276,3 +277,13 @@ def test_a_setting_of_the_other_backend_names_what_is_not_there(setting, value, 
     seen = fact(nic("eth0", "10.0.0.1/24"), nic("ib0", running=False), env={setting: value})
     (finding,) = setting_names_absent_interface.apply(recording(seen, backend=backend))
     assert finding.title.removesuffix(f" with {setting}={value}") == title
+
+
+def test_a_guess_is_an_error_unless_the_ranks_have_met():
+    unresolved = fact(nic("eth0", "10.0.0.2/24"), own=None)
+    seen = recording(node("10.0.0.1"), unresolved)
+    passed = AllReduceFact(ranks=2, tested=("int64 sum",), repeatable=True)
+    met = seen.model_copy(update={"readings": (*seen.readings, *of_ranks("allreduce", [passed] * 2))})
+    for each, severity in ((seen, Severity.ERROR), (met, Severity.WARNING)):
+        (finding,) = findings_of(CHECK, each)
+        assert (finding.code, finding.severity, finding.confidence) == ("DD526", severity, Confidence.POSSIBLE)

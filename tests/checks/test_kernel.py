@@ -11,9 +11,10 @@ from ddp_doctor.checks.node.kernel import CHECK, probe
 from ddp_doctor.checks.node.kernel.kernel_log import parse_kernel_log
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact, NvmlError, PciGpu
 from ddp_doctor.facts.node.kernel import KernelFact, StuckProcess
+from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend
 from ddp_doctor.model.context import CommandResult
-from ddp_doctor.model.fact import Absent
+from ddp_doctor.model.fact import Absent, Fact
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.probing.kernel import read_log
@@ -122,9 +123,12 @@ def nvml(gpu: dict[str, Any] | None = None, **fields: Any) -> GpusFact:
     return GpusFact(**{"gpus": (first, second), "used": (0, 1), "visible": (0, 1), **fields})
 
 
-def judge(fact: KernelFact, gpus: GpusFact | None = None, **options: Any) -> list[Finding]:
+def judge(
+    fact: KernelFact, gpus: GpusFact | None = None, software: Software | None = None, **options: Any
+) -> list[Finding]:
     """What this check and that of the GPUs say together: one cause is one finding."""
-    facts = [("kernel", fact), *([("gpus", gpus)] if gpus else [])]
+    beside: dict[str, Fact | None] = {"gpus": gpus, "software": software}
+    facts = [("kernel", fact), *((name, one) for name, one in beside.items() if one)]
     readings = tuple(collected(name, one) for name, one in facts)
     again = replayed(Recording(world=plain_world(1, backend="nccl"), options=Options(**options), readings=readings))
     return [finding for rule in (*CHECK.rules, *GPUS.rules) for finding in rule.apply(again)]
@@ -148,7 +152,7 @@ DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
     [
         (LOST, nvml({"error": "gpu_is_lost"}), [("DD304", "error")]),
         (LOST, nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,)), [("DD330", "error")]),
-        (LOST, nvml(), [("DD330", "info")]),  # it answers, so it was reset
+        (LOST, nvml(), [("DD330", "warning")]),  # it answers, so it was reset
         (LOST, nvml(nvml_error=NvmlError(code="timed_out"), gpus=()), [("DD302", "error")]),
         (
             LOST,
@@ -157,14 +161,14 @@ DBE = f"{XID}48, pid=4242, name=python3, DBE (double bit error)"
         ),
         (LOST, None, [("DD330", "error")]),
         (OFF_BUS, nvml(gpus=(Gpu(index=0, bus_id="0000:9d:00.0"),), used=(0,)), [("DD330", "error")]),
-        (OFF_BUS, nvml(), [("DD330", "info")]),
+        (OFF_BUS, nvml(), [("DD330", "warning")]),
         (OFF_BUS, None, [("DD330", "error")]),
         (GSP, nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
-        (GSP, nvml({"recovery_action": "none"}), [("DD330", "info")]),
+        (GSP, nvml({"recovery_action": "none"}), [("DD330", "warning")]),
         (GSP, nvml({"memory_used_bytes": None}), [("DD330", "error")]),
-        (GSP, nvml(), [("DD330", "info")]),
+        (GSP, nvml(), [("DD330", "warning")]),
         (DBE, nvml({"ecc_volatile_uncorrected": 2}), [("DD307", "error")]),
-        (DBE, nvml(), [("DD330", "info")]),
+        (DBE, nvml(), [("DD330", "warning")]),
         (DBE, nvml({"ecc_volatile_uncorrected": None}), [("DD330", "error")]),
     ],
 )
@@ -302,6 +306,13 @@ def test_gpudirect_rdma_is_a_warning_only_where_it_would_be_used():
     assert verdicts(off) == [("DD339", "info")]
     for unused in ({"mlx5_0": "efa"}, {"rxe0": ""}, {}):
         assert verdicts(off.model_copy(update={"rdma_drivers": unused})) == []
+
+
+def test_gpus_that_nouveau_holds_are_a_warning_unless_torch_is_a_build_for_cpus():
+    held = kernel(gpus=(PciGpu(bus_id="0000:61:00.0", driver="nouveau"),))
+    for cuda, severity in (("12.8", "warning"), (None, "info")):
+        torch = Software(python="3.12.3", machine="x86_64", torch_version="2.9.1", torch_cuda=cuda)
+        assert verdicts(held, software=torch) == [("DD340", severity)]
 
 
 def test_a_library_that_some_folder_has_in_the_modules_version_is_well():

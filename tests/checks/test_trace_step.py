@@ -258,10 +258,10 @@ def test_small_collectives_are_told_by_their_time_where_sizes_are_not_recorded()
     assert told(*alike(*[long] * 4, exposed_us=600)) == {}
 
 
-def test_communication_with_good_buckets_is_information_and_not_said_beside_a_cause():
+def test_communication_with_good_buckets_is_a_warning_unless_a_cause_is_found():
     good = [call(size_bytes=MIB, exposed_us=100), call(size_bytes=20 * MIB, exposed_us=500)]
     accumulated = {"passes": 2, "averaged": 2}
     (found,) = findings(*alike(*good, exposed_us=600))
 
-    assert (found.code, found.severity) == ("DDT133", Severity.INFO)
+    assert (found.code, found.severity) == ("DDT133", Severity.WARNING)
     assert list(told(*alike(*good, *good, exposed_us=600, **accumulated))) == ["DDT124"]

@@ -135,7 +135,7 @@ FAULTS = (
     Planted("clocks set lower", ("DD319 warning node1 GPU 3",), plant.nvml("clocks_set")),
     Planted("slowed by heat", ("DD308 warning node1 GPU 3",), plant.nvml("throttled")),
     Planted("GPU memory in use", ("DD305 error node1 GPU 3",), plant.nvml("full")),
-    Planted("one GPU in slices", ("DD554 warning", "DD309 info node1 GPU 3"), plant.nvml("mig")),
+    Planted("one GPU in slices", ("DD554 error", "DD309 info node1 GPU 3"), plant.nvml("mig")),
     Planted("GPU at x8", ("DD422 warning node1 GPU 3",), plant.half_width),
     Planted("access control on", ("DD420 warning node1",), plant.acs),
     Planted("an InfiniBand port down", ("DD560 warning node1 mlx5_3",), plant.down(3)),

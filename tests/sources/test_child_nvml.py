@@ -185,6 +185,15 @@ def test_a_driver_that_hangs_is_named_with_the_call_within_the_limit(
     assert answer["text"] == f"no answer within {limit_s:g} s"
 
 
+def test_time_without_a_processor_does_not_count_against_the_driver() -> None:
+    calls = f"runpy.run_path({str(SCRIPT.with_name('nvml_calls.py'))!r})['_watch']"
+    watch = f"import runpy, time; watch = {calls}; watch.__globals__['_queued_s'] = lambda: 0.4"
+    code = f"{watch}; watch(dict(call='nvmlInit'), 0.1, time.monotonic())"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    answer = json.loads(done.stdout)
+    assert (answer["text"], answer["elapsed_s"] >= 0.5) == ("no answer within 0.1 s", True)
+
+
 def test_it_imports_nothing_of_the_doctor() -> None:
     code = f"import sys, runpy; runpy.run_path({str(SCRIPT)!r}); print([m for m in sys.modules if 'ddp' in m])"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)

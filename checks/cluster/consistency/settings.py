@@ -21,7 +21,7 @@ from ddp_doctor.settings.values import effective
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.views.failed_trials import what_did_not_fit
 from ddp_doctor.views.forbidden_ways import settings_told
-from ddp_doctor.views.software import nccl_backends
+from ddp_doctor.views.software import is_for_cpus, nccl_backends
 from ddp_doctor.wording import differences
 from ddp_doctor.wording.differences import Place, Split, Who, split
 from ddp_doctor.wording.findings import proved
@@ -236,20 +236,21 @@ def _explained_by_gpus(recording: Recording) -> bool:
 
 
 def _ranks_do_without_gpus(recording: Recording) -> RanksDo:
-    """Over gloo they start: with a node that has no GPU, NCCL is only taken on request."""
-    return "stop" if recording.options.backend is Backend.NCCL else "run"
+    """Ranks hang only over NCCL with a node that has no GPU. Then NCCL is used only on request."""
+    lacks_all = 0 in _gpus_by_node(recording).values()
+    return "stop" if lacks_all and recording.options.backend is Backend.NCCL else "run"
 
 
 @rule(
-    *("DD554", "nodes-have-different-gpus", Consequence.RISK, ConsistencyFact, GpusFact),
+    *("DD554", "nodes-have-different-gpus", Consequence.FAILS, ConsistencyFact, GpusFact),
     explained_by=_LACKING_GPUS,
     ranks=_ranks_do_without_gpus,
 )
 def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """Nodes that show the job fewer GPUs than the others, or none.
 
-    Finds: Different numbers of visible GPUs. An error where a node has none, a warning where it brings fewer ranks for
-        it; information where the ranks are as many all the same.
+    Finds: Different numbers of visible GPUs. An error if a node has none or brings fewer ranks because of them.
+        Information if all nodes bring the same number of ranks.
         Silent where no torch here uses GPUs, with --backend gloo, and where a finding about missing or failing GPUs
         names the same nodes.
     Why: With --nproc-per-node auto the world is smaller than meant; with a node that has no GPU, NCCL does not start at
@@ -260,12 +261,9 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
     """
     gpus = _gpus_by_node(recording)
     parts = _counted(gpus, "GPU")
-    builds = [node.fact.torch_cuda or node.fact.torch_hip for node in recording.facts(Software)]
-    for_cpus = bool(builds) and not any(builds)
-    if parts is None or recording.options.backend is Backend.GLOO or for_cpus:
+    if parts is None or recording.options.backend is Backend.GLOO or is_for_cpus(recording):
         return
     without = tuple(node for node, count in gpus.items() if count == 0)
-    matters = _explained_by_gpus(recording)
     yield proved(
         [node_culprit(recording, node) for node in without] if without else differences.odd_culprits(recording, parts),
         _unlike(recording, parts),
@@ -276,7 +274,7 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
             "echo $CUDA_VISIBLE_DEVICES",
         ),
         detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
-        severity=Severity.ERROR if without else Severity.WARNING if matters else Severity.INFO,
+        severity=Severity.ERROR if without or _explained_by_gpus(recording) else Severity.INFO,
         nodes=_nodes_with_less(gpus),
     )
 

@@ -320,7 +320,7 @@ def shards_overlap_or_leave_out(recording: Recording) -> Iterator[Draft]:
             return
 
 
-@rule("DD759", "environment-seeds-all-ranks-alike", Consequence.KNOWN, DdpModes)
+@rule("DD759", "environment-seeds-all-ranks-alike", Consequence.RISK, DdpModes)
 def environment_seeds_all_ranks_alike(recording: Recording) -> Iterator[Draft]:
     """Finds: Before any code of the job ran, torch was seeded with one chosen number on all ranks, where Python runs a
         sitecustomize or usercustomize module at its start.

@@ -215,7 +215,7 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT133", "communication-exposed", Consequence.KNOWN, TraceFact)
+@rule("DDT133", "communication-exposed", Consequence.COST, TraceFact)
 def communication_exposed(recording: Recording) -> Iterator[Draft]:
     """Communication that takes much of the step although its buckets are as they should be.
 
@@ -251,7 +251,7 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
                 *([hook] if not any(fact.hook for fact in found.window.ranks) else []),
                 code("Fewer ranks, first those of one node", cost="fewer samples at a time"),
             ),
-            severity=Severity.INFO,
+            severity=Severity.WARNING,  # it is a bound: no measured slowdown
         )
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.knowledge import thresholds
 from ddp_doctor.model.base import grouped
@@ -177,16 +179,19 @@ def _memlock(fact: Host, _ranks: int, world: World) -> Severity | None:
     return Severity.ERROR if world.nnodes > 1 else Severity.WARNING
 
 
-@rule("DD225", "too-little-memory-for-ranks", Consequence.RISK, Host)
+@rule("DD225", "too-little-memory-for-ranks", Consequence.FAILS, Host)
 def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
     """Less free memory than bare ranks take.
 
-    Finds: MemAvailable, or what is free under the control group's limit, below 206 MiB for each rank.
+    Finds: MemAvailable, or what is free under the control group's limit, below 206 MiB for each rank. A warning if
+        ranks have run, and in a prolog, because the memory may belong to another job that ends.
     Why: The kernel kills a rank (exit code -9), and the others wait for it until their time-out.
     Remedy: End what fills the memory, ask for more, or start fewer ranks.
     See: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory
     """
-    for short in shortages(recording, _memory, lambda fact: fact.free_memory_bytes, of_the_job=False):
+    unlikely = recording.command.is_of_root or recording.first(AllReduceFact) is not None
+    severity_of = partial(_memory, Severity.WARNING if unlikely else Severity.ERROR)
+    for short in shortages(recording, severity_of, lambda fact: fact.free_memory_bytes, of_the_job=False):
         free = short.worst.fact.free_memory_bytes or 0
         ranks, wanted = short.ranks, thresholds.memory(short.ranks)
         yield shortage_draft(
@@ -209,9 +214,9 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         )
 
 
-def _memory(fact: Host, ranks: int, _world: World) -> Severity | None:
+def _memory(severity: Severity, fact: Host, ranks: int, _world: World) -> Severity | None:
     free = fact.free_memory_bytes
-    return Severity.WARNING if free is not None and free < thresholds.memory(ranks) else None
+    return severity if free is not None and free < thresholds.memory(ranks) else None
 
 
 @rule("DD223", "too-few-open-files", Consequence.RISK, Host)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.interfaces import InterfacesFact
 from ddp_doctor.knowledge.network import interface_faults
 from ddp_doctor.knowledge.network.addresses import address_of, is_ipv6
@@ -128,9 +129,10 @@ class Group:
         """The nodes that cannot connect with one of these, themselves included."""
         return interface_faults.victims(self.sick, self.offers)
 
-    def severity(self) -> Severity:
-        """An error where some pair of nodes cannot connect; with gloo's rule of who dials that may be luck."""
-        return Severity.ERROR if self.fault.sure and self.victims() else Severity.WARNING
+    def severity(self, recording: Recording) -> Severity:
+        """An error if some pair of nodes cannot connect, unless this is a guess and all ranks have met."""
+        is_wrong_guess = not self.fault.sure and recording.first(AllReduceFact) is not None
+        return Severity.WARNING if is_wrong_guess or not self.victims() else Severity.ERROR
 
 
 def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashable]) -> list[Group]:
@@ -144,7 +146,7 @@ def groups(offers: Sequence[Offer], kind: Kind, alike: Callable[[Offer], Hashabl
 def draft(recording: Recording, group: Group, title: str) -> Draft:
     """A finding about the nodes of a group; information where the run's backend is another one."""
     is_used, offered = recording.backend == group.sick[0].backend, remedies(recording, group)
-    severity = group.severity() if is_used else Severity.INFO
+    severity = group.severity(recording) if is_used else Severity.INFO
     return finding(
         culprits(recording, group.sick),
         title,
@@ -341,8 +343,8 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     """A host whose own name leads to no address that it has, so that gloo falls back to loopback.
 
     Finds: In a run of several nodes, without GLOO_SOCKET_IFNAME: nodes whose own name is unknown there, or is known
-        with addresses that the node does not have. A warning where no node must dial 127.0.0.1, and where the resolver
-        did not answer in time; information where the run uses NCCL.
+        with addresses that the node does not have. Only possible if the resolver did not answer in time. A warning if
+        no node must dial 127.0.0.1, or if the ranks met all the same. Information if the run uses NCCL.
     Why: torch warns ("Unable to resolve hostname to a (local) address") and gives 127.0.0.1 to the other nodes, which
         reach themselves. With a dead name server every rank waits for it first.
     Remedy: GLOO_SOCKET_IFNAME with the interface that the nodes share, or an entry in /etc/hosts.
@@ -381,8 +383,8 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
     """A chosen address that is loopback, is the same on several nodes, or is of a bridge for containers.
 
     Finds: In a run of several nodes: such an address where a setting, a host name or NCCL's order leads to it. An error
-        where some pair of nodes cannot connect, a warning where gloo's rule of who dials spares them, or where only the
-        interface's name (docker0, virbr0) speaks against it.
+        if some pair of nodes cannot connect, only possible if the interface's name (docker0, virbr0) is the only
+        sign. A warning if gloo's rule of who dials spares them, or if only the name is a sign and the ranks met.
     Why: Whoever dials 127.0.0.1 or the docker0 address 172.17.0.1 reaches itself. Nothing says so: gloo reports a
         refused connection on a healthy node, NCCL retries for a minute.
     Remedy: The interface that the nodes share, by its name on each, or no setting where the default does.

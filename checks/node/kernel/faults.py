@@ -14,6 +14,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import FIND_GPU, LOAD_PEERMEM, REBOOT
 from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, failed_nics, hits_in_log, recent, switch_faults, views
+from ddp_doctor.views.software import is_for_cpus
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_evidence, stuck_evidence
@@ -263,11 +264,12 @@ def _no_gpudirect(fact: KernelFact) -> tuple[str, str] | None:
     return (why, ", ".join(devices)) if devices and served and possible is False else None
 
 
-@rule("DD340", "nouveau-holds-the-gpus", Consequence.KNOWN, KernelFact)
+@rule("DD340", "nouveau-holds-the-gpus", Consequence.RISK, KernelFact)
 def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
     """The kernel's own driver nouveau holds NVIDIA GPUs.
 
-    Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for.
+    Finds: GPUs on the PCI bus that are bound to nouveau, unless gloo was asked for. Information if torch is a build
+        for CPUs.
     Why: CUDA cannot use them, and NVIDIA's driver does not load beside it: DD301 tells that it does not work, this
         tells why.
     Remedy: Keep nouveau from loading, install NVIDIA's driver, reboot.
@@ -289,6 +291,7 @@ def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
                 undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf; sudo update-initramfs -u; and reboot",
             ),
             detail="CUDA needs NVIDIA's own driver.",
+            severity=Severity.INFO if is_for_cpus(recording) else Severity.WARNING,
         )
 
 

@@ -57,7 +57,7 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
 
     Finds: Xids such as 48, 64, 79, 95, 119 and 120, or an Xid 154 that asks for a reset or a reboot, since the boot and
         the last loading of the driver; and a GPU that the driver found off the bus without an Xid. An error where NVML
-        agrees (the GPU is missing, fails, or asks for recovery); information, for a day, where NVML finds it in order
+        agrees (the GPU is missing, fails, or asks for recovery); a warning, for a day, where NVML finds it in order
         again; only possible where NVML cannot tell. Where a finding rests on NVML's own word (DD301 to DD304, DD307,
         DD312), the line stands there. GPUs of other jobs do not count.
     Why: Every CUDA program on that GPU fails or hangs, and with it the whole DDP job.
@@ -74,7 +74,7 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
         if back:
             what = f"{f'had Xid {code} ({known.meaning})' if code else 'was off the bus'}, works again now"
         yield finding(
-            () if back else device_culprits(recording, hits),
+            device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",
             line_evidence(recording, hits, CATALOG if code else "a GPU on the bus answers its driver"),
             WATCH if back else REBOOT_NODE if reboot else reset_gpus([h.device or "" for h in hits]),
@@ -112,7 +112,7 @@ def meaning(event: KernelEvent) -> Xid:
 #: How grave an Xid is, one of the last day and an older one.
 _SEVERITIES: dict[Standing, tuple[Severity, Severity | None]] = {
     "out": (Severity.ERROR, Severity.ERROR),
-    "back": (Severity.INFO, None),
+    "back": (Severity.WARNING, None),
     "unknown": (Severity.ERROR, Severity.INFO),
 }
 _Staying = dict[tuple[int, Severity, Standing], list[Hit]]

@@ -174,12 +174,12 @@ def _broken_torch(fact: Software) -> tuple[str, Severity] | None:
     return f"its files are of {files}, its package metadata of {metadata}", Severity.WARNING
 
 
-@rule("DD202", "torch-or-python-too-old", Consequence.RISK, Software)
+@rule("DD202", "torch-or-python-too-old", Consequence.KNOWN, Software)
 def torch_or_python_too_old(recording: Recording) -> Iterator[Draft]:
     """A torch that the doctor was never tested with, or a Python that is no longer supported.
 
-    Finds: torch below 2.4; an error where Python is older than torch's metadata demands; information where Python's
-        security support has ended.
+    Finds: torch below 2.4, or a Python whose security support has ended. An error if Python is older than torch's
+        metadata requires.
     Why: An older torch lacks what the doctor calls, so a finding may be the doctor's own fault. torch does not import
         under an older Python, and brings no new releases for one that has ended.
     Remedy: Upgrade torch, or make the environment anew with a newer Python.
