@@ -241,7 +241,7 @@ def test_a_gpu_set_aside_for_virtual_machines_is_not_ours():
         (60, f"{XID}63, pid=1, name=x, Row Remapper: New row marked for remapping", nvml(), [("DD331", "info")]),
         (60, f"{XID}94, pid=1, name=x, Contained", nvml(), [("DD331", "info")]),
         (60, f"{XID}109, pid=1, name=x, Ch 8, errorString CTX SWITCH TIMEOUT", nvml(), [("DD331", "warning")]),
-        (60, f"{XID}109, pid=1, name=x", nvml({"recovery_action": "none"}), [("DD331", "info")]),
+        (60, f"{XID}109, pid=1, name=x", nvml({"recovery_action": "none"}), [("DD331", "warning")]),
         (60, f"{XID}145, RLW_RXPIPE Nonfatal XC0 i0 Link 13", nvml(), [("DD331", "info")]),
         (60, f"{XID}149, NETIR Fatal XC0 i0 Link -1", nvml({"recovery_action": "gpu_reset"}), [("DD304", "error")]),
         (60, f"{XID}999, pid=1, name=x", nvml(), [("DD331", "info")]),

@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Planted(
         "two NVLinks down, Xid 74",
-        ("DD406 warning node1 GPU 3", "DD331 info"),
+        ("DD331 warning node1 GPU 3", "DD406 warning node1 GPU 3"),
         plant.both(
             plant.nvml("healthy", "nvlinks_down"),
             plant.said(

@@ -6,7 +6,9 @@ from statistics import median
 from ddp_doctor.checks.ddp.step_time import rounds
 from ddp_doctor.facts.ddp.step_time import ArgumentTrial, StepTimeFact
 from ddp_doctor.knowledge.ddp.arguments import COST, had
-from ddp_doctor.model.choices import Confidence, Consequence
+from ddp_doctor.knowledge.severity import of_lost_share
+from ddp_doctor.knowledge.trace import WARNING_SHARE
+from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import Recording, TraceAdvice
 from ddp_doctor.model.rule import rule
@@ -64,13 +66,13 @@ def _argument(name: str, value: bool | float) -> str:
     return f"{name}={value if isinstance(value, bool) else format(value, 'g')}"
 
 
-@rule("DD821", "advice-of-a-trace-tried", Consequence.KNOWN, StepTimeFact)
+@rule("DD821", "advice-of-a-trace-tried", Consequence.SLOWER, StepTimeFact)
 def advice_tried(recording: Recording) -> Iterator[Draft]:
     """An argument of DistributedDataParallel that a trace advised, tried with your model.
 
     Finds: With ``--from-trace`` steps of your model in DDP with the arguments that the job has, and with one of them
         changed, in turns. It helps where steps are shorter in every round (of nine in eight), and their median by 2 %;
-        it does not where the median is not; else the rounds do not tell.
+        it does not where the median is not; else the rounds do not tell. Information below a tenth of the step.
     Why: A trace gives an upper bound. What of it is there to be had, only a trial tells.
     Remedy: The argument, where it helped; its price is told with it.
     See: https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html;
@@ -99,6 +101,7 @@ def advice_tried(recording: Recording) -> Iterator[Draft]:
         ),
         *(_remedy(each.advice, proof) for each, _, proof in found),
         confidence=Confidence.POSSIBLE if status == "not_tried" else Confidence.PROVED,
+        severity=of_lost_share(gain) if status == "proved" and gain >= WARNING_SHARE else Severity.INFO,
         detail="Each change was tried alone. A step here is forward and backward, without loading and the optimizer.",
     )
 

@@ -142,7 +142,7 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT134", "unused-parameters-searched", Consequence.KNOWN, TraceFact)
+@rule("DDT134", "unused-parameters-searched", Consequence.COST, TraceFact)
 def unused_searched(recording: Recording) -> Iterator[Draft]:
     """find_unused_parameters=True that is needed, and costs a tenth of the step or more at most.
 
@@ -158,7 +158,6 @@ def unused_searched(recording: Recording) -> Iterator[Draft]:
             "Each step looks for unused parameters, of which there are some",
             found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
             remedies=(_STATIC,),
-            severity=Severity.INFO,
         )
 
 
@@ -188,7 +187,7 @@ def no_sync_missing(recording: Recording) -> Iterator[Draft]:
         )
 
 
-@rule("DDT130", "gradients-copied-back", Consequence.KNOWN, TraceFact)
+@rule("DDT130", "gradients-copied-back", Consequence.COST, TraceFact)
 def copied_back(recording: Recording) -> Iterator[Draft]:
     """Gradients that are copied out of the buckets after they were averaged.
 
@@ -211,7 +210,6 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
             f"{number:.0f} gradients are copied back out of buckets",
             found.time("copying gradients back", lambda step, _: step.copied_back_us),
             remedies=(view,),
-            severity=Severity.INFO,
         )
 
 

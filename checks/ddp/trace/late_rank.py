@@ -372,7 +372,7 @@ def pauses(recording: Recording) -> Iterator[Draft]:
     return _findings(recording, "DDT106", _NO_PAUSES)
 
 
-@rule("DDT107", "late-rank", Consequence.KNOWN, TraceFact)
+@rule("DDT107", "late-rank", Consequence.SLOWER, TraceFact)
 def late_rank(recording: Recording) -> Iterator[Draft]:
     """A rank that the others wait for, of which the trace does not tell why.
 

@@ -176,30 +176,29 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
     """The kernel log of the last day has a fault of a GPU's hardware that may be over.
 
     Finds: Xids such as 46, 63, 74, 94, 109 or a non-fatal 144 to 150, of the job's GPUs and within a day. A warning
-        where the catalog asks for a reset and NVML does not say that the GPU is well; else information.
+        if the catalog asks for a reset, else information.
     Why: The job that met it was lost, and what happened once a day often happens again.
     Remedy: None for a single one. Reset the GPU at the next chance where the finding says so.
     See: https://docs.nvidia.com/deploy/xid-errors
     """
     named = {(fault.view.node, fault.device) for hits in _staying_xids(recording).values() for fault in hits}
-    groups: dict[tuple[int, Severity], list[Hit]] = {}
+    groups: dict[tuple[int, Severity, bool], list[Hit]] = {}
     for view in views(recording):
         for device, events in _by_device(view).items():
             for event in events if (view.node, device) not in named else ():
                 known = meaning(event)
                 if known.kind == "application" or not recent(view, event) or _is_pending(view, event):
                     continue
-                grave = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
-                severity = Severity.WARNING if grave else Severity.INFO
-                groups.setdefault((event.code or 0, severity), []).append(Hit(view, device, event))
-    for (code, severity), hits in groups.items():
-        grave = severity is Severity.WARNING
+                severity = Severity.WARNING if known.kind == "reset" else Severity.INFO
+                is_open = known.kind == "reset" and _standing_by_nvml(view, event) != "back"
+                groups.setdefault((event.code or 0, severity, is_open), []).append(Hit(view, device, event))
+    for (code, severity, is_open), hits in groups.items():
         yield possible(
-            device_culprits(recording, hits) if grave else (),
+            device_culprits(recording, hits) if severity is Severity.WARNING else (),
             f"{device_names(recording, hits)}: Xid {code}, {meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
-            reset_gpus([fault.device or "" for fault in hits]) if grave else WATCH,
-            detail=_DETAILS["unknown"] if grave else "NVML has nothing against the GPU now.",
+            reset_gpus([fault.device or "" for fault in hits]) if is_open else WATCH,
+            detail=_DETAILS["unknown"] if is_open else "NVML has nothing against the GPU now.",
             severity=asked_for(recording, severity),
         )
 
