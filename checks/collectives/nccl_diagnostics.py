@@ -19,7 +19,7 @@ from pathlib import Path
 from ddp_doctor.facts.collectives import NcclDiagnosticsFact, P2pFact
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S
 from ddp_doctor.model.check import P2P, Check
-from ddp_doctor.model.choices import Consequence, Level, Where
+from ddp_doctor.model.choices import Consequence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
@@ -56,14 +56,15 @@ def _printed() -> str:
         return output.read(1 << 20)
 
 
-@rule("DD626", "nccl-diagnostics-name-a-fault", Consequence.KNOWN, NcclDiagnosticsFact)
+@rule("DD626", "nccl-diagnostics-name-a-fault", Consequence.RISK, NcclDiagnosticsFact)
 def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
     """What NCCL's own diagnostics found, as a second opinion.
 
     Finds: Direct paths between two GPUs (P2P) over which NCCL did not come through, and beside them what the doctor's
         own exchange between the same ranks gave. GPUs, drivers and NCCL_* settings that differ, ECC errors, NVLinks
-        that are inactive or slower, Xids, adapters far from the median. What NCCL could not look at is not told.
-    Why: It is NCCL's word and decides nothing: what is at fault by the doctor's own tests is a finding of its own.
+        that are inactive or slower, Xids, adapters far from the median. What NCCL could not look at is not told. A path
+        makes the run unsure, anything else is a warning.
+    Why: It is NCCL's word, and only possible: what is at fault by the doctor's own tests is a finding of its own.
         Where only NCCL names a path, the doctor's exchange may have gone another way.
     Remedy: Look for errors of the links between these GPUs, and measure the pair again.
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/diagnostics.html
@@ -89,7 +90,8 @@ def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
             *(evidence for pair in pairs[:LINES_OF_EVIDENCE] for evidence in _own(recording, pair)),
         ),
         *([_LOOK_AT_LINKS] if pairs else []),
-        detail="A second opinion: the verdict does not rest on it.",
+        detail="NCCL says this. What the doctor's own tests show is a finding of its own.",
+        severity=Severity.ERROR if pairs else Severity.WARNING,
     )
 
 

@@ -75,6 +75,8 @@ RDMA_MEMLOCK_BYTES = 64 * MIB
 #: 8 ranks); rank 0 also holds the store's connections, and data loaders pass tensors as descriptors.
 OPEN_FILES_BASE = 128
 OPEN_FILES_PER_RANK = 2
+#: What that bare rank had open besides one for each rank.
+OPEN_FILES_BARE = 8
 
 
 def open_files(world_size: int) -> int:

@@ -197,14 +197,15 @@ TOO_MANY = "the doctor failed itself: OSError: [Errno 24] Too many open files: '
 
 
 def test_a_low_limit_of_files_that_something_ran_into_is_an_error_and_explains_it():
-    few = but(open_files=20)
+    few = but(open_files=100)
     failed = Reading(check="gpus", status=Status.FAILED, node=1, reason=TOO_MANY)
     seen = recording(few, few)
     seen = seen.model_copy(update={"readings": (*seen.readings, failed)})
     error, warning = findings(seen)
     assert (error.code, error.severity, error.culprits[0].node) == ("DD223", Severity.ERROR, "node1")
-    assert error.evidence[0].text == "RLIMIT_NOFILE 20: OSError: [Errno 24] Too many open files: '/x'"
+    assert error.evidence[0].text == "RLIMIT_NOFILE 100: OSError: [Errno 24] Too many open files: '/x'"
     assert (warning.code, warning.severity, warning.culprits[0].node) == ("DD223", Severity.WARNING, "node0")
+    assert verdicts(but(open_files=15)) == [("DD223", Severity.ERROR)]  # 8 bare ranks need 16
 
 
 def test_a_prolog_that_runs_out_of_files_is_unsure_for_its_own_limit():

@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Confidence, Consequence
 from ddp_doctor.model.finding import Culprit, Draft, Evidence, MissingNode, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.wording.findings import finding, likely, proved
+from ddp_doctor.wording.findings import finding, likely, possible, proved
 from ddp_doctor.wording.nodes import name_list
 
 
@@ -247,7 +247,7 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
 def _not_understood(fact: RollCallFact) -> Draft:
     """Nodes that came and could not be taken in; a client that gives no name may be no node."""
     hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
-    return likely(
+    return possible(
         (Culprit(kind="node", node=host) for host in hosts),
         f"What {name_list(hosts)} sent cannot be read (another release of ddp-doctor?): only {len(fact.present)} of"
         f" {fact.nnodes} nodes could join",
@@ -258,7 +258,7 @@ def _not_understood(fact: RollCallFact) -> Draft:
             cost="an installation",
             undo="install the former release there again",
         ),
-        detail="A node that this release does not understand counts as missing. Nothing else is known of it.",
+        detail="A node that this release does not understand counts as missing. A job may run on it all the same.",
         missing=(MissingNode(node=host) for host in hosts),
     )
 

@@ -223,8 +223,8 @@ def _memory(severity: Severity, fact: Host, ranks: int, _world: World) -> Severi
 def too_few_open_files(recording: Recording) -> Iterator[Draft]:
     """The limit of open files is too low for a world of this size.
 
-    Finds: RLIMIT_NOFILE under 128 and two for each rank of the world. An error where something in this run failed for
-        it: "Too many open files".
+    Finds: RLIMIT_NOFILE under 128 and two for each rank of the world. An error under 8 and one for each rank, which
+        every rank needs, or if something in this run failed with "Too many open files".
     Why: Every connection, and every tensor that a data loader passes, is a file: "Too many open files".
     Remedy: ulimit -n in the script that starts the job.
     See: https://docs.pytorch.org/docs/stable/multiprocessing.html#sharing-strategies
@@ -235,7 +235,7 @@ def too_few_open_files(recording: Recording) -> Iterator[Draft]:
             nodes = [node for node in short.nodes if (node.node in ran_out) is met]
             if nodes:
                 worst = min(nodes, key=lambda node: node.fact.open_files or 0)
-                severity = Severity.ERROR if met else Severity.WARNING
+                severity = Severity.ERROR if met else short.severity
                 part = replace(short, severity=severity, nodes=nodes, worst=worst)
                 yield _few_files(recording, part, ran_out.get(worst.node))
 
@@ -247,10 +247,10 @@ def _few_files(recording: Recording, short: Shortage, error: str | None) -> Draf
         value=allowed,
         unit="files",
         expected=wanted,
-        expected_from="measured on ranks with gloo",
+        expected_from="a bare rank needs 8 and one per rank (measured), data loaders need more",
     )
-    title = f"Only {allowed} files may be open on {{who}}, too few for {short.world.world_size} ranks"
-    detail = 'Each connection takes one; a rank that runs out fails with "Too many open files".'
+    title = f"Only {allowed} files may be open on {{who}}; each of {short.world.world_size} ranks may need {wanted}"
+    detail = 'A rank that runs out of them fails with "Too many open files".'
     if error:
         detail = "Something in this run needed more and failed for it."
     limit = max(wanted, 4096)
@@ -265,7 +265,10 @@ def _few_files(recording: Recording, short: Shortage, error: str | None) -> Draf
 
 
 def _files(fact: Host, _ranks: int, world: World) -> Severity | None:
-    return Severity.WARNING if is_low(fact, world.world_size) else None
+    if not is_low(fact, world.world_size):
+        return None
+    bare = thresholds.OPEN_FILES_BARE + world.world_size
+    return Severity.ERROR if (fact.open_files or 0) < bare else Severity.WARNING
 
 
 @rule("DD240", "loopback-interface-down", Consequence.FAILS, Host)

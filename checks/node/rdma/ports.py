@@ -23,6 +23,7 @@ from ddp_doctor.checks.node.rdma.wording import Hit, look_at_link, port_draft
 from ddp_doctor.facts.node.rdma import Hca, NetDevice, Port, RdmaFact
 from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
+from ddp_doctor.knowledge.severity import of_detour
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
@@ -269,13 +270,14 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     )
 
 
-@rule("DD575", "rdma-rails-differ-between-nodes", Consequence.COST, RdmaFact)
+@rule("DD575", "rdma-rails-differ-between-nodes", Consequence.SLOWER, RdmaFact)
 def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     """Nodes whose RDMA ports differ in number, kind or rate.
 
     Finds: For NCCL on several nodes that all have RDMA: other numbers of ports that NCCL takes, other link layers or
-        other rates. Ports that are down, slow or closed to the job are findings of their own, and nodes with such ports
-        are not compared.
+        other rates. An error if one node has a third of the rate of another or less, or if ports cannot connect to each
+        other, else a warning. Ports that are down, slow or closed to the job are findings of their own, and nodes with
+        such ports are not compared.
     Why: NCCL builds its rings from what each node has, and all go at the pace of the poorest. An InfiniBand port cannot
         connect to an Ethernet one at all.
     Remedy: Nodes of one kind; or NCCL_IB_HCA with what all have.
@@ -295,6 +297,7 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
         return
     layers = {frozenset(layer for layer, _ in rails) for rails in compared.values()}
     strangers = any(not layer & layer_elsewhere for layer in layers for layer_elsewhere in layers)
+    rates = [sum(rate for _, rate in rails) for rails in compared.values()]
     yield likely(
         odd_culprits(recording, apart),
         f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
@@ -311,7 +314,7 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
         else "NCCL's rings go at the pace of the node with the least.",
-        severity=Severity.ERROR if strangers else Severity.WARNING,
+        severity=Severity.ERROR if strangers else of_detour(max(rates), min(rates)),
     )
 
 
