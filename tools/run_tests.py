@@ -4,6 +4,7 @@
 
 NAME is the target of make. JUNIT is a file for the results, or empty. PYTHON is a command that takes ``-m pytest``.
 If the arguments select no test of this part, it prints one line and exits with 0.
+The tests do not see what make exports for another make: some of them run make themselves.
 """
 
 import os
@@ -11,6 +12,9 @@ import subprocess
 import sys
 
 import pytest
+
+#: With these variables, a make below the tests would take over options and variables of the one above.
+OF_MAKE = ("MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS")
 
 
 def main(argv: list[str]) -> int:
@@ -29,7 +33,8 @@ def main(argv: list[str]) -> int:
             return listed.returncode
     results = [f"--junit-xml={junit}"] if junit else []
     command = [*python.split(), "-m", "pytest", "-m", marks, *options, *results, *arguments]
-    return os.execv(command[0], command)  # noqa: S606 - the developer's own command
+    environment = {name: value for name, value in os.environ.items() if name not in OF_MAKE}
+    return os.execve(command[0], command, environment)  # noqa: S606 - the developer's own command
 
 
 if __name__ == "__main__":
