@@ -19,7 +19,7 @@ from ddp_doctor.knowledge.collectives import ALL_REDUCE, TABLE
 from ddp_doctor.knowledge.ddp import payload
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Confidence, Consequence, Level, Where
+from ddp_doctor.model.choices import Confidence, Consequence, Level, Severity, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import Recording
@@ -205,19 +205,24 @@ def _errors(fact: AllReduceFact) -> list[Evidence]:
 def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
     """Two all-reduces of the same inputs that differ in their last bits.
 
-    Finds: A rank where the same inexact fp32 inputs gave two different sums in one process group.
-    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise.
+    Finds: A rank where the same inexact fp32 inputs gave two different sums in one process group. An error if other
+        ranks had equal sums: this rank then had another result than they.
+    Why: Runs cannot be reproduced bit for bit, and silent data corruption cannot be told from noise. If only some ranks
+        are concerned, the replicas drift apart.
     Remedy: Set one fixed algorithm (NCCL_ALGO=Ring) where repeatability matters; it costs speed.
     See: NCCL user guide, NCCL_ALGO
     """
     unrepeatable_ranks = [rank.rank or 0 for rank in recording.facts(AllReduceFact) if not rank.fact.repeatable]
     if unrepeatable_ranks:
+        on_all = len(unrepeatable_ranks) == len(recording.facts(AllReduceFact))
         yield likely(
             (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
             f"All-reduce is not repeatable bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((ONE_ALGORITHM,) if recording.on_nccl else ()),
-            detail="The same inputs were reduced twice in one process group and the bits differ.",
+            detail="The same inputs were reduced twice in one process group and the bits differ."
+            + ("" if on_all else " On the other ranks they do not, so the results of the ranks differ."),
+            severity=Severity.WARNING if on_all else Severity.ERROR,
         )
 
 

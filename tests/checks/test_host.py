@@ -228,9 +228,9 @@ def test_a_tmpfs_without_limit_is_no_full_one():
         (64 * MIB, "nccl", 2, Severity.WARNING),
         (256 * MIB, "nccl", 8, Severity.WARNING),
         (1 * GIB, "nccl", 8, None),
-        (64 * MIB, "nccl", 1, Severity.INFO),
+        (64 * MIB, "nccl", 1, Severity.WARNING),
         (0, "gloo", 2, Severity.WARNING),
-        (64 * MIB, "gloo", 2, Severity.INFO),
+        (64 * MIB, "gloo", 2, Severity.WARNING),
         (128 * MIB, "gloo", 2, None),
     ],
 )

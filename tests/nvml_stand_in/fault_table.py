@@ -48,6 +48,11 @@ def unhealthy(fault: str, *codes: str, about: str = "", files: dict[str, str] | 
     return Case(fault, about, tuple((code, "error") for code in codes), "unhealthy", files or dict(MANAGED))
 
 
+def unsure(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
+    """A possible error."""
+    return Case(fault, about, tuple((code, "error") for code in codes), "unsure", files or dict(MANAGED))
+
+
 def degraded(fault: str, *codes: str, about: str = "", files: dict[str, str] | None = None) -> Case:
     """A warning."""
     return Case(fault, about, tuple((code, "warning") for code in codes), "degraded", files or dict(MANAGED))
@@ -89,8 +94,8 @@ FAULTS = (
     unhealthy("fabric_in_progress", "DD316", about="no fabric manager", files=SWITCHES),
     unhealthy("fabric_failed", "DD316"),
     unhealthy("fabric_not_started", "DD316"),
-    degraded("fabric_not_started", "DD316", about="no NVSwitch to be seen", files={"/proc/1/comm": "init\n"}),
-    degraded("a100", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
+    unsure("fabric_not_started", "DD316", about="no NVSwitch to be seen", files={"/proc/1/comm": "init\n"}),
+    unsure("a100", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
     informed("healthy", "DD316", about="NVSwitches, no fabric manager", files=SWITCHES),
     degraded("fabric_degraded", "DD317"),
     degraded("fabric_few_links", "DD317"),
@@ -99,7 +104,7 @@ FAULTS = (
     degraded("clocks_set", "DD319"),
     informed("no_persistence", "DD320"),
     informed("vbios", "DD321"),
-    degraded("library", "DD322", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
+    unsure("library", "DD322", files={**MANAGED, "/proc/driver/nvidia/version": MODULE}),
     informed("confidential", "DD323"),
     degraded("inforom", "DD324"),
 )

@@ -27,9 +27,9 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
     """A GPU whose PCIe link is narrower or slower than the GPU allows, while copies run over it.
 
     Finds: PCIe generation or width below the highest that the driver gives for the GPU, read during the copies: an idle
-        link saves power and says nothing. A warning where at least three peers of the model have a better link and only
-        few have not; an error where the copies too are three times slower; else information: slots of workstations are
-        wired with fewer lanes by design.
+        link saves power and says nothing. A warning if the link has fewer lanes, or if at least three GPUs of the model
+        have a better link and only few have not. An error if its copies, too, are three times slower. Information if
+        all lanes run at an older generation: many machines have no newer one.
     Why: All data of a rank goes through it, and gradients too where the GPUs have no NVLink.
     Remedy: Look at slot, riser and cable; reseat the GPU.
     See: nvidia-smi, pcie.link.gen.current: may be reduced when the GPU is not in use;
@@ -41,13 +41,15 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
         compared for metric in (INTO, BACK) for group in beside_others(recording, metric) for compared in group
     )
     slow = few & {rank_of(compared.gpu) for compared in both_ways if compared.factor >= ERROR_TIMES}
+    alike = [gpu for gpu in reduced if rank_of(gpu) not in few]
     for severity, those in (
         (Severity.ERROR, [gpu for gpu in reduced if rank_of(gpu) in slow]),
         (Severity.WARNING, [gpu for gpu in reduced if rank_of(gpu) in few - slow]),
-        (Severity.INFO, [gpu for gpu in reduced if rank_of(gpu) not in few]),
+        (Severity.WARNING, [gpu for gpu in alike if _has_fewer_lanes(gpu.fact.load)]),
+        (Severity.INFO, [gpu for gpu in alike if not _has_fewer_lanes(gpu.fact.load)]),
     ):
         if those:
-            is_fault = severity is not Severity.INFO
+            is_fault = rank_of(those[0]) in few
             links = " and ".join(sorted({_now(gpu.fact.load) for gpu in those}))
             most = " and ".join(sorted({_most(gpu.fact.load) for gpu in those}))
             whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
@@ -89,10 +91,12 @@ def _rate(load: GpuLoad) -> float:
 
 
 def _is_reduced(load: GpuLoad) -> bool:
-    generation, width = load.pcie_generation_max, load.pcie_width_max
-    return (generation is not None and (load.pcie_generation or 0) < generation) or (
-        width is not None and (load.pcie_width or 0) < width
-    )
+    generation = load.pcie_generation_max
+    return (generation is not None and (load.pcie_generation or 0) < generation) or _has_fewer_lanes(load)
+
+
+def _has_fewer_lanes(load: GpuLoad) -> bool:
+    return load.pcie_width_max is not None and (load.pcie_width or 0) < load.pcie_width_max
 
 
 def _now(load: GpuLoad) -> str:

@@ -231,11 +231,11 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
 _SMALLEST = 4096
 
 
-@rule("DD808", "gpu-model-below-published-rate", Consequence.KNOWN, GpuSpeedFact)
+@rule("DD808", "gpu-model-below-published-rate", Consequence.SLOWER, GpuSpeedFact)
 def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
     """GPUs of one model whose matrix products are all far below what others measured on it.
 
-    Finds: A model whose median bf16 rate is below 60 % of a published measurement. Information only: such tables are
+    Finds: A model whose median bf16 rate is below 60 % of a published measurement. Only possible: such tables are
         made with other clocks, power limits and sizes, and some are wrong.
     Why: Peers that are all slow alike show no difference: low clocks or power limits set everywhere.
     Remedy: Look at clocks and power limits under load.

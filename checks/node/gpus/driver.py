@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from ddp_doctor.checks.node.gpus.condition import severity_of_use
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.gpus import Gpu, GpusFact
 from ddp_doctor.knowledge.gpu import nvml
 from ddp_doctor.model.base import grouped
@@ -16,7 +18,7 @@ from ddp_doctor.remedies.hardware import REBOOT
 from ddp_doctor.remedies.kinds import by_operator, maintenance
 from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import switch_faults
-from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely, proved
+from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import stuck_processes, xid_lines
 from ddp_doctor.wording.nodes import by_cause, node_culprits, node_names, of_nodes
@@ -108,14 +110,15 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
     """The NVIDIA library and the loaded kernel module are of different versions, and yet NVML answers.
 
     Finds: The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
-        it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows.
+        it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows. The run is unsure
+        unless ranks have passed.
     Why: An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where NVML
         does not.
     Remedy: Make library and module one installation; after an update reboot.
     See: NVML API reference, nvmlSystemGetNVMLVersion and nvmlSystemGetDriverVersion
     """
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
-        yield likely(
+        yield possible(
             of_nodes(recording, group),
             f"The NVIDIA driver on {{who}} is of two versions: library {library}, kernel module {module}",
             Evidence(
@@ -131,8 +134,13 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 references=(nvml.NVML_API,),
             ),
             detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
-            severity=asked_for(recording, Severity.WARNING),
+            severity=asked_for(recording, _if_cuda_may_fail(recording)),
         )
+
+
+def _if_cuda_may_fail(recording: Recording) -> Severity:
+    """The severity of a fault that may keep CUDA from starting. If ranks have passed, it did not."""
+    return Severity.ERROR if recording.first(AllReduceFact) is None else Severity.WARNING
 
 
 def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
@@ -169,7 +177,7 @@ class _State:
     """What keeps GPUs out of the fabric; GPUs with the same reason are one finding."""
 
     words: str
-    severity: Severity
+    is_certain: bool
     manager: bool | None  # whether the fabric manager's process runs
     driver: str | None
 
@@ -178,10 +186,10 @@ class _State:
 def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     """A GPU behind NVSwitches that the fabric manager has not taken in.
 
-    Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error; a warning where
-        the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches without a running
-        fabric manager are a warning then, and information where the registration is done. Machines without NVSwitch,
-        and GPUs in MIG mode, are silent.
+    Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error, only possible
+        if the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches without a
+        running fabric manager are a possible error then, and information if the registration is done. A possible error
+        is a warning if ranks have passed. Machines without NVSwitch, and GPUs in MIG mode, are silent.
     Why: CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi looks well.
     Remedy: Start the fabric manager; its version must be exactly the driver's.
     See: NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
@@ -195,12 +203,12 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
             _fabric_evidence,
             FABRIC_MANAGER,
             detail=f"{_802} {_MANAGER[state.manager].format(driver=state.driver or 'which is unknown')}",
-            severity=state.severity,
-            confidence=Confidence.LIKELY if state.severity is Severity.ERROR else Confidence.POSSIBLE,
+            severity=Severity.ERROR if state.is_certain else _if_cuda_may_fail(recording),
+            confidence=Confidence.LIKELY if state.is_certain else Confidence.POSSIBLE,
         )
-    for severity, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
-        done = severity is Severity.INFO
-        yield likely(
+    for registered, group in by_cause(recording.facts(GpusFact), _unmanaged).items():
+        done = registered == "registered"
+        yield finding(
             of_nodes(recording, group),
             "No fabric manager runs on {who}, which has NVSwitches",
             Evidence(
@@ -208,8 +216,9 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
                 expected_from=nvml.FABRIC_GUIDE,
             ),
             FABRIC_MANAGER,
+            confidence=Confidence.LIKELY if done else Confidence.POSSIBLE,
             detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
-            severity=asked_for(recording, severity),
+            severity=asked_for(recording, Severity.INFO if done else _if_cuda_may_fail(recording)),
         )
 
 
@@ -219,8 +228,8 @@ def _waiting(recording: Recording) -> Iterator[tuple[_State, tuple[int, Gpu]]]:
         for gpu in node.fact.of_the_job():
             words = _state_words(gpu)
             if words:
-                severity = Severity.WARNING if gpu.fabric_state == "not_started" and not switches else Severity.ERROR
-                state = _State(words, severity, node.fact.fabric_manager, node.fact.driver_version)
+                is_certain = switches or gpu.fabric_state != "not_started"
+                state = _State(words, is_certain, node.fact.fabric_manager, node.fact.driver_version)
                 yield state, (node.node, gpu)
 
 
@@ -239,11 +248,11 @@ def _fabric_evidence(gpu: Gpu) -> Evidence:
     return Evidence(text=f"fabric state {state}{status}", expected_from="state completed, without error")
 
 
-def _unmanaged(fact: GpusFact) -> Severity | None:
+def _unmanaged(fact: GpusFact) -> Literal["registered", "unknown"] | None:
     gpus = [gpu for gpu in fact.of_the_job() if not gpu.mig_enabled]
     if fact.fabric_manager is not False or not gpus or any(_state_words(gpu) for gpu in gpus):
         return None
-    return Severity.INFO if all(gpu.fabric_state == "completed" for gpu in gpus) else Severity.WARNING
+    return "registered" if all(gpu.fabric_state == "completed" for gpu in gpus) else "unknown"
 
 
 @rule("DD317", "nvlink-fabric-unhealthy", Consequence.COST, GpusFact)

@@ -40,8 +40,8 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
     """Shared memory is missing, full, or too small for NCCL or for data loaders.
 
     Finds: There is no /dev/shm, it is mounted read-only, or this user may not write there (an error). It has less free
-        space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of these ranks
-        (a warning), or no more than Docker's 64 MiB (information).
+        space than one segment of NCCL (an error with several NCCL ranks on the node), than the segments of these ranks,
+        or no more than Docker's 64 MiB (warnings).
     Why: NCCL fails to initialise, and the worker processes of data loaders die of a bus error.
     Remedy: Docker: --shm-size or --ipc=host. Kubernetes: an emptyDir with medium: Memory at /dev/shm. Elsewhere: delete
         leftover segments, or remount it with a larger size.
@@ -112,7 +112,7 @@ def _shm(fact: Host, ranks: int, world: World) -> Severity | None:
         return Severity.ERROR if _nccl_shares_memory(world, ranks) else Severity.WARNING
     if _nccl_shares_memory(world, ranks) and fact.shm_free_bytes < ranks * thresholds.NCCL_SHM_PER_RANK_BYTES:
         return Severity.WARNING
-    return Severity.INFO if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
+    return Severity.WARNING if fact.shm_free_bytes <= thresholds.DOCKER_SHM_BYTES else None
 
 
 def probe(ctx: Context) -> Host:
