@@ -194,9 +194,10 @@ def _judge(row: Row, outcome: Outcome, speaking: list[str]) -> None:
         said = row.says.get(name, row.says.get("all", ""))
         codes, _, allowed = said.partition(" ")
         found = outcome.codes.get(name, [])
-        fitting = [code for code in found if codes and re.fullmatch(codes, code)]
-        if codes and not fitting:
-            outcome.problems.append(f"{name} says {', '.join(found) or 'nothing'} instead of {codes}")
+        wanted = codes.split("&") if codes else []
+        fitting = [code for code in found if any(re.fullmatch(one, code) for one in wanted)]
+        if lacking := [one for one in wanted if not any(re.fullmatch(one, code) for code in found)]:
+            outcome.problems.append(f"{name} says {', '.join(found) or 'nothing'} instead of {', '.join(lacking)}")
         if others := sorted(set(found) - set(fitting)):
             outcome.problems.append(f"{name} also says {', '.join(others)}")
         named = outcome.culprits.get(name, [])

@@ -3,6 +3,8 @@
 All must end within LIMIT_S. How long a row takes is measured where it has the machine to itself.
 """
 
+import os
+
 import pytest
 
 from tests.lab import fault_table
@@ -13,14 +15,37 @@ from tests.lab.hosts import why_no_lab
 pytestmark = pytest.mark.lab
 
 
-#: Two of each kind of evidence, from which on the seconds count, with as many hosts as the table has for it.
-IN_TIME = (
-    *("inbound-192", "black-hole-of-4"),  # the start
-    *("head-never", "node2-never"),  # the end of the wait for nodes
-    *("rank-stopped-of-4", "power-off-of-4"),  # the fault itself
-)
+#: The slowest row of each kind of evidence. The seconds count from this evidence on.
+IN_TIME = ("inbound-192", "node2-never", "rank-stopped-of-4")  # the start, the end of the wait for nodes, the fault
+#: Rows that only a run for the table includes, and the rows or tests that prove the same in every run.
+COVERED = {
+    "healthy-2": "late",
+    "healthy-2-nics": "eth1-chosen; test_several_nics: healthy runs",
+    "endpoint-cut": "endpoint-drop",
+    "static-port-drop": "endpoint-drop; node2-never, whose endpoint is static",
+    "node1-never": "node2-never",
+    "rank-twice-of-4": "rank-twice; launch/test_many_nodes: two agents with one node rank",
+    "nnodes-differ": "launch/test_many_nodes: nodes that were told different numbers",
+    "inbound-10": "inbound-192",
+    "black-hole": "black-hole-of-4; test_several_nics: swallows large packets",
+    "rate": "test_several_nics: a slow node of three",
+    "pairs-slow-node": "pairs-slow-sender",
+    "pairs-slow-path": "pairs-slow-direction",
+    "loopback-node0-10": "loopback-node0; loopback-node1-10",
+    "loopback-node1": "loopback-of-4",
+    "loopback-both": "test_several_nics: loopback name",
+    "ifname-ib0": "test_several_nics: no such interface",
+    "ifname-lo-both": "ifname-lo-192; ifname-docker0",
+    "dead-port": "dead-port-of-4; cable-out",
+    "rank-stopped": "rank-stopped-of-4",
+    "rank-killed": "rank-killed-of-4",
+    "node-frozen": "node-frozen-of-4",
+    "power-off": "power-off-of-4",
+    "head-killed-of-4": "head-off-of-4; launch/test_many_nodes: the head is killed",
+}
+RUN = [row for row in ROWS if fault_table.VARIABLE in os.environ or row.id not in COVERED]
 #: Serial: the seconds of these rows are compared with a limit.
-CASES = [pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in ROWS]
+CASES = [pytest.param(row, id=row.id, marks=[pytest.mark.serial] if row.id in IN_TIME else []) for row in RUN]
 
 
 @pytest.mark.parametrize("row", CASES)
@@ -36,5 +61,5 @@ def test_the_fault_is_named_with_its_culprit(row: Row) -> None:
         assert outcome.late == []
 
 
-def test_the_rows_that_must_be_in_time_are_in_the_table() -> None:
-    assert set(IN_TIME) <= {row.id for row in ROWS}
+def test_rows_named_here_are_in_the_table() -> None:
+    assert {*IN_TIME, *COVERED} <= {row.id for row in ROWS}
