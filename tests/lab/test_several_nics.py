@@ -42,29 +42,43 @@ def told(finding: dict[str, Any]) -> list[tuple[str, str, str | None]]:
 ONE_NAME = [("GLOO_SOCKET_IFNAME", "eth1", None)]
 
 #: what is planted, where the nodes meet, the finding's code, what the second measurement says
-MENDED = (
-    pytest.param(SLOW, FIRST, "DD538", "B/s", id="slow"),
-    pytest.param(DEAD, SECOND, "DD535", "passes", id="dead"),
+PROVED = (
     pytest.param(APART, SECOND, "DD535", "passes", id="not cabled to each other"),
     pytest.param(("cable-out:node1",), SECOND, "DD521", "passes", id="cable out"),
     pytest.param(("link-down:node0", "link-down:node1"), SECOND, "DD521", "passes", id="links down"),
-    pytest.param(BLOCKED_ON_ETH0, FIRST, "DD531", "passes", id="ports blocked on the first"),
     pytest.param(("mtu-black-hole:node1",), FIRST, "DD532", "B/s", id="swallows large packets"),
     # Serial: a loss of packets and a busy machine together break the nodes' own contact.
     pytest.param(("loss:node1:5",), FIRST, "DD536", "B/s", id="loses packets", marks=pytest.mark.serial),
 )
+#: The nodes meet in the network that is slow or partly blocked, or in the other one: see ONE_FILE.
+MENDED = (
+    pytest.param(SLOW, FIRST, "DD538", "B/s", id="slow"),
+    pytest.param(BLOCKED_ON_ETH0, FIRST, "DD531", "passes", id="ports blocked on the first"),
+)
+
+
+def proved(lab: Lab, plant: Sequence[str], endpoint: str, code: str, after: str) -> dict[str, Any]:
+    """The finding of a run that proves that eth1 helps."""
+    planted(lab, plant)
+    done = run(lab, endpoint)
+    finding = only_finding(done)
+    proof = finding["remedies"][0]["proof"]
+    assert (finding["code"], done.exits) == (code, {1})
+    assert (proof["status"], after in proof["after"]) == ("proved", True), proof
+    assert proof["before"]
+    return finding
+
+
+@pytest.mark.parametrize(("plant", "endpoint", "code", "after"), PROVED)
+def test_the_other_network_is_proved(plant, endpoint, code, after):
+    with Lab(nodes=2, second_nic=True) as lab:
+        assert told(proved(lab, plant, endpoint, code, after))[:1] == ONE_NAME
 
 
 @pytest.mark.parametrize(("plant", "endpoint", "code", "after"), MENDED)
 def test_the_other_network_is_proved_and_with_its_file_the_next_run_is_healthy(plant, endpoint, code, after):
     with Lab(nodes=2, second_nic=True) as lab:
-        planted(lab, plant)
-        first = run(lab, endpoint)
-        finding = only_finding(first)
-        proof = finding["remedies"][0]["proof"]
-        assert (finding["code"], first.exits, told(finding)[:1]) == (code, {1}, ONE_NAME)
-        assert (proof["status"], after in proof["after"]) == ("proved", True), proof
-        assert proof["before"]
+        assert told(proved(lab, plant, endpoint, code, after))[:1] == ONE_NAME
 
         second = run(lab, endpoint, env_files=True)
         assert (second.exits, second.findings(), second.settings()) == ({0}, {}, []), second.texts["node0"]
@@ -83,8 +97,7 @@ ONE_FILE = (
 def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_network(plant, names):
     """The workers' MASTER_ADDR would be node0's name, which leads to the dead network."""
     with Lab(nodes=2, second_nic=True) as lab:
-        planted(lab, plant)
-        finding = only_finding(run(lab, SECOND))
+        finding = proved(lab, plant, SECOND, "DD535", "passes")
         give_all_the_file_of_the_head(lab)
         done = run(lab, SECOND, env_files=True, level="standard")
 
@@ -93,16 +106,15 @@ def test_with_the_file_of_the_head_on_all_hosts_torchrun_too_meets_in_the_other_
         ("PET_LOCAL_ADDR", "10.78.0.1", "node0"),
         ("PET_LOCAL_ADDR", "10.78.0.2", "node1"),
     ]
-    assert finding["remedies"][0]["proof"]["status"] == "proved"
     assert (done.exits, done.findings(), done.settings()) == ({0}, {}, []), done.texts["node0"]
     (torchrun,) = (one for one in done.report["checks"] if one["id"] == "torchrun")
     assert torchrun["status"] == "passed"
 
 
-# Twelve paths have 1.6 s to show that the other network is healthy, which a busy machine exceeds.
+# Six paths have 1.6 s to show that the other network is healthy, which a busy machine exceeds.
 @pytest.mark.serial
-def test_a_slow_node_of_four_is_named_and_the_other_network_helps_it():
-    with Lab(nodes=4, second_nic=True) as lab:
+def test_a_slow_node_of_three_is_named_and_the_other_network_helps_it():
+    with Lab(nodes=3, second_nic=True) as lab:
         planted(lab, ("rate:node2:100",))
         finding = only_finding(run(lab, FIRST))
 
@@ -132,21 +144,27 @@ def test_where_the_second_network_is_no_better_nothing_is_recommended(plant):
     assert (done.exits, done.findings(), done.settings()) == ({0}, {}, [])
 
 
-#: what is planted, the network's first numbers, the finding's code, the setting
+#: what is planted, the network's first numbers, the finding's code and culprits
 ONE_NETWORK = (
-    pytest.param(("environment:node1:GLOO_SOCKET_IFNAME=eth9",), "10.77.0", "DD521", id="no such interface"),
-    pytest.param(("loopback-name:node0", "loopback-name:node1"), "192.168.77", "DD520", id="loopback name"),
+    pytest.param(
+        *(("environment:node1:GLOO_SOCKET_IFNAME=eth9",), "10.77.0", "DD521", {"GLOO_SOCKET_IFNAME"}),
+        id="no such interface",
+    ),
+    pytest.param(
+        *(("loopback-name:node0", "loopback-name:node1"), "192.168.77", "DD520", {"node0", "node1"}), id="loopback name"
+    ),
 )
 
 
-@pytest.mark.parametrize(("plant", "network", "code"), ONE_NETWORK)
-def test_a_wrong_choice_is_mended_and_with_its_file_the_next_run_is_healthy(plant, network, code):
+@pytest.mark.parametrize(("plant", "network", "code", "culprits"), ONE_NETWORK)
+def test_a_wrong_choice_is_mended_and_with_its_file_the_next_run_is_healthy(plant, network, code, culprits):
     endpoint = f"{network}.1:29400"
     with Lab(2, network) as lab:
         planted(lab, plant)
         first = run(lab, endpoint)
         finding = only_finding(first)
         assert (finding["code"], first.exits) == (code, {1})
+        assert {one["name"] or one["node"] for one in finding["culprits"]} == culprits
         assert told(finding) == [("GLOO_SOCKET_IFNAME", "eth0", None)]
         assert finding["remedies"][0]["proof"]["status"] == "proved"
 
@@ -174,11 +192,9 @@ def test_where_no_setting_can_help_the_repair_is_named_and_none_offered(plant, t
     assert "export" not in written
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("lab_number", range(4))
-def test_twenty_healthy_runs_recommend_nothing(lab_number):
+def test_healthy_runs_recommend_nothing():
     with Lab(nodes=2, second_nic=True) as lab:
-        runs = [run(lab, FIRST) for _ in range(5)]
+        runs = [run(lab, endpoint) for endpoint in (FIRST, SECOND)]
 
     said = [(done.exits, list(done.findings()), done.settings(), done.problems) for done in runs]
-    assert said == [({0}, [], [], [])] * 5
+    assert said == [({0}, [], [], [])] * len(runs)
