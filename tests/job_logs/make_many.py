@@ -2,7 +2,7 @@
 
 WHAT: "through"; "skipped", where rank 2 leaves out an all-reduce of the default group, so that the others wait for it
 in the last one; "size", where it gives more numbers than the others to one all-reduce more. Each rank writes the pickle
-nccl_trace_rank_N. It is one process a rank, with RANK in its environment.
+nccl_trace_rank_N and stops. torch is imported in this process alone, and each rank is a fork of it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from tests.waiting import wait_until
 RANKS, ROUNDS, CULPRIT = 4, 50, 2
 
 
-def be_rank(folder: Path, what: str) -> None:
+def be_rank(folder: Path, what: str, rank: int) -> None:
     """This rank's life."""
     import torch
     import torch.distributed as dist
     from torch._C import _distributed_c10d
 
-    rank, c10d, stores = int(os.environ["RANK"]), _distributed_c10d, dist
+    c10d, stores = _distributed_c10d, dist
     torch.set_num_threads(1)
     store = stores.FileStore(str(folder / ".store"), RANKS)  # type: ignore[attr-defined]  # exported without a word
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
@@ -59,5 +59,14 @@ def be_rank(folder: Path, what: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)  # gloo would end a rank that gets more than it asked for
 
 
+def main(folder: Path, what: str) -> None:
+    import torch.distributed  # noqa: F401 - for the ranks
+
+    for rank in range(RANKS):
+        if os.fork() == 0:
+            be_rank(folder, what, rank)
+    os.wait()
+
+
 if __name__ == "__main__":
-    be_rank(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2])

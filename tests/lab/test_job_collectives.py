@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.app.job_collectives import load_job_collectives
+from tests.job_logs.dumps import DUMPS, as_json
 from tests.job_logs.make_many import CULPRIT, RANKS, ROUNDS
 from tests.waiting import LIMIT_S, wait_until
 
-pytestmark = pytest.mark.lab  # each starts some ten processes
+pytestmark = pytest.mark.lab  # most start some ten processes
 
 Made = Callable[[str], Path]
 
@@ -26,14 +29,12 @@ def dumps(tmp_path: Path) -> Made:
         folder = tmp_path / "dumps"
         folder.mkdir()
         argv = (sys.executable, "-m", "tests.job_logs.make_many", str(folder), what)
-        env = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}
-        ranks = [subprocess.Popen(argv, env={**env, "RANK": str(rank)}) for rank in range(RANKS)]
+        ranks = subprocess.Popen(argv, env={**os.environ, "TORCH_FR_BUFFER_SIZE": "2000"}, start_new_session=True)
         try:
             wait_until(lambda: len(list(folder.glob("nccl_trace_*"))) == RANKS, "each rank writes a dump")
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            os.killpg(ranks.pid, signal.SIGKILL)
+            ranks.wait()
         return folder
 
     return make
@@ -79,22 +80,29 @@ def test_a_skipped_collective_hangs_where_the_job_hung_and_the_script_hangs_too(
     assert (code, finding["code"]) == (1, "DD650"), report["summary"]
     assert [culprit["rank"] for culprit in finding["culprits"]] == [CULPRIT]
     assert f"ranks 0, 1, 3 wait in all_reduce {ROUNDS} of the default group" in finding["title"]
+    text = script.read_text()
+    assert "seconds=30" in text
+    script.write_text(text.replace("seconds=30", "seconds=10"))
     run = reproduced(script)
     assert run.returncode != 0
     assert run.stdout.count("is through") == 1
 
 
-def test_another_size_on_one_rank_is_named(dumps: Made):
-    code, report = replayed(dumps("size"))
+def test_another_size_on_one_rank_is_read_from_real_dumps(dumps: Made):
+    """A replay of such calls is in tests/checks/test_job_collectives.py."""
+    job = load_job_collectives(str(dumps("size")))
 
-    (finding,) = report["findings"]
-    assert (code, finding["code"]) == (1, "DD650"), report["summary"]
-    assert [culprit["rank"] for culprit in finding["culprits"]] == [CULPRIT]
-    assert f"number {ROUNDS + 1} of the default group" in finding["title"]
+    last = [(job.words(calls[-1]), calls[-1].elements) for calls in job.ranks]
+    assert (len(job.ranks), job.blamed) == (RANKS, (CULPRIT,))
+    assert last == [
+        (f"all_reduce {ROUNDS + 1} of the default group", 65 if rank == CULPRIT else 64) for rank in range(RANKS)
+    ]
 
 
-def test_another_number_of_ranks_is_refused_with_the_option_to_add(dumps: Made):
-    argv = ("run", "--replay", str(dumps("through")), "--only", "job_collectives", "--nproc-per-node", "2")
+def test_another_number_of_ranks_is_refused_with_the_option_to_add(tmp_path: Path):
+    for rank, content in DUMPS["at-rest"].items():
+        (tmp_path / f"rank{rank}.json").write_bytes(as_json(content))
+    argv = ("run", "--replay", str(tmp_path), "--only", "job_collectives", "--nproc-per-node", "2")
     run = subprocess.run(
         (sys.executable, "-m", "ddp_doctor", *argv), capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
