@@ -1,7 +1,7 @@
 """Predicted against measured memory: ``python -m tests.fit.evaluate [MODEL …] [--ranks N]`` prints the table.
 
 Measured is what ``fit --measure`` takes for the peak, on real ranks on the CPU, from
-before the model is made until three steps have ended; beside it what the process's resident memory grew by.
+before the model is made until the last step has ended; beside it what the process's resident memory grew by.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def predicted(_ctx: Any, case: Case) -> FitFact:
     )
 
 
-def measured(_ctx: Any, case: Case) -> tuple[int, int]:
+def measured(_ctx: Any, case: Case, steps: int) -> tuple[int, int]:
     """The peak of this rank, and what its resident memory grew by, in bytes."""
     import psutil
     import torch
@@ -98,7 +98,7 @@ def measured(_ctx: Any, case: Case) -> tuple[int, int]:
             options=loaded.options,
         )
         assert loaded.make_batch is not None
-        for step in range(3):
+        for step in range(steps):
             batch = Batch(loaded.make_batch(step), form).changed(lambda leaf: leaf)
             highest = max(highest, _step(model, optimizer, batch))
     return allocated(profiler), highest - before
@@ -115,7 +115,7 @@ def _step(model: Any, optimizer: Any, batch: Any) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def evaluate(cases: list[Case]) -> list[Outcome]:
+def evaluate(cases: list[Case], steps: int = 3) -> list[Outcome]:
     """All of one number of ranks."""
     facts: dict[tuple[str, str], FitFact] = {}
     outcomes = []
@@ -127,7 +127,9 @@ def evaluate(cases: list[Case]) -> list[Outcome]:
             assert fact.trouble is None, fact.trouble
             found = {(estimate.strategy, estimate.checkpointing): estimate.peak_bytes for estimate in fact.estimates}
             # Where gloo's thread is the last to let go of a buffer, its end is not seen: the least of ranks and rounds.
-            least = [min(rounds) for rounds in zip(*(ranks.facts(measured, case) for _ in range(2)), strict=True)]
+            least = [
+                min(rounds) for rounds in zip(*(ranks.facts(measured, case, steps) for _ in range(2)), strict=True)
+            ]
             peak, resident = max(least) if case.strategy == "zero1" else min(least)  # whose ranks keep unequal parts
             outcomes.append(Outcome(case, found[case.strategy, case.checkpointing], peak, resident))
             print(outcomes[-1].row, flush=True)
