@@ -151,7 +151,7 @@ def test_a_sharded_model_gives_no_finding_on_workers(with_model, ranks):
     ("name", "words"), [("lost_in_the_forward", "hangs in your forward"), ("lost_in_the_step", "hangs in your step")]
 )
 def test_a_rank_that_is_lost_in_your_code_is_named_while_the_others_wait_in_fully_shard(with_model, name, words):
-    scenario = with_model(f"sharded_planted:{name}", ranks=3, deadline_s=30.0)
+    scenario = with_model(f"sharded_planted:{name}", ranks=3, deadline_s=LIMIT_S, still_s=1.5)
 
     assert (scenario.codes, scenario.culprits) == (["DD610"], [1])
     assert f"Rank 1 {words}, sharded_planted.py:" in scenario.title
