@@ -18,11 +18,11 @@ TOPOLOGY = ROOT / "tests/samples/topology/classic-two-socket.txt"
 #: Commands that a person has, and this machine need not. The environment of the tests is the one that make has made,
 #: and what tests the whole project is only looked up.
 TOOLS = {
-    "ddp-doctor": f'exec {sys.executable} -m ddp_doctor "$@"',
+    "ddp-doctor": f'[ "$1" != run ] || set -- "$@" $BRIEFLY\nexec {sys.executable} -m ddp_doctor "$@"',
     "python": f'exec {sys.executable} "$@"',
     "make": f'case $1 in run|help) ;; *) set -- -n "$@" ;; esac\n'
     f"cd {ROOT} && venv={sys.prefix} && "
-    f'exec {shutil.which("make")} VENV=$venv -o $venv/.installed -o $venv/.installed-dev "$@"',
+    f'exec {shutil.which("make")} VENV=$venv ARGS="$BRIEFLY" -o $venv/.installed -o $venv/.installed-dev "$@"',
     "nvidia-smi": f"[ \"$*\" != 'topo -m' ] || cat {TOPOLOGY}",
     "ssh": 'shift; exec sh -c "$*"',
     # A shell that reads the start-up file of the home, where /etc has what lies in etc there.
@@ -76,8 +76,12 @@ def _model_of_the_page() -> str:
     return next(block.text for block in blocks() if (block.document, block.language) == (page, "python"))
 
 
-def typed(command: str, home: Path) -> "subprocess.CompletedProcess[str]":
-    """The answer of a shell; 4711 is a process that lives, and stderr goes where a terminal shows it."""
+def typed(command: str, home: Path, *, is_shown: bool = True) -> "subprocess.CompletedProcess[str]":
+    """The answer of a shell; 4711 is a process that lives, and stderr goes where a terminal shows it.
+
+    A run of which the document does not show the output has the lowest level, or few repeats.
+    """
+    briefly = "" if is_shown else "--repeat 5" if "--repeat" in command else "--level quick"
     kept = {name: value for name, value in os.environ.items() if not re.match("XDG_|NCCL_|GLOO_", name)}
     return subprocess.run(
         ("bash", "-o", "pipefail", "-c", command.replace("4711", str(os.getpid()))),
@@ -87,7 +91,13 @@ def typed(command: str, home: Path) -> "subprocess.CompletedProcess[str]":
         text=True,
         timeout=300,
         cwd=home,
-        env={**kept, "HOME": str(home), "PATH": f"{home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        env={
+            **kept,
+            "HOME": str(home),
+            "PATH": f"{home}/bin:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "BRIEFLY": briefly,
+        },
     )
 
 
@@ -107,14 +117,16 @@ def from_checkout(command: str) -> str:
 )
 def test_what_a_document_tells_to_type_works_and_prints_what_it_shows(home: Path, document: str):
     printed = ""
-    for block in [block for block in RUN if block.document == document]:
+    of_document = [block for block in RUN if block.document == document]
+    for block, following in zip(of_document, [*of_document[1:], None], strict=True):
         if block.note == "shows":
             printed = typed(from_checkout(block.said), home).stdout
         if block.language == "text":
             assert is_part(block.text, printed), f"{block}\n{printed}"
             continue
+        is_text_next = following is not None and (following.language, following.note) == ("text", "")
         for line in block.typed():
-            done = typed(from_checkout(line.command), home)
+            done = typed(from_checkout(line.command), home, is_shown=bool(line.shown) or is_text_next)
             printed = done.stdout
             assert done.returncode in UNDERSTOOD, f"{block}: {line.command}\n{printed}"
             assert "Traceback" not in printed
