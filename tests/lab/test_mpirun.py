@@ -41,30 +41,23 @@ def the_report(lab: Lab) -> dict[str, Any]:
     return report
 
 
-def test_one_task_on_each_node_is_its_agent_and_the_head_reports(lab):
-    done = mpirun(lab, lab["node0"], "-H", "node0,node1", "-n", "2")
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Healthy: 2 ranks over gloo on 2 nodes passed") == 1
-    world = the_report(lab)["world"]
-    assert (world["launcher"], world["nnodes"], world["world_size"]) == ("mpi", 2, 2)
-    assert [node["hostname"] for node in world["nodes"]] == ["node0", "node1"]
-
-
 def test_typed_on_a_host_without_ranks_several_tasks_of_a_node_have_one_agent(lab):
     done = mpirun(lab, lab["node2"], "-H", "node0:2,node1:2", "-n", "4")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("Healthy: 4 ranks over gloo on 2 nodes passed") == 1
     world = the_report(lab)["world"]
+    assert world["launcher"] == "mpi"
     assert (world["nnodes"], world["nproc_per_node"], world["world_size"]) == (2, 2, 4)
     assert [node["hostname"] for node in world["nodes"]] == ["node0", "node1"]
 
 
-def test_what_mpirun_sets_on_all_nodes_is_judged_and_mpirun_ends_with_exit_code_1(lab):
+def test_what_mpirun_sets_on_all_nodes_of_one_task_is_judged_and_mpirun_ends_with_exit_code_1(lab):
     done = mpirun(lab, lab["node0"], "-H", "node0,node1", "-n", "2", "-x", "GLOO_SOCKET_IFNAME=ib0")
 
     assert done.returncode == 1, done.stdout + done.stderr
-    (found,) = [one for one in the_report(lab)["findings"] if one["severity"] == "error"]
+    report = the_report(lab)
+    assert (report["world"]["nnodes"], report["world"]["world_size"]) == (2, 2)
+    (found,) = [one for one in report["findings"] if one["severity"] == "error"]
     assert found["code"] == "DD521"
     assert {culprit["name"] for culprit in found["culprits"]} == {"GLOO_SOCKET_IFNAME"}

@@ -74,7 +74,7 @@ def test_a_model_of_yours_goes_to_every_host_and_the_rank_with_the_hook_is_named
 def test_nothing_is_left_when_the_command_is_ended(ssh_lab, number):
     before = {pid for host in ssh_lab.hosts for pid in host.pids()}
     started = ssh_lab["node0"].start(
-        (*RUN, "--nnodes", "3", "--hosts", "node0,node1,node2"), env=environment(ssh_lab, ssh_lab["node0"])
+        (*RUN, "--nnodes", "2", "--hosts", "node0,node2"), env=environment(ssh_lab, ssh_lab["node0"])
     )
     ssh_lab["node2"].wait_for_process("ddp-doctor:fork")
     assert started.pid is not None
