@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +94,7 @@ def _tree() -> set[str]:
     return {name for name in found if not name.startswith(NOT_SHIPPED)}
 
 
+@pytest.mark.lab
 def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Built):
     assert (ROOT / NOT_SHIPPED).is_dir()
     assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
@@ -110,6 +110,7 @@ def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Buil
     assert root_files <= built.sdist
 
 
+@pytest.mark.lab
 def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Built):
     tree = _tree()
     expected = {name for name in tree if name.startswith("ddp_doctor/")}
@@ -145,18 +146,11 @@ def _requires(wheel: Path) -> list[str]:
         return re.findall(r"^Requires-Dist: (.+)$", archive.read(name).decode(), re.MULTILINE)
 
 
-def _unpacked(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(target)
-
-
-@pytest.mark.parametrize("install", [_unpacked, pytest.param(_pip, marks=pytest.mark.lab)])
-def test_the_installed_wheel_works_from_an_empty_folder(
-    built: Built, tmp_path: Path, install: Callable[[Path, Path], None]
-):
+@pytest.mark.lab
+def test_the_installed_wheel_works_from_an_empty_folder(built: Built, tmp_path: Path):
     target, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
-    install(built.wheel, target)
+    _pip(built.wheel, target)
     assert not (target / "checks").exists()
     needed = [line for line in _requires(built.wheel) if "extra ==" not in line]
     assert needed, "pip takes what it needs from there"
