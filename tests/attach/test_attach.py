@@ -73,7 +73,7 @@ def test_jobs_that_hang_are_told_apart_and_left_as_they_are(worlds: int):
     hanging = [pid for job in jobs[:-1] for pid in below(job, _tree())]
     before = {pid: _state(pid) for pid in hanging}
 
-    report = attach.attach([worlds]).report
+    report = attach.attach([worlds], how=attach.Watching(seconds=2.0)).report
 
     assert isinstance(report, AttachReport)
     assert report.exit_code == 1
