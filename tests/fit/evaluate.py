@@ -126,11 +126,9 @@ def evaluate(cases: list[Case], steps: int = 3) -> list[Outcome]:
             fact = facts[case.model, case.precision]
             assert fact.trouble is None, fact.trouble
             found = {(estimate.strategy, estimate.checkpointing): estimate.peak_bytes for estimate in fact.estimates}
-            # Where gloo's thread is the last to let go of a buffer, its end is not seen: the least of ranks and rounds.
-            least = [
-                min(rounds) for rounds in zip(*(ranks.facts(measured, case, steps) for _ in range(2)), strict=True)
-            ]
-            peak, resident = max(least) if case.strategy == "zero1" else min(least)  # whose ranks keep unequal parts
+            of_ranks = ranks.facts(measured, case, steps)
+            fullest = max if case.strategy == "zero1" else min  # ZeRO-1's ranks keep unequal parts
+            peak, resident = fullest(of_ranks)
             outcomes.append(Outcome(case, found[case.strategy, case.checkpointing], peak, resident))
             print(outcomes[-1].row, flush=True)
     return outcomes
