@@ -94,7 +94,10 @@ def test_nobody_is_named_where_nothing_is_planted_however_busy_the_machine(ranks
 
 def without(ctx: HarnessContext, path: str) -> Reading:
     """Rank 2 has no such path."""
-    return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path + "/no" * (ctx.rank == 2))
+    from ddp_doctor.knowledge import stragglers
+
+    with patch.object(stragglers, "SAMPLES", stragglers.FEWEST_SAMPLES):
+        return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path + "/no" * (ctx.rank == 2))
 
 
 @pytest.mark.ranks
@@ -121,7 +124,11 @@ def hung(ctx: HarnessContext, path: str) -> Reading:
             return CommandResult(("data",), "timed_out", queued_s=1.5)
         return self.run(("sleep", "infinity")) if ctx.rank == 0 else child(self, name, *args)
 
-    with patch.object(LiveContext, "child", sleeps), patch.object(stragglers, "READS_HANG_S", 2.0):
+    with (
+        patch.object(LiveContext, "child", sleeps),
+        patch.object(stragglers, "READS_HANG_S", 2.0),
+        patch.object(stragglers, "SAMPLES", stragglers.FEWEST_SAMPLES),
+    ):
         return planted_stragglers.measured(ctx, None, planted_stragglers.quota, path)
 
 
