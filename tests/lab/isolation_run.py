@@ -1,4 +1,4 @@
-"""What ``ddp-doctor run --isolate`` names on eight hosts of one rank each, with faults planted on them.
+"""What ``ddp-doctor run --isolate`` names on hosts of one rank each, usually eight, with faults planted on them.
 
 python -m tests.lab.isolation_run                   all rows, a line each: who is named, rounds, seconds
 python -m tests.lab.isolation_run leaf killed       some of them
@@ -76,10 +76,10 @@ class Outcome:
         return 1 + max((test["round"] for test in self.tests), default=-1)
 
 
-def run_row(row: Row) -> Outcome:
+def run_row(row: Row, hosts: int = HOSTS) -> Outcome:
     """Run it on hosts of its own."""
     with ExitStack() as stack:
-        lab = stack.enter_context(Lab(HOSTS))
+        lab = stack.enter_context(Lab(hosts))
         (lab.folder / "leaves").write_text(LEAVES)
         for fault in row.plant:
             stack.enter_context(faults.plant(lab, fault))
@@ -113,7 +113,7 @@ def run_row(row: Row) -> Outcome:
 def _command(lab: Lab, host: Host, options: Sequence[str]) -> tuple[str, ...]:
     given = (str(lab.folder / "leaves") if word == "leaves" else word for word in options)
     return (
-        *("python", "-m", "ddp_doctor", "run", "--nnodes", str(HOSTS), "--rdzv-endpoint", "node0:29400"),
+        *("python", "-m", "ddp_doctor", "run", "--nnodes", str(len(lab.hosts)), "--rdzv-endpoint", "node0:29400"),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--isolate", "--only", "isolation", "--quiet"),
         *("--budget", str(_BUDGET_S)),  # on two cores, whatever else they do
         *("--json", str(host.folder / "out.json"), "--record", str(host.folder / "record.json"), *given),
