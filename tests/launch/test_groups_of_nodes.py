@@ -37,10 +37,10 @@ def test_isolation_tells_how_far_it_is_and_tests_no_group_after_its_budget(tmp_p
         *("--isolate", "--only", "isolation", "--nproc-per-node", "1", "--repeat", "20"),
         *("--budget", "5", "--join-timeout", "120"),
     )
-    agents = [Agent(tmp_path, port, 4, node, *options) for node in range(4)]
+    agents = [Agent(tmp_path, port, 2, node, *options) for node in range(2)]
     reports, _ = reports_of(agents)
 
-    assert "isolation: round 1, 4 groups of 1 node" in agents[0].words()
+    assert "isolation: round 1, 2 groups of 1 node" in agents[0].words()
     for report in reports:
         assert report["verdict"] == "unsure"
         assert "--isolate (the time budget was used up)" in report["summary"]

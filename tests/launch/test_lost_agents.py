@@ -75,8 +75,11 @@ def started_by_one_command(port: int, *where: str, **env: str) -> "subprocess.Co
     return to_its_end(whole, {**os.environ, **env}, limit_s=200)  # and not the 600 s of --join-timeout
 
 
-@pytest.mark.parametrize("victim", ["fan1", "fan2"], ids=["the head", "another"])
-@pytest.mark.parametrize("tool", ["ssh", "srun"])
+#: tests/lab/test_slurm_run.py kills another agent than the head under a real srun.
+KILLED = (("ssh", "fan1"), ("ssh", "fan2"), ("srun", "fan1"))
+
+
+@pytest.mark.parametrize(("tool", "victim"), KILLED, ids=["ssh-the head", "ssh-another", "srun-the head"])
 def test_an_agent_that_is_killed_before_the_roll_call_is_named_at_once(tools, tool, victim):
     job = {"SLURM_JOB_ID": "2", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
     where = ("--hosts", "fan1,fan2") if tool == "ssh" else ()
