@@ -40,6 +40,7 @@ class Row:
     endpoint: tuple[str, ...] = ("--rdzv-endpoint", "node0:29400")
     arguments: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of one host, after all others
     network: str = "10.77.0"
+    is_whole: bool = False  # also with the checks of DDP
     second_nic: bool = False
     ipv6: Ipv6 = "none"
 
@@ -158,9 +159,9 @@ def _pairs(name: str, fault: str, torchrun: str, says: str, *plant: str, **more:
 # fmt: off
 
 HEALTHY = (
-    _works("healthy-2", "none, 2 hosts"),
-    _works("healthy-4", "none, 4 hosts", nodes=4),
-    _works("healthy-ipv6", "none, IPv6 only", ipv6="only"),
+    _works("healthy-2", "none, 2 hosts", is_whole=True),
+    _works("healthy-4", "none, 4 hosts", nodes=4, is_whole=True),
+    _works("healthy-ipv6", "none, IPv6 only", ipv6="only", is_whole=True),
     _works("healthy-2-nics", "none, two interfaces", second_nic=True),
     _works("eth1-chosen", "GLOO_SOCKET_IFNAME=eth1, which works",
            FAST_GLOO("node0", "eth1"), FAST_GLOO("node1", "eth1"), second_nic=True),

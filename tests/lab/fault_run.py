@@ -83,12 +83,12 @@ def _speaking(scene: Scene) -> Iterator[Host]:
 
 
 def command(row: Row, host: Host) -> tuple[str, ...]:
-    """What is typed on a host: all checks of a quick run where it must be healthy."""
+    """The command of a host: a quick run."""
     return (
         *("python", "-m", "ddp_doctor", "run", "--nnodes", str(row.nodes), *row.endpoint),
         *("--node-rank", str(host.index), "--nproc-per-node", "1", "--level", "quick", "--quiet"),
         *("--join-timeout", str(row.join_timeout_s), "--json", str(host.folder / "out.json")),
-        *(WITHOUT_DDP if row.says else ()),
+        *(() if row.is_whole else WITHOUT_DDP),
         *row.arguments.get(host.name, ()),
     )
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.lab
 IN_TIME = ("inbound-192", "node2-never", "rank-stopped-of-4")  # the start, the end of the wait for nodes, the fault
 #: Rows that only a run for the table includes, and the rows or tests that prove the same in every run.
 COVERED = {
-    "healthy-2": "late",
+    "healthy-2": "healthy-ipv6; late",
     "healthy-2-nics": "eth1-chosen; test_several_nics: healthy runs",
     "endpoint-cut": "endpoint-drop",
     "static-port-drop": "endpoint-drop; node2-never, whose endpoint is static",
