@@ -55,6 +55,7 @@ class _Estimates:
         self.units = subject.units_of(loaded.model, loaded.loaded.units)
         self.left_out: list[str] = []
         self.optimizer = ""
+        self.steps: dict[object, Step] = {}  # by device and parameters
 
     def all(self) -> dict[str, Any]:
         """The fields of the fact."""
@@ -159,18 +160,25 @@ class _Estimates:
             return trace.of_parameters(own)
 
     def _step(self, row: Strategy, job: Job) -> Step:
-        import torch
-
-        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
+        """The optimizer's step, which strategies with the same parameters share."""
         parameters = [parameter for parameter in job.parameters() if parameter.trainable]
         if row.shards_state and not row.shards_parameters:
             parameters = peaks.zero1_shares(parameters, job.ranks)
         shards, device = job.shards(row), "cpu" if row.offloads else self.device
+        shapes = ((-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else () for p in parameters)
+        held = device, tuple(zip(shapes, (p.bytes for p in parameters), strict=True))
+        if held not in self.steps:
+            self.steps[held] = self._step_of(*held)
+        return self.steps[held]
+
+    def _step_of(self, device: str, parameters: tuple[tuple[tuple[int, ...], int], ...]) -> Step:
+        import torch
+
+        types = {4: torch.float32, 2: torch.bfloat16, 8: torch.float64, 16: torch.complex128}
         with self.subject.mode:
-            made = []
-            for p in parameters:
-                shape = (-(-p.shape[0] // shards), *p.shape[1:]) if p.shape else ()
-                made.append(torch.nn.Parameter(torch.empty(shape, dtype=types[p.bytes], device=device)))
+            made = [
+                torch.nn.Parameter(torch.empty(shape, dtype=types[size], device=device)) for shape, size in parameters
+            ]
         try:
             return self._stepped(self.subject.loaded.optimizer or torch.optim.AdamW, made)
         except Misuse:
