@@ -258,7 +258,6 @@ FAULTS = (
         (("setting", "NCCL_P2P_DISABLE"), ("node", "planted-1")),
         _TWO,
         of=_env(1, NCCL_P2P_DISABLE="1"),
-        exit=0,
     ),
     Fault(
         "no memory can be locked",
