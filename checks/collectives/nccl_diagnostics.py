@@ -90,7 +90,7 @@ def nccl_diagnostics_name_a_fault(recording: Recording) -> Iterator[Draft]:
             *(evidence for pair in pairs[:LINES_OF_EVIDENCE] for evidence in _own(recording, pair)),
         ),
         *([_LOOK_AT_LINKS] if pairs else []),
-        detail="NCCL says this. What the doctor's own tests show is a finding of its own.",
+        detail="NCCL says this. The doctor reports its own measurements separately.",
         severity=Severity.ERROR if pairs else Severity.WARNING,
     )
 

@@ -75,7 +75,7 @@ RDMA_MEMLOCK_BYTES = 64 * MIB
 #: 8 ranks); rank 0 also holds the store's connections, and data loaders pass tensors as descriptors.
 OPEN_FILES_BASE = 128
 OPEN_FILES_PER_RANK = 2
-#: What that bare rank had open besides one for each rank.
+#: Descriptors that the bare rank had open in addition to one for each rank.
 OPEN_FILES_BARE = 8
 
 

@@ -103,7 +103,7 @@ def nccl_backends(recording: Recording) -> Mapping[int, str]:
 
 
 def is_for_cpus(recording: Recording) -> bool:
-    """Whether every torch that was seen is a build without CUDA and ROCm."""
+    """Return whether all known torch builds have neither CUDA nor ROCm."""
     torches = [node.fact for node in recording.facts(Software) if node.fact.torch_version]
     return bool(torches) and not any(torch.torch_cuda or torch.torch_hip for torch in torches)
 

@@ -222,7 +222,7 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What it has printed so far, without srun's notices that a step waited for the one before."""
+        """Return its output up to now, without srun's notices that a step waited."""
         return _WAITED.sub("", self._output.read_text())
 
     def field(self, name: str) -> str:

@@ -15,7 +15,7 @@ from tests.lab.hosts import why_no_lab
 pytestmark = pytest.mark.lab
 
 
-#: The slowest row of each kind of evidence. The seconds count from this evidence on.
+#: The slowest row of each kind of evidence. Its time starts with this evidence.
 IN_TIME = ("inbound-192", "node2-never", "rank-stopped-of-4")  # the start, the end of the wait for nodes, the fault
 #: Rows that only a run for the table includes, and the rows or tests that prove the same in every run.
 COVERED = {

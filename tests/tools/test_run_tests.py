@@ -1,4 +1,4 @@
-"""How the Makefile starts the tests."""
+"""The program with which the Makefile starts the tests."""
 
 import subprocess
 import sys

@@ -258,7 +258,7 @@ def _not_understood(fact: RollCallFact) -> Draft:
             cost="an installation",
             undo="install the former release there again",
         ),
-        detail="A node that this release does not understand counts as missing. A job may run on it all the same.",
+        detail="A node that this release does not understand counts as missing. It may still run jobs.",
         missing=(MissingNode(node=host) for host in hosts),
     )
 
