@@ -10,10 +10,10 @@ from ddp_doctor.model.choices import Severity, Status, Verdict
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Node, Recording, World
 from ddp_doctor.sources.machine import Files
-from tests.machines import servers, table
+from tests.machines import servers
 from tests.machines.faults import FAULTS, Planted, said
 from tests.machines.healthy import MACHINES, Healthy
-from tests.machines.whole import look, record
+from tests.machines.whole import judge, look, record
 
 #: What is worth knowing of a healthy machine, at most.
 MOST_INFOS = 4
@@ -21,7 +21,7 @@ MOST_INFOS = 4
 
 @pytest.mark.parametrize("machine", MACHINES, ids=[one.name for one in MACHINES])
 def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> None:
-    report = table.report_of(machine)
+    report = judge(machine.build(), machine.command)
 
     above = [(one.code, one.title) for one in report.findings if one.severity is not Severity.INFO]
     assert above == []
@@ -33,24 +33,7 @@ def test_a_healthy_machine_is_called_healthy_in_few_words(machine: Healthy) -> N
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[one.name for one in FAULTS])
 def test_one_fault_is_one_finding_that_names_the_culprit(fault: Planted) -> None:
-    assert said(table.report_of(fault)) == fault.says
-
-
-@pytest.mark.lab
-def test_the_table_has_a_line_for_each_machine_and_fault(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tests above judge all machines and faults."""
-    machines, faults = MACHINES[:2], [FAULTS[0], FAULTS[-1]]
-    monkeypatch.setattr(table, "MACHINES", machines)
-    monkeypatch.setattr(table, "FAULTS", faults)
-
-    table.main()
-
-    lines = capsys.readouterr().out.splitlines()
-    named = dict.fromkeys(line.split(" | ")[0].strip() for line in lines[1:])
-    assert list(named) == [machine.name for machine in machines] + [fault.name for fault in faults]
-    assert any(line.endswith("| node1 GPU 3") for line in lines)
+    assert said(judge(fault.nodes())) == fault.says
 
 
 def _fact(reading: Reading) -> tuple[object, ...]:

@@ -1,14 +1,10 @@
-"""Every fault that the stand-in plays, through the real pynvml to the verdict; printed as a table.
+"""Every fault that the stand-in plays, through the real pynvml to the verdict.
 
-    python -m tests.nvml_stand_in.fault_table
-
-A line is: fault | code | severity | verdict | title. The same rules and the same verdict as in
-``ddp-doctor prolog``, on a tree in place of / with eight H100s on the bus. tests/checks/test_gpu_faults.py
-asserts what stands in CASES.
+The rules and the verdict are those of ``ddp-doctor prolog``, on a tree in place of / with eight H100s on the bus.
+tests/checks/test_gpu_faults.py asserts CASES.
 """
 
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -144,23 +140,3 @@ def record(case: Case, machine: Machine) -> Recording:
     reading = collected("gpus", fact, 0)
     world = World(nproc_per_node=case.gpus, world_size=case.gpus, nodes=(Node(node_rank=0, hostname="node0"),))
     return Recording(options=Options(command="prolog"), world=world, readings=(reading,))
-
-
-def lines() -> Iterator[tuple[str, str, str, str, str]]:
-    """The rows of the table."""
-    for case in CASES:
-        report = play(case)
-        for finding in report.findings or (None,):
-            found = ("-", "-") if finding is None else (finding.code, finding.severity.value)
-            title = "" if finding is None else finding.title
-            yield case.name, *found, report.verdict.value, title
-
-
-def main() -> None:
-    """Print the table."""
-    for line in (("fault", "code", "severity", "verdict", "title"), *lines()):
-        print("{:<44} | {:<5} | {:<8} | {:<7} | {}".format(*line))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,6 @@
 """Real-world settings: each bad one gets its finding and no other, and healthy environments are left in peace."""
 
-import pytest
-
 from ddp_doctor.model.choices import Severity
-from tests.settings import table
 from tests.settings.cases import Case, bad, clean
 
 #: The least number of bad and of clean environments, so that nobody thins the lists out.
@@ -41,10 +38,3 @@ def test_the_lists_are_long_and_name_each_environment_once() -> None:
     assert len(CLEAN) >= LEAST_CLEAN
     assert len({case.name for case in BAD}) == len(BAD)
     assert len({case.name for case in CLEAN}) == len(CLEAN)
-
-
-def test_the_table_has_a_line_for_each_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    table.main()
-
-    named = [line.split(" | ")[1].strip() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert list(dict.fromkeys(named)) == [case.name for case in (*BAD, *CLEAN)]
