@@ -10,7 +10,7 @@ from ddp_doctor import app
 from ddp_doctor.checks.node.topology import CHECK
 from ddp_doctor.checks.node.topology.pasted import read_pasted
 from ddp_doctor.facts.node.topology import TopologyFact
-from ddp_doctor.model.choices import Confidence, Severity, Status
+from ddp_doctor.model.choices import Status
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Options, Recording, World
 from ddp_doctor.render.topology.report import matrix_text
@@ -41,16 +41,6 @@ def judged(text: str, command: str = "topology") -> list[Finding]:
 
 def test_outputs_of_every_kind_are_read_in_their_order_as_one_host():
     assert kinds(P2P + NVLINKS + "and so on\n" + MATRIX) == [(0, "p2p-status/1"), (0, "nvlinks/1"), (0, "topology/1")]
-
-
-def test_tables_of_another_capability_are_of_the_same_host_and_the_same_one_of_another():
-    writes = P2P.replace("p2p r", "p2p w")
-    assert [node for node, _ in kinds(MATRIX + P2P + writes + MATRIX + P2P)] == [0, 0, 0, 1, 1]
-
-
-def test_tables_of_other_gpus_are_of_another_host():
-    eight = (SAMPLES / "pcie-two-sockets-eight-gpus.txt").read_text()
-    assert [node for node, _ in kinds(eight + P2P)] == [0, 1]
 
 
 def test_what_is_damaged_is_refused_with_its_line_beside_what_is_whole():
@@ -89,20 +79,6 @@ def test_links_that_are_missing_make_the_verdict_unsure_and_those_that_are_there
     assert len(machine_of(view).boxes) > 0
 
 
-def test_a_matrix_gets_what_the_other_tables_of_its_host_say():
-    (matrix, *_), (other,) = read_pasted(MATRIX + P2P + NVLINKS), read_pasted(MATRIX)
-
-    assert matrix.fact is not None
-    assert other.fact is not None
-    assert matrix.fact["p2p"] == {"read": {"GPU0": {"GPU1": "OK"}, "GPU1": {"GPU0": "OK"}}}
-    assert [gpu["gpu"] for gpu in matrix.fact["nvlinks"]] == ["GPU0", "GPU1", "GPU2", "GPU3"]
-    assert (other.fact["p2p"], other.fact["nvlinks"]) == ({}, [])
-
-
-def test_the_raw_text_is_kept_once():
-    assert [reading.raw is not None for reading in read_pasted(MATRIX + P2P)] == [True, False]
-
-
 @pytest.mark.parametrize(
     "output", ["GPU 0: A (UUID: GPU-1)\n\t Link 0: 1 GB/s\n", P2P, "GPU[0]\t: (Topology) Numa Node: 0\n"]
 )
@@ -117,16 +93,6 @@ def test_more_outputs_than_any_cluster_gives_are_refused_in_bounded_time(output:
 def test_text_in_another_encoding_is_refused():
     (reading,) = read_pasted("\0G\0P\0U\0000")
     assert "UTF-16" in str(reading.reason)
-
-
-# --- P2P ------------------------------------------------------------------------------------------
-
-
-def test_a_table_that_does_not_say_what_was_asked_is_only_possible():
-    (finding,) = judged((SAMPLES / "p2p-capabilities.txt").read_text())
-
-    assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
-    assert "does not say what was asked" in finding.detail
 
 
 # --- the same, told by NVML -----------------------------------------------------------------------

@@ -48,60 +48,8 @@ def test_classic_two_socket_machine_is_read_cell_by_cell():
     assert matrix.warnings == ()
 
 
-def test_nearest_nic_of_each_gpu_and_the_bonded_one_come_from_the_matrix():
-    matrix = read("classic-two-socket.txt")
-    assert matrix.nearest_hcas("GPU0") == ("NODE", ("mlx5_bond_0",))
-    assert matrix.nearest_hcas("GPU1") == ("NODE", ("mlx5_2", "mlx5_3"))
-    assert matrix.candidate_hcas() == ("mlx5_bond_0",)
-
-
-def test_without_a_bond_the_nearest_nic_of_each_gpu_is_the_candidate():
-    matrix = read("nvswitch-eight-gpus-raw.txt")
-    assert matrix.candidate_hcas() == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")
-
-
-def test_old_driver_keeps_soc_and_has_no_numa_columns():
-    matrix = read("driver-375-soc.txt")
-    assert matrix.links["GPU0"]["GPU2"] == "SOC"
-    assert matrix.nics == {"mlx4_0": "mlx4_0"}
-    assert matrix.numa_affinity["GPU0"] is None
-    assert matrix.gpu_numa_id["GPU3"] is None
-
-
-def test_device_names_in_the_header_stand_for_themselves():
-    matrix = read("driver-450-nvlink-mesh.txt")
-    assert matrix.nics == {"mlx5_0": "mlx5_0", "mlx5_2": "mlx5_2"}
-    assert matrix.links["GPU2"]["GPU3"] == "NV2"
-
-
-def test_raw_terminal_output_with_underline_and_tabs_is_read():
-    matrix = read("nvswitch-eight-gpus-raw.txt")
-    assert len(matrix.gpus) == 8
-    assert {code for *_, code in matrix.gpu_pairs()} == {"NV18"}
-    assert matrix.links["GPU2"]["NIC1"] == "PIX"
-
-
-def test_wsl2_prints_only_the_gpu_numa_id_and_nothing_shifts():
-    matrix = read("wsl2-blank-affinities.txt")
-    assert matrix.cpu_affinity == {"GPU0": None, "GPU1": None}
-    assert matrix.numa_affinity == {"GPU0": None, "GPU1": None}
-    assert matrix.gpu_numa_id == {"GPU0": "N/A", "GPU1": "N/A"}
-
-
-def test_blank_cpu_list_in_a_slurm_job_does_not_move_the_numa_node_there():
-    matrix = read("slurm-cpuset-blank-cpus.txt")
-    assert matrix.cpu_affinity == {"GPU0": None, "GPU1": "24"}
-    assert matrix.numa_affinity == {"GPU0": "0", "GPU1": "1"}
-    assert matrix.nics == {"NIC0": "ibp12s0"}
-
-
 def test_gpus_with_memory_of_their_own_have_a_numa_id():
     assert read("grace-gpu-numa-ids.txt").gpu_numa_id["GPU3"] == "26"
-
-
-def test_separators_lost_at_the_edge_of_the_terminal_are_put_back():
-    whole, glued = read("classic-two-socket.txt"), read("glued-by-the-terminal.txt")
-    assert glued == whole
 
 
 @pytest.mark.parametrize("name", ["log-prefixed.txt", "mail-quoted.txt"])
@@ -111,58 +59,15 @@ def test_prefixed_lines_are_read(name: str):
     assert matrix.cpu_affinity["GPU1"] == "0-15"
 
 
-@pytest.mark.parametrize("mark", ["{n}:", "logs/node-{n}.txt:", "[1,0]<stdout>:", ">"])
-def test_marks_right_before_the_labels_are_taken_off(mark: str):
-    lines = enumerate(sample("driver-375-soc.txt").split("\n"), start=8)
-    marked = "\n".join(mark.replace("{n}", str(n)) + line for n, line in lines)
-    assert parse_matrices(marked) == parse_matrices(sample("driver-375-soc.txt"))
-
-
-def test_a_short_title_of_the_numa_nodes_is_understood():
-    assert parse_matrix(PAIR.replace("NUMA Affinity", "NUMA")) == parse_matrix(PAIR)
-
-
 def test_markdown_table_is_read():
     matrix = read("markdown-table.txt")
     assert matrix.links["GPU0"] == {"GPU1": "NODE"}
     assert matrix.numa_affinity == {"GPU0": "0", "GPU1": "0"}
 
 
-def test_two_hosts_in_one_text_give_two_matrices():
-    one, two = parse_matrices(sample("two-hosts.txt"))
-    assert one == read("classic-two-socket.txt")
-    assert two.links["GPU0"] == {"GPU1": "PHB"}
-    assert two.nics == {}
-
-
-def test_rows_that_disagree_are_kept_as_printed_and_told():
-    matrix = read("mig-rows-disagree.txt")
-    assert (matrix.links["GPU0"]["GPU2"], matrix.links["GPU2"]["GPU0"]) == ("NV12", "SYS")
-    assert len(matrix.warnings) == 2
-    assert list(matrix.gpu_pairs()) == [("GPU0", "GPU1", "NV12")]
-
-
-def test_hostile_nic_names_are_told_and_never_used():
-    matrix = read("hostile-nic-names.txt")
-    assert matrix.nics == {"NIC0": "NIC0", "NIC1": "NIC1"}
-    assert matrix.hcas() == {}
-    assert matrix.candidate_hcas() == ()
-    assert matrix.nearest_hcas("GPU0") == ("", ())
-    quoted = [warning.rpartition(": ")[2] for warning in matrix.warnings]
-    assert quoted == ["'mlx5_0$(reboot)'", "'`id`'"]
-
-
 # --- refusals ------------------------------------------------------------------------------------
 
 PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\tPIX\t X \t8-15\t0\n"
-
-
-def test_refusal_names_the_line_and_shows_it():
-    with pytest.raises(TopologyError) as caught:
-        parse_matrix("some prompt\n" + PAIR.replace("PIX\t X ", "P1X\t X "))
-    assert caught.value.line == 4
-    assert caught.value.reason == "P1X in row GPU1 is no link code of nvidia-smi topo -m"
-    assert caught.value.text.startswith("GPU1")
 
 
 @pytest.mark.parametrize(
