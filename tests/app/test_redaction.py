@@ -21,22 +21,7 @@ LINES = (
     "fe80::ac0:ebff:fe12:3456%ib0 2001:470:1:2::17 0000:0000:0000:0000:0000:ffff:0a1f:070c 08:c0:eb:12:34:56",
     "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py 127.0.0.1 0000:1b:00.0 12:30:59 c10d::send",
 )
-PRIVATE = (
-    "gpu017",
-    "gpu018",
-    "corp",
-    "10.31",
-    "84.17",
-    "alice",
-    "bob",
-    "llm",
-    "train",
-    "acme",
-    "8932f93",
-    "ebff",
-    "c0:eb",
-    "470",
-)
+PRIVATE = "gpu017 gpu018 corp 10.31 84.17 alice bob llm train acme 8932f93 ebff c0:eb 470"
 
 
 def recording() -> Recording:
@@ -57,7 +42,7 @@ def redacted_lines() -> list[str]:
 
 def test_no_name_of_a_site_is_left_and_what_everybody_has_stays():
     text = redacted(recording()).model_dump_json()
-    assert [name for name in PRIVATE if name in text.lower()] == []
+    assert [name for name in PRIVATE.split() if name in text.lower()] == []
     for stays in (LINES[-1], "/usr/lib/libc.so.6", "eth0", "%ib0"):
         assert stays in text
 
