@@ -158,23 +158,14 @@ def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
         ignored(given)
 
 
-def test_what_a_trace_advises_is_tried_on_all_nodes():
-    words = typed(Options(model="net:make", from_trace="trace.json"))
-
-    assert words == ("--model", "net:make", "--from-trace", "trace.json")
-
-
-def test_what_is_replayed_is_replayed_on_all_nodes():
-    job = JobCollectives(path="a job/dumps", source="the dumps", groups=(), ranks=())
-
-    assert typed(Options(replay=job)) == ("--replay", "a job/dumps")
-
-
-def test_how_a_model_compiles_is_looked_at_on_all_nodes():
-    assert typed(Options(model="net:make", compile=True)) == ("--model", "net:make", "--compile")
-
-
-def test_what_is_ignored_is_ignored_on_all_nodes():
-    assert typed(Options(ignore=ignored(["dd305, DD4", "DD51"])))[-6:] == (
-        *("--ignore", "DD305", "--ignore", "DD4", "--ignore", "DD51"),
-    )
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(model="net:make", from_trace="trace.json"), "--model|net:make|--from-trace|trace.json"),
+        (Options(model="net:make", compile=True), "--model|net:make|--compile"),
+        (Options(replay=JobCollectives(path="a job/dumps", source="", groups=(), ranks=())), "--replay|a job/dumps"),
+        (Options(ignore=ignored(["dd305, DD4", "DD51"])), "--ignore|DD305|--ignore|DD4|--ignore|DD51"),
+    ],
+)
+def test_options_of_the_head_are_typed_on_all_nodes(options, words):
+    assert "|".join(typed(options)).endswith(words)
