@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,15 +23,6 @@ def test_a_parents_limit_binds_in_version_2():
     assert limits(HOST_V2.get) == Limits(4.0, 4 * GIB, 2 * GIB)
 
 
-def test_a_container_with_its_own_cgroup_namespace():
-    files = {
-        "/proc/self/cgroup": "0::/\n",
-        "/proc/self/mountinfo": V2_MOUNT,
-        "/sys/fs/cgroup/cpu.max": "50000 100000\n",
-    }
-    assert limits(files.get) == Limits(cpu_quota_cpus=0.5)
-
-
 DOCKER_V1 = {
     "/proc/self/cgroup": "4:memory:/docker/0c6a4f\n1:cpu,cpuacct:/docker/0c6a4f\n0::/\n",
     "/proc/self/mountinfo": (
@@ -51,27 +41,6 @@ def test_a_docker_container_of_version_1_without_cgroup_namespace():
     assert limits(DOCKER_V1.get) == Limits(2.0, GIB, 0)
 
 
-def test_no_limit_in_version_1():
-    unlimited = {
-        "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1\n",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-    }
-    assert limits({**DOCKER_V1, **unlimited}.get) == Limits()
-
-
-def test_a_hybrid_system_keeps_its_controllers_in_version_1():
-    files = {
-        "/proc/self/cgroup": "1:cpu:/job\n0::/\n",
-        "/proc/self/mountinfo": (
-            "38 31 0:35 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
-            "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-        ),
-        "/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "150000\n",
-        "/sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "50000\n",
-    }
-    assert limits(files.get).cpu_quota_cpus == 3.0
-
-
 def test_a_slurm_job_step_of_version_2_on_a_mount_point_with_a_blank():
     files = {
         "/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n",
@@ -79,17 +48,6 @@ def test_a_slurm_job_step_of_version_2_on_a_mount_point_with_a_blank():
         "/sys/fs x/system.slice/slurmstepd.scope/job_7/memory.max": "1000\n",
     }
     assert limits(files.get) == Limits(memory_limit_bytes=1000)
-
-
-@pytest.mark.parametrize("path", ["/../../other", "/elsewhere"])
-def test_a_group_outside_of_what_is_mounted_is_read_at_the_mount_point(path):
-    files = {
-        "/proc/self/cgroup": f"0::{path}\n",
-        "/proc/self/mountinfo": "35 25 0:30 /kubepods/pod1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-        "/sys/fs/cgroup/cpu.max": "100000 100000\n",
-        "/other/cpu.max": "1 100000\n",
-    }
-    assert limits(files.get).cpu_quota_cpus == 1.0
 
 
 def test_without_control_groups_nothing_binds():

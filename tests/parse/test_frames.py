@@ -69,15 +69,3 @@ def test_the_line_of_a_crash_is_that_of_the_thread_whose_fault_it_was():
         "/home/me/my net.py:7 in make",
         "/usr/lib/python3.11/ctypes/__init__.py:519 in string_at",
     )
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        "",
-        CRASHED.partition("Current thread 0")[0],  # a thread of a library, which Python does not know
-        CRASHED.replace("Fatal Python error: ", ""),  # somebody asked for the stacks
-    ],
-)
-def test_a_crash_outside_python_or_none_at_all_has_no_line(output):
-    assert fatal_stack(output) == ()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_doctor.checks.node.kernel.kernel_log import MOST_GROUPS, MOST_LINES, MOST_PIDS, parse_kernel_log
+from ddp_doctor.checks.node.kernel.kernel_log import MOST_GROUPS, MOST_LINES, parse_kernel_log
 from ddp_doctor.facts.node.kernel import KernelEvent
 
 LOST = "NVRM: Xid (PCI:0000:2b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -119,18 +119,6 @@ def test_the_hung_task_is_named_with_its_pid_and_seconds():
     assert (event.detail, event.pids, event.code) == ("nvc:[driver]", (5403,), 120)
 
 
-def test_lines_that_repeat_are_one_event_with_their_number_and_times():
-    event = only(*(f"[{at}.000000] NVRM: Xid (PCI:0000:61:00): 45, pid={at}, name=x" for at in range(10, 30)))
-    assert (event.count, event.first_at_s, event.last_at_s) == (20, 10.0, 29.0)
-    assert event.pids == tuple(range(10, 10 + MOST_PIDS))
-
-
-def test_loading_the_driver_makes_what_was_before_past_and_what_follows_new():
-    before, after = events(f"[10.000000] {LOST}", f"[20.000000] {LOADED}", f"[30.000000] {LOST}")
-    assert (before.past, before.last_at_s) == (True, 10.0)
-    assert (after.past, after.last_at_s) == (False, 30.0)
-
-
 def test_a_recovery_action_that_is_taken_back_ends_the_xids_of_that_gpu_alone():
     asked = "recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
     over = "recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
@@ -149,17 +137,6 @@ def test_a_nic_that_recovered_has_no_standing_fault():
         "[2.000000] mlx5_core 0000:17:00.0: mlx5_health_try_recover:335:(pid 77): health recovery succeeded",
     )
     assert [(one.kind, one.past) for one in found] == [("nic_fault", True)]
-
-
-def test_what_stands_before_the_last_boot_is_of_another_life():
-    boot = "May  1 10:00:00 node7 kernel: [    0.000000] Linux version 5.15.0-131-generic (buildd@lcy02)"
-    log = parse_kernel_log("\n".join((f"Apr 30 09:00:00 node7 kernel: [99.000000] {LOST}", boot)))
-    assert (log.events, log.begins_at_s) == ((), 0.0)
-
-
-def test_lines_before_the_time_asked_for_are_left_out():
-    text = f"[10.000000] {LOST}\n[20.000000] {LOST}"
-    assert [one.count for one in parse_kernel_log(text, since_s=15.0).events] == [1]
 
 
 def test_the_beginning_of_a_log_that_lost_its_first_lines_is_known():

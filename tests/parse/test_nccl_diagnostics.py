@@ -32,17 +32,6 @@ def test_what_is_well_and_what_could_not_be_looked_at_keep_their_tags_without_th
     assert parse_nccl_diagnostics(f"n:9 NCCL DIAG [OK]   {WELL}\n" * 3) == (NcclDiagnostic(ok=True, text=WELL),)
 
 
-def test_settings_that_differ_are_told_but_for_the_log_file_that_the_doctor_gives_to_each_rank():
-    texts = [result.text for result in parse_nccl_diagnostics(sample("other-settings-and-no-p2p")) if not result.ok]
-
-    assert texts[:3] == [
-        "NCCL environment: mismatch across 2 ranks for NCCL_BUFFSIZE",
-        "NCCL environment: NCCL_BUFFSIZE=(unset) on rank(s) {0}",
-        "NCCL environment: NCCL_BUFFSIZE=8388608 on rank(s) {1}",
-    ]
-    assert not any("NCCL_DEBUG_FILE" in text for text in texts)
-
-
 def test_a_job_without_ras_is_told_to_have_no_report_of_it():
     line = "node0:120 NCCL DIAG INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0\n"
 

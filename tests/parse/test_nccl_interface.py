@@ -1,5 +1,3 @@
-import pytest
-
 from ddp_doctor.model.context import CommandResult, Interface
 from ddp_doctor.probing.nccl_interface import library_choice, nccl_environment
 from tests.fakes import FakeContext
@@ -39,23 +37,6 @@ def test_no_interface_is_a_choice_that_failed():
     choice = library_choice(answer(told), INTERFACES)
     assert choice is not None
     assert (choice.address, choice.error) == (None, "Bootstrap : no socket interface found")
-
-
-@pytest.mark.parametrize(
-    "stdout",
-    [
-        "",
-        '{"absent": "no libnccl.so.2"}',
-        '{"status": 1, "error": "unhandled cuda error"}',
-        '{"status": 1, "error": ""}',
-        '{"address": null}',
-        "[1]",
-        "{",
-        "Segmentation fault",
-    ],
-)
-def test_a_library_that_is_absent_or_cannot_be_asked_tells_nothing(stdout):
-    assert library_choice(answer(stdout), INTERFACES) is None
 
 
 def test_an_address_that_is_none_is_no_choice():

@@ -152,9 +152,3 @@ def test_collnet_connections_and_graphs():
 def test_the_nic_of_another_rank_is_told(via: str, network: tuple[str, int, bool] | None, proxy: int | None):
     one = Transport(from_rank=0, to_rank=8, via=via)
     assert (one.network, one.proxy) == (network, proxy)
-
-
-def test_ring_order_and_other_lines_are_no_transports():
-    log = parse_nccl_log(f"{PREFIX}Channel 00/04 : 0 1\n{PREFIX}Connected all rings\nsent via store -> ok\n")
-    assert log.transports == ()
-    assert log.recorded()["kind"] == "nccl-transports/1"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_doctor.facts.trace import TraceFact
-from ddp_doctor.parse.trace.events import EventStream, NotATrace
+from ddp_doctor.parse.trace.events import NotATrace
 from ddp_doctor.parse.trace.intervals import Times
 from ddp_doctor.parse.trace.rank import read_trace
 from tests.traces.written import event, steps, written
@@ -24,12 +24,6 @@ TEXT = written(steps())
 def read(text: str | bytes, size: int = 1 << 20) -> TraceFact:
     data = text.encode() if isinstance(text, str) else text
     return read_trace("rank0.json", [data[at : at + size] for at in range(0, len(data), size)])
-
-
-def names(text: str, size: int = 1 << 20) -> list[str]:
-    data = text.encode()
-    stream = EventStream([data[at : at + size] for at in range(0, len(data), size)])
-    return [event.name or "" for piece in stream.pieces() for event in piece]
 
 
 def test_a_step_is_divided_into_its_parts_which_add_up():
@@ -85,12 +79,6 @@ def test_damage_stays_in_its_event(honest: str, spoilt: str, damaged: int):
     assert not fact.cut
     assert len(fact.steps) == 2
     assert fact.steps[-1].exposed_us == 210
-
-
-def test_bytes_that_are_no_text_are_no_reason_to_lose_an_event():
-    fact = read(TEXT.encode().replace(b"aten::addmm", b"aten::\xb0\x9f\x02"))
-
-    assert (fact.damaged, fact.steps) == (0, read(TEXT).steps)
 
 
 @given(st.integers(0, len(TEXT)))
@@ -216,18 +204,6 @@ def test_sending_buffers_lasts_from_the_first_that_is_packed_to_the_last_that_is
     assert [step.buffers_us for step in fact.steps] == [20, 0]
 
 
-def test_backward_passes_that_average_gradients_are_counted():
-    def again(each: dict[str, Any], after: float) -> dict[str, Any]:
-        return {**each, "ts": each["ts"] + after}
-
-    passes = ("DistributedDataParallel.forward", "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad")
-    quiet = [again(each, 250) for each in steps() if each["name"] in passes]
-
-    assert [(step.passes, step.averaged) for step in read(written(steps())).steps] == [(1, 1)] * 2
-    shorter = [{**each, "dur": 240} if each["name"] == passes[1] else each for each in (*steps(), *quiet)]
-    assert [(step.passes, step.averaged) for step in read(written(shorter)).steps] == [(2, 1)] * 2
-
-
 def test_what_a_layer_reduces_in_backward_is_no_bucket_of_gradients():
     of_layer = [
         {**each, "name": each["name"].replace("torch::autograd::AccumulateGrad", "SyncBatchNormBackward")}
@@ -253,18 +229,6 @@ def test_sets_of_times_are_sets(one: list[tuple[int, int]], other: list[tuple[in
     assert moments(a & b) == moments(one) & moments(other)
     assert moments(a.within(begin, end)) == moments(one) & set(range(begin, end))
     assert a.total == len(moments(one))
-
-
-def test_numbers_that_no_job_has_are_no_ranks_and_no_steps():
-    marks = ",".join(
-        json.dumps({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{name}", "ts": at, "dur": 9.0})
-        for at, name in ((0, "9" * 5_000), (10, "3"), (20, "4"))
-    )
-    info = json.dumps({"rank": True, "world_size": -2})
-    fact = read(f'{{"distributedInfo": {info}, "traceEvents": [{marks}]}}')
-
-    assert (fact.rank, fact.world_size) == (None, None)
-    assert [step.number for step in fact.steps] == [3, 4]
 
 
 def test_many_forwards_and_detached_tensors_in_one_step_take_linear_time():

@@ -55,30 +55,6 @@ def test_cuda_is_shown_what_its_rules_say(value: str | None, indices: list[int])
     assert shown(value) == indices
 
 
-@pytest.mark.parametrize(
-    ("value", "rejected", "ignored"),
-    [
-        ("0,1", None, ()),
-        ("0,9,2", "9", ("9", "2")),
-        ("0,-1,2", None, ("-1", "2")),
-        ("1,1", "1", ("1", "1")),
-        ("GPU-8932", "GPU-8932", ("GPU-8932",)),
-        ("", None, ("",)),
-    ],
-)
-def test_the_first_wrong_entry_is_named_and_a_deliberate_end_is_not(
-    value: str, rejected: str | None, ignored: tuple[str, ...]
-) -> None:
-    selection = select_devices(FOUR, {"CUDA_VISIBLE_DEVICES": value})
-    assert (selection.rejected, selection.ignored) == (rejected, ignored)
-
-
-def test_gpus_that_may_not_be_opened_are_not_counted() -> None:
-    ours = (Gpu(index=0, error="no_permission"), *FOUR[1:])
-    assert shown(None, ours) == [1, 2, 3]
-    assert shown("0", ours) == [1]
-
-
 SLICED = Gpu(index=1, uuid=UUIDS[1], mig_enabled=True, mig_uuids=("MIG-5e7d-a", "MIG-77aa-b"))
 
 
@@ -96,11 +72,6 @@ def test_any_value_selects_a_part_without_repeats(value: str) -> None:
     selection = select_devices(FOUR, {"CUDA_VISIBLE_DEVICES": value})
     assert len(set(selection.positions)) == len(selection.positions)
     assert set(selection.positions) <= set(range(4))
-
-
-@given(st.lists(st.integers(0, 3), unique=True, max_size=4))
-def test_valid_indices_select_exactly_themselves_in_order(indices: list[int]) -> None:
-    assert shown(",".join(map(str, indices))) == indices
 
 
 ENTRIES = st.integers(-2, 3).map(str) | st.sampled_from([uuid[:10] for uuid in UUIDS])
@@ -152,10 +123,6 @@ def test_a_grant_is_counted_only_where_a_scheduler_made_one(case: Case) -> None:
     assert granted_gpus(case.env, in_container=True) == case.granted
 
 
-def test_outside_a_container_the_runtimes_variable_grants_nothing() -> None:
-    assert granted_gpus({"NVIDIA_VISIBLE_DEVICES": "0,1"}, in_container=False) is None
-
-
 def test_cuda_visible_devices_hides_all_only_on_purpose() -> None:
     assert hides_all({"CUDA_VISIBLE_DEVICES": ""})
     assert hides_all({"CUDA_VISIBLE_DEVICES": "-1"})
@@ -165,10 +132,6 @@ def test_cuda_visible_devices_hides_all_only_on_purpose() -> None:
 
 def test_a_prolog_judges_the_granted_device_numbers_only() -> None:
     assert [gpu.index for gpu in job_gpus(FOUR, {"SLURM_JOB_GPUS": "2,3"})] == [2, 3]
-
-
-def test_in_a_device_cgroup_all_that_is_listed_is_the_jobs() -> None:
-    assert [gpu.index for gpu in job_gpus(FOUR[:2], {"SLURM_JOB_GPUS": "4,5"})] == [0, 1]
 
 
 def test_a_gpu_in_mig_mode_without_slices_is_among_those_to_look_at() -> None:
