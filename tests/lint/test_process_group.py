@@ -109,34 +109,3 @@ def test_the_gpu_of_the_rank_or_one_that_nobody_knows_is_silent(gpu):
 )
 def test_a_group_that_is_not_bound_by_the_rank_is_silent(group):
     assert findings(group, f"{LOCAL_RANK} + 4") == []
-
-
-@pytest.mark.parametrize(
-    "group",
-    [
-        "dist.init_process_group()",
-        'dist.init_process_group("cpu:gloo,cuda:nccl")',
-        "dist.init_process_group(dist.Backend.NCCL)",
-        'dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")',
-    ],
-)
-def test_nccl_by_whatever_name_is_reported(group):
-    assert len(findings(group, f"{LOCAL_RANK} + 4")) == 1
-
-
-def test_a_gpu_in_a_dictionary_of_options_is_shown_as_it_stands_there():
-    text = f"""
-import os
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-options = {{"device_ids": [{LOCAL_RANK} + 4]}}
-dist.init_process_group("nccl")
-model = DDP(torch.nn.Linear(4, 4), **options)
-"""
-    linted = lint_text("train.py", text)
-
-    assert linted.failures == ()
-    [found] = [one for one in linted.findings if one.code == "DDL117"]
-    assert found.title.endswith("but line 9 uses int(os.environ['LOCAL_RANK']) + 4")

@@ -1,12 +1,11 @@
-"""What a script is known to do: order, names, where values come from, and who runs what."""
+"""What a script is known to do: names, where values come from, and which ranks run what."""
 
 import ast
 from collections.abc import Iterator
 
 import pytest
 
-from ddp_doctor.lint import names
-from ddp_doctor.lint.ranks import chosen_ranks, rank_kind
+from ddp_doctor.lint.ranks import chosen_ranks
 from ddp_doctor.lint.rule import hand_written
 from ddp_doctor.lint.script import Script
 from ddp_doctor.lint.values import Call
@@ -47,33 +46,6 @@ def test_a_class_has_one_name_however_it_is_imported(text: str):
     assert len(script(text).wraps) == 1
 
 
-def test_the_same_name_from_another_library_is_another_class():
-    assert script("from apex.parallel import DistributedDataParallel as D\nD(m)").wraps == ()
-
-
-def test_calls_are_in_the_order_in_which_functions_run_and_not_in_that_of_the_text():
-    found = script("""
-def wrap(model):
-    return DDP(model)
-def main():
-    dist.init_process_group("nccl")
-    wrap(torch.nn.Linear(1, 1))
-if __name__ == "__main__":
-    main()
-""")
-
-    assert only(found.named(names.INIT)).precedes(found.wraps[0])
-    assert not found.wraps[0].precedes(only(found.named(names.INIT)))
-
-
-def test_functions_that_nobody_calls_have_no_order_among_each_other():
-    found = script("def a(m):\n    return DDP(m)\ndef b():\n    dist.init_process_group()\n")
-    start = only(found.named(names.INIT))
-
-    assert not start.precedes(found.wraps[0])
-    assert not found.wraps[0].precedes(start)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -91,25 +63,7 @@ def test_functions_that_nobody_calls_have_no_order_among_each_other():
 def test_a_wrapped_model_is_known_by_whatever_name(text: str):
     found = script(text)
 
-    assert is_wrapped(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "model = DDP(model)\nmodel = other\nmodel.train()",
-        "DDP(model)\nmodel.train()",
-        "def f(model):\n    model.train()\nmodel = DDP(m)\nf(other)",
-    ],
-)
-def test_what_is_not_the_wrapped_model_is_not_taken_for_it(text: str):
-    assert not is_wrapped(script(text))
-
-
-def is_wrapped(found: Script) -> bool:
-    calls = list(found.methods("train"))
-    assert calls
-    return any(found.is_ddp(call.receiver) for call in calls)
+    assert any(found.is_ddp(call.receiver) for call in found.methods("train"))
 
 
 @pytest.mark.parametrize(
@@ -178,23 +132,6 @@ def test_conditions_count_through_branches_functions_and_early_exits(text: str, 
     assert (found.holds_on if found else None) == ranks
 
 
-def test_the_index_that_spawn_gives_is_known_as_such():
-    found = script(
-        "def f(gpu, n):\n    torch.cuda.set_device(gpu)\ntorch.multiprocessing.spawn(f, args=(2,), nprocs=2)\n"
-    )
-    device = only(found.named(names.SET_DEVICE)).args[0]
-
-    assert rank_kind(device) == "spawn_index"
-
-
-def test_a_call_knows_its_loops_and_context_managers():
-    found = script("for e in range(3):\n    for x in y:\n        with model.no_sync():\n            loss.backward()\n")
-    call = only(found.methods("backward"))
-
-    assert len(call.loops) == 2
-    assert [one.method for one in call.place.withs if isinstance(one, Call)] == ["no_sync"]
-
-
 @pytest.mark.parametrize(
     ("line", "library"),
     [
@@ -212,7 +149,3 @@ def test_a_library_that_wraps_models_is_known(line: str, library: str):
     assert found.libraries == {library}
     assert found.is_distributed
     assert not hand_written(found)
-
-
-def test_a_library_that_only_brings_models_is_none():
-    assert hand_written(script("from transformers import AutoModel\nimport accelerated\nDDP(m)\n"))
