@@ -16,16 +16,16 @@ import pytest
 from ddp_doctor.app import job_reading, recordings
 from ddp_doctor.app.job_reading import logs
 from ddp_doctor.app.outcome import UsageError
-from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RankSeen, SignSeen
+from ddp_doctor.facts.job_log import JobLogFact, RankSeen, SignSeen
 from ddp_doctor.facts.node.nccl_log import NcclTransportFact
 from ddp_doctor.model.choices import Verdict
 from ddp_doctor.parse.job_log import words
-from ddp_doctor.parse.job_log.prefix import Origin, Prefixes, of_path, plain
+from ddp_doctor.parse.job_log.prefix import Origin, Prefixes, plain
 from ddp_doctor.parse.redact import masked
 from ddp_doctor.render import job_story
 from ddp_doctor.sources import job_files, unpacking
 from ddp_doctor.sources.slurm import files_of_job
-from tests.recordings import judged, path_of
+from tests.recordings import path_of
 
 SIGN = "misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9 bytes: No space left on device"
 NOON_S = 1772366400.0  # 2026-03-01 12:00 UTC
@@ -97,18 +97,6 @@ def test_prefixes_of_stern_and_pdsh_are_learned_from_lines_that_are_sure():
     assert stern.split("worker-1 pytorch x")[0].host == "worker-1"
     assert pdsh.split("node1: x")[0].host == "node1"
     assert Prefixes(2026).split("node1: x")[0].host is None
-
-
-def test_where_the_writes_of_two_ranks_are_mixed_the_one_that_wrote_the_word_is_meant():
-    origin, text = Prefixes(2026).split("[rank0]: step 4[rank1]: CUDA out of memory", "out of memory")
-
-    assert (origin.rank, text) == (1, "CUDA out of memory")
-
-
-def test_paths_tell_ranks():
-    assert of_path("/l/none_a1/attempt_0/3/stderr.log").local_rank == 3
-    assert of_path("logs/rank_12.err").rank == 12
-    assert of_path("logs/frank12x.err").rank is None
 
 
 TRACEBACKS = """\
@@ -221,14 +209,6 @@ def test_the_last_line_of_a_silent_rank_is_found_far_back(tmp_path: Path, monkey
     last = {rank.rank: (rank.last.line, rank.last.text) for rank in fact.ranks if rank.last}
     assert last[2] == (spoke.index("[rank2]: step 4 of rank 2\n") + 1, "step 4 of rank 2")
     assert last[3] == (len(spoke), "step 199 of rank 3")
-
-
-def test_a_file_that_begins_with_times_and_ends_without_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(job_files, "CHUNK_BYTES", 2_000)
-
-    fact = _of(tmp_path, "2026-03-01 12:00:00 begun\n" + "step of anybody\n" * 1_000)
-
-    assert fact.files[0].lines == 1_001
 
 
 @pytest.mark.parametrize("size", [64, 100, 1_000])
@@ -478,16 +458,6 @@ def test_an_endless_line_is_read_in_flat_memory(tmp_path: Path, monkeypatch: pyt
     assert sum(pieces) == file.stat().st_size
 
 
-def test_a_dump_is_evidence_too(tmp_path: Path):
-    dump = {"version": "2.10", "entries": [], "pg_config": {}, "pg_status": {}, "rank": 3}
-    (tmp_path / "nccl_trace_rank_3").write_text(json.dumps(dump))
-    (tmp_path / "job.out").write_bytes(LOG)
-
-    readings = job_reading.read_job([str(tmp_path)])
-
-    assert FlightDumpFact.KIND in [reading.fact["kind"] for reading in readings if reading.fact]
-
-
 def test_a_recording_beside_the_output_is_judged_as_its_own_command_does_and_stands_behind(tmp_path: Path):
     (tmp_path / "job.out").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     stalled, lost = (str(path_of(name)) for name in ("hang/all-ranks-in-one-collective", "gpus/one-lost"))
@@ -520,12 +490,6 @@ def test_the_recording_of_a_job_that_failed_says_so_beside_the_output_of_one_tha
 
     assert [finding.name for finding in outcome.report.findings] == ["gpu-out-of-memory"]
     assert outcome.report.summary.startswith("No failure in the output, but in a recording: GPU of a rank")
-
-
-def test_what_was_measured_in_a_recording_is_told_beside_the_output():
-    measured = judged("allreduce/not-repeatable").report.measurements
-
-    assert logs([str(path_of("allreduce/not-repeatable"))]).report.measurements == measured != ()
 
 
 SCONTROL = """#!/bin/sh
