@@ -57,43 +57,6 @@ def each_line(text: str, change: Callable[[str], str]) -> str:
     return "\n".join(change(line) if index in table else line for index, line in enumerate(lines))
 
 
-# --- alterations that lose nothing: the answer must be the same -----------------------------------
-
-
-def unharmed(text: str) -> Iterator[tuple[str, str]]:
-    """The text as harmless hands leave it, under the name of what they did."""
-    yield "CRLF", text.replace("\n", "\r\n")
-    yield "lone CR", text.replace("\n", "\r")
-    yield "byte-order mark", "\ufeff" + text
-    yield "no-break spaces", text.expandtabs(8).replace(" ", "\xa0")
-    yield "underline", each_line(text, lambda line: f"\x1b[4m{line}\x1b[0m")
-    yield "escape byte lost", each_line(text, lambda line: f"\ufffd[4m{line}\ufffd[0m")
-    yield "quoted", "\n".join(f"> {line}" for line in text.split("\n"))
-    yield "indented", "\n".join(f"    {line}" for line in text.split("\n"))
-    yield "leading blanks stripped", each_line(text, str.lstrip)
-    yield "trailing tabs", each_line(text, lambda line: line.rstrip() + "\t\t\t\t")
-    yield ("log lines", "\n".join(f"INFO 07-11 10:02:0{n % 10} {line}" for n, line in enumerate(text.split("\n"))))
-    yield "numbered", "\n".join(f"{n + 1:6}\t{line}" for n, line in enumerate(text.split("\n")))
-    yield "tabs as spaces", text.expandtabs(8)
-    yield ("prompt and prose around", f"GPU0 is slow.\nroot@s114:~# nvidia-smi topo -m\n{text}\nGPU0 is fine.\n")
-    yield "rows the other way round", reversed_rows(text)
-    yield "legend twice", text + "\n".join(text.split("\n")[table_lines(text).stop :])
-
-
-def reversed_rows(text: str) -> str:
-    lines, table = text.split("\n"), table_lines(text)
-    rows = lines[table.start + 1 : table.stop]
-    return "\n".join([*lines[: table.start + 1], *reversed(rows), *lines[table.stop :]])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_loses_nothing_changes_nothing(name: str):
-    text = text_of(name)
-    expected = parse_matrices(text)
-    for done, altered in unharmed(text):
-        assert parse_matrices(altered) == expected, done
-
-
 # --- alterations that lose something: the same, refused or marked ---------------------------------
 
 
