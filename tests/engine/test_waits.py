@@ -57,10 +57,3 @@ def test_who_is_blamed_by_where_the_ranks_stand(standings: list[Standing], kind:
     ruling = judge(standings)
 
     assert (ruling and ruling.kind, ruling.suspects if ruling else ()) == (kind, suspects)
-
-
-def test_of_ranks_that_nobody_saw_none_is_a_suspect():
-    ruling = judge([waits(0, 2), waits(1, 2), at(2, "unknown")], all_are_known=False)
-
-    assert ruling is not None
-    assert (ruling.kind, ruling.suspects, ruling.who) == ("unreachable", (), (2,))

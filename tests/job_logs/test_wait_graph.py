@@ -112,12 +112,6 @@ def test_dumps_that_are_missing_for_most_ranks_blame_nobody():
     assert (found.cause.name, found.culprits) == ("collective-stalled", ())
 
 
-def test_two_jobs_in_two_folders_are_judged_each_for_itself():
-    found = verdicts([*facts(DUMPS["missing"], "one"), *facts(DUMPS["crossed-groups"], "other")])
-
-    assert {judged.cause.name for judged in found} == {"stuck-outside-collective", "cross-group-deadlock"}
-
-
 def test_two_jobs_in_one_folder_are_told_apart_by_when_they_began():
     later = {rank: moved(dump, 30 * 10**9) for rank, dump in DUMPS["crossed-groups"].items()}
     for rank, dump in DUMPS["missing"].items():  # it runs on while the later one begins
@@ -170,12 +164,6 @@ def test_where_all_members_are_in_one_collective_no_rank_is_blamed():
     assert "all members have entered it" in found.detail
 
 
-def test_a_rank_that_left_a_collective_before_the_others_is_not_blamed():
-    found = named(_all(lambda rank: dump(entry(1, done=True), entry(2, done=rank == 1))))
-
-    assert found == ("collective-stalled", set())
-
-
 def test_queued_collectives_of_two_groups_in_another_order_are_a_deadlock_of_that_rank():
     def crossed(rank: int) -> Dump:
         first, second = ("0", "1") if rank != 2 else ("1", "0")
@@ -189,14 +177,6 @@ def test_a_rank_whose_only_partner_is_in_another_group_may_be_innocent():
         return dump(entry(1, group="1" if rank == 0 else "0", record_id=0), g1="[0, 1]")
 
     assert named(_all(skipped)) == ("cross-group-deadlock", set())
-
-
-def test_a_member_that_never_used_the_group_is_missing_where_its_members_are_known():
-    def sub(rank: int) -> Dump:
-        then = {0: [entry(1, group="1", at=2)], 1: []}.get(rank, [entry(2)])
-        return dump(entry(1, done=True), *then, g1="[0, 1]")
-
-    assert named(_all(sub)) == ("stuck-outside-collective", {1})
 
 
 def test_groups_of_one_name_with_other_members_are_not_mixed_up():
@@ -229,12 +209,6 @@ def test_another_type_of_numbers_is_a_mismatch_and_of_two_ranks_nobody_is_named(
     assert named(_all(typed, 2)) == ("collective-mismatch", set())
 
 
-def test_half_of_the_ranks_against_the_other_half_blames_nobody():
-    (found,) = verdicts(_all(lambda rank: dump(entry(1, done=True), *([entry(2)] if rank < 2 else []))))
-
-    assert (found.culprits, found.confidence.value) == ((), "possible")
-
-
 def test_a_rank_that_waits_for_a_transfer_is_not_at_rest():
     def pipeline(rank: int) -> Dump:
         receives = entry(1, op="recv 1<-3", at=5, is_p2p=True)
@@ -252,22 +226,6 @@ def test_a_ring_that_was_overwritten_does_not_make_a_rank_absent():
         )
 
     assert named(_all(ring)) == ("collective-stalled", set())
-
-
-def test_a_smaller_job_after_an_elastic_restart_leaves_out_the_ranks_that_are_gone():
-    before = dump(entry(1, done=True), entry(2, done=True), entry(3))
-    now = {rank: moved(dump(entry(1), world=3), _HOUR_NS) for rank in range(2)}
-    now[2] = moved(dump(world=3), _HOUR_NS)
-
-    assert named(facts({**now, 3: before})) == ("stuck-outside-collective", {2})
-
-
-def test_a_restart_within_the_process_counts_from_one_again():
-    def restarted(rank: int) -> Dump:
-        new = [entry(1, done=True, at=9)] + ([entry(2, at=10)] if rank != 1 else [])
-        return dump(entry(7, done=True), entry(8), *new)
-
-    assert named(_all(restarted)) == ("stuck-outside-collective", {1})
 
 
 def test_a_hook_that_retires_late_makes_no_rank_wait():
