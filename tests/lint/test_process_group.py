@@ -32,13 +32,9 @@ def findings(group: str, gpu: str) -> list[LintFinding]:
     ("situation", "severity", "title"),
     [
         ("offset", Severity.WARNING, "to GPU number LOCAL_RANK, but line 9 uses gpu"),
-        ("other order", Severity.WARNING, "to GPU number LOCAL_RANK, but line 15 uses self.device"),
         ("spawned with an offset", Severity.WARNING, "to GPU number rank % device_count, but line 13 uses gpu"),
-        ("one rank", Severity.WARNING, "to GPU number rank % device_count, but line 5 uses 1"),
         ("list from outside", Severity.INFO, "which may differ from gpus[rank] in line 11"),
-        ("slurm", Severity.INFO, "which may differ from gpu in line 11"),
         ("some gpus of several nodes", Severity.INFO, "which may differ from gpu in line 12"),
-        ("one rank on each node", Severity.INFO, "which may differ from 0 in line 11"),
     ],
 )
 def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(situation, severity, title):
@@ -56,15 +52,10 @@ def test_another_gpu_is_a_warning_and_what_the_script_does_not_show_information(
     "gpu",
     [
         f"{LOCAL_RANK} + 4",
-        f"4 + {LOCAL_RANK}",
-        f"{LOCAL_RANK} - 1",
-        f"{LOCAL_RANK} * 2",
-        f"{LOCAL_RANK} // 2",
         f"3 - {LOCAL_RANK}",
         f"({LOCAL_RANK} + 1) % torch.cuda.device_count()",
         f"[1, 0][{LOCAL_RANK}]",
         "f'cuda:{dist.get_rank() + 4}'",
-        f'torch.device("cuda", {LOCAL_RANK} + 4)',
         "dist.get_rank() + 1",
     ],
 )
@@ -76,17 +67,12 @@ def test_a_gpu_beside_that_of_the_rank_is_a_warning(gpu):
     "gpu",
     [
         LOCAL_RANK,
-        f"{LOCAL_RANK} + 0",
-        f"{LOCAL_RANK} * 1",
         f"{LOCAL_RANK} % 8",
         f"[0, 1, 2][{LOCAL_RANK}]",
         "dist.get_rank() % torch.cuda.device_count()",
-        "dist.get_rank() - node_rank * 8",
-        "dist.get_rank() - 8",
         "dist.get_rank() // nodes",
         "node_rank * 8 + dist.get_rank()",
         "gpu",
-        "args.gpu",
         f"{LOCAL_RANK} + 4 if shared else {LOCAL_RANK}",
     ],
 )
@@ -99,9 +85,7 @@ def test_the_gpu_of_the_rank_or_one_that_nobody_knows_is_silent(gpu):
     [
         'dist.init_process_group("gloo")',
         'dist.init_process_group("nccl-legacy")',
-        "dist.init_process_group(args.backend)",
         "dist.init_process_group(**options)",
-        'dist.init_process_group("nccl", device_id=device)',
         'dist.init_process_group("cpu:gloo")',
         'os.environ["TORCH_DIST_USE_NCCL2"] = "0"; dist.init_process_group("nccl")',
         'os.environ["LOCAL_RANK"] = "4"; dist.init_process_group("nccl")',
