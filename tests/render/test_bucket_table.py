@@ -48,14 +48,5 @@ def test_few_lines_tell_of_many_buckets_and_none_is_forgotten(count, told):
     assert rows[0].split() == ["0", "25", "MiB", "2", f"layers.{count}.bias", "to", f"layers.{count}.weight"]
 
 
-def test_buckets_whose_parameters_ddp_does_not_tell_are_shown_by_size_alone():
-    one = made(2, 1)[0]
-    untold = one.model_copy(update={"labels": {**one.labels, "parameters": 0, "first": "", "last": ""}})
-    heading, row = tables.lines(tables.bucket_table([untold]))
-
-    assert "in the order of construction" in heading
-    assert row.split() == ["0", "25", "MiB", "-"]
-
-
 def test_without_a_model_there_is_no_table():
     assert tables.lines(tables.bucket_table(())) == ()

@@ -3,7 +3,6 @@
 from ddp_doctor.model.finding import MissingNode, Proof, Remedy, Setting
 from ddp_doctor.remedies.kinds import FOLLOWS, NO_TRIAL
 from ddp_doctor.render import findings
-from ddp_doctor.wording.proofs import NOT_SHOWN
 from tests.render.reports import error, warning
 
 
@@ -20,11 +19,6 @@ def test_missing_nodes_that_the_title_does_not_name_have_a_line():
 
 def own(host: str, value: str) -> Setting:
     return Setting(name="NCCL_SOCKET_IFNAME", value=value, node=host)
-
-
-def test_a_setting_of_all_nodes_is_a_bare_line():
-    assert pasted(Setting(name="NCCL_IB_HCA", value="=mlx5_0")) == ["export NCCL_IB_HCA='=mlx5_0'"]
-    assert pasted(Setting(name="NCCL_P2P_LEVEL", action="unset")) == ["unset NCCL_P2P_LEVEL"]
 
 
 def test_values_of_single_nodes_say_whose_they_are():
@@ -67,17 +61,6 @@ def test_what_was_tried_is_told_without_what_the_trials_did_without():
     said = proof_line(*both, status="proved", before="no end in 1.0 s", after="passes (2 of 2)")
 
     assert said == "Proved: GLOO_SOCKET_IFNAME=eth1: no end in 1.0 s -> passes (2 of 2)"
-
-
-def test_that_it_was_tried_is_said_once():
-    one = Setting(name="GLOO_SOCKET_IFNAME", value="eth1")
-
-    said = proof_line(one, before="passes", after="passes", reason=NOT_SHOWN)
-
-    assert said == (
-        "Tried, not proved: GLOO_SOCKET_IFNAME=eth1: passes -> passes;"
-        " the fault did not show again: the trials without it passed as well"
-    )
 
 
 def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_is():

@@ -19,15 +19,6 @@ def test_a_step_is_shown_with_its_parts_and_the_bucket_sizes_that_were_tried():
     ]
 
 
-def test_the_columns_stand_below_their_titles():
-    _, heading, row, *_ = shown("step_time/fast-link")
-
-    for title in heading.split():
-        end = heading.index(title) + len(title)
-        assert row[end - 1] != " ", title
-        assert row[end : end + 1] in {" ", ""}, title
-
-
 def test_ranks_that_share_processors_are_said_to():
     assert any("shared the processors" in line for line in shown("step_time/four-ranks-on-two-processors"))
     assert not any("shared the processors" in line for line in shown("step_time/slow-link-with-own-model"))
