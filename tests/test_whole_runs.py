@@ -30,7 +30,12 @@ PASSES = {
 @pytest.mark.ranks
 @pytest.mark.torches("a healthy run at each level")
 @pytest.mark.parametrize(
-    ("level", "nproc"), [pytest.param("quick", 3, marks=pytest.mark.smoke), ("standard", 2), ("thorough", 2)]
+    ("level", "nproc"),
+    [
+        pytest.param("quick", 3, marks=pytest.mark.smoke),
+        pytest.param("standard", 2, marks=pytest.mark.smoke),  # torchrun imports torch once per rank
+        ("thorough", 2),
+    ],
 )
 def test_a_healthy_run_makes_every_check_of_its_level_and_replays_to_the_same(asked, tmp_path, state, level, nproc):
     path, recording, env_file = tmp_path / "report.json", tmp_path / "recording.json", tmp_path / "env"
