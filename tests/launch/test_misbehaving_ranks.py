@@ -33,8 +33,8 @@ CASES = [
 
 #: The cases of two ranks: a rank that never comes, and calls that differ, where no majority tells which is right.
 OF_TWO = (misbehaving.loops_in_python, misbehaving.calls_another_operation, misbehaving.calls_another_shape)
-#: The case of four ranks in `make test`, next to a rank that never comes in a later test.
-SMOKE = (misbehaving.is_killed,)
+#: The cases in `make test`, next to a rank that never comes in a later test.
+SMOKE_OF_TWO, SMOKE_OF_FOUR = (misbehaving.loops_in_python,), (misbehaving.is_killed, misbehaving.is_stopped)
 #: Those after which no deadline is waited for, however long it is.
 ENDS = (misbehaving.exits, misbehaving.is_killed, misbehaving.segfaults, misbehaving.raises)
 
@@ -47,9 +47,15 @@ def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("probe", "code", "words", "ranks"),
-    [pytest.param(*case, 2, id=f"{case[0].__name__}-2") for case in CASES if case[0] in OF_TWO]
+    [
+        pytest.param(*case, 2, id=f"{case[0].__name__}-2", marks=[pytest.mark.smoke] * (case[0] in SMOKE_OF_TWO))
+        for case in CASES
+        if case[0] in OF_TWO
+    ]
     + [
-        pytest.param(*case, 4, id=f"{case[0].__name__}-4", marks=[torches, *[pytest.mark.smoke] * (case[0] in SMOKE)])
+        pytest.param(
+            *case, 4, id=f"{case[0].__name__}-4", marks=[torches, *[pytest.mark.smoke] * (case[0] in SMOKE_OF_FOUR)]
+        )
         for case in CASES
     ],
 )
