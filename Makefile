@@ -22,10 +22,9 @@ help:  ## list the targets
 run: $(STAMP)  ## test this machine: ddp-doctor run
 	@$(BIN)/ddp-doctor run $(ARGS)
 
-# Tests that only compute: one worker per processor. Tests with processes wait for part of the time, those with hosts for more.
+# Tests that only compute: one worker per processor. Tests with processes mostly wait: two per processor.
 PER_CPU = 1
-ranks-parallel: PER_CPU = 2
-lab-parallel: PER_CPU = 3
+ranks-parallel lab-parallel: PER_CPU = 2
 WORKERS ?= $(shell expr $(PER_CPU) '*' `nproc`)
 AT_ONCE  = --numprocesses=$(WORKERS) --dist=worksteal
 OTHERS  := lab or planted or planted_torch or gpu or bench or fuzz

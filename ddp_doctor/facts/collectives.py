@@ -168,6 +168,7 @@ class PairResult(Frozen):
     received_gb_per_s: _GbPerS | None = None  # best from the peer to this rank; None in older recordings
     least_gb_per_s: _GbPerS | None = None  # worst of the same, without the first exchange: what chance makes of it
     measured_again: bool = False  # because it was slow; all values are the better ones
+    queued_share: float = 0.0  # of the time one way, how long this rank's threads were ready but had no processor
     alone_gb_per_s: _GbPerS | None = None  # the exchange while no other pair moved data, …
     together_gb_per_s: _GbPerS | None = None  # … and while all pairs of a round did
 

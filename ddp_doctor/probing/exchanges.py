@@ -8,12 +8,14 @@ from ddp_doctor.knowledge.ddp.payload import CROWD
 from ddp_doctor.knowledge.deadlines import FIRST_NCCL_S, PAIR_S
 from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES, LONG_EXCHANGE_S
 from ddp_doctor.model.choices import Level
-from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.context import Context, RankContext
+from ddp_doctor.probing.kernel_files import text_of
 
 if TYPE_CHECKING:
     import torch
 
 _MIB = 1 << 20
+_TASKS = "/proc/self/task"
 
 
 def size_of_message(ctx: RankContext) -> int:
@@ -46,12 +48,14 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
         times, ways = (0, 1) if is_long else _repetitions(ctx)
         part = min(size, max(size // 4, JUDGED_MESSAGE_BYTES)) if is_long else size
         both = min([first, *(timed(ctx, sent, received, peer) for _ in range(times))])
-        coming = []
+        coming, machine = [], ctx.machine(deadline_s)
+        began, queued = ctx.clock(), queued_s(machine)
         for receiver in sorted((ctx.group_rank, peer)) * ways:
             if receiver == ctx.group_rank:
                 coming.append(part / timed_receipt(ctx, received[:part], small, peer) / 1e9)
             else:
                 send_when_told(sent[:part], answer, peer)
+        queued_share = (queued_s(machine) - queued) / max(ctx.clock() - began, 1e-9)
     return PairResult(
         peer=original,
         wrong_bytes=wrong,
@@ -60,7 +64,18 @@ def exchange(ctx: RankContext, peer: int, original: int, size: int) -> PairResul
         size_bytes=size,
         received_gb_per_s=max(coming),
         least_gb_per_s=min(coming),
+        queued_share=round(queued_share, 3),
     )
+
+
+def queued_s(machine: Context) -> float:
+    """Return for how long the threads of this process were ready to run but did not, in seconds.
+
+    proc(5) schedstat of a thread holds "4711000 123000 42": time on a processor and time ready to run, in ns, and how
+    often it ran. Kernels without the file count nothing.
+    """
+    counts = ((text_of(machine, f"{_TASKS}/{task}/schedstat") or "").split() for task in machine.listdir(_TASKS))
+    return sum(int(words[1]) for words in counts if len(words) == 3) / 1e9
 
 
 def _repetitions(ctx: RankContext) -> tuple[int, int]:
@@ -82,6 +97,7 @@ def better(one: PairResult, other: PairResult) -> PairResult:
             "received_gb_per_s": max(one.received_gb_per_s or 0.0, other.received_gb_per_s or 0.0),
             "least_gb_per_s": min(one.least_gb_per_s or 0.0, other.least_gb_per_s or 0.0),
             "measured_again": True,
+            "queued_share": max(one, other, key=lambda each: each.received_gb_per_s or 0.0).queued_share,
         }
     )
 

@@ -296,6 +296,16 @@ def test_a_rank_that_exchanged_with_nobody_has_no_result(monkeypatch: pytest.Mon
         p2p.probe(Context(1.0))
 
 
+@pytest.mark.parametrize(("queued_share", "codes"), [(0.2, ["DD631"]), (0.3, [])])
+def test_a_pair_without_a_processor_is_not_called_slow(queued_share: float, codes: list[str]):
+    """The other rank of the pair may be on an idle node."""
+    facts = _facts([0, 1, 2], lambda _across, sender, receiver: 1.0 if (sender, receiver) == (0, 1) else 25.0)
+    (pair, *others) = facts[0].pairs
+    starved = facts[0].model_copy(update={"pairs": (pair.model_copy(update={"queued_share": queued_share}), *others)})
+
+    assert [finding.code for finding in _found([starved, *facts[1:]], [0, 1, 2], "nccl")] == codes
+
+
 def test_a_slow_pair_that_was_not_measured_again_is_only_possible():
     (found,) = _judge([4], lambda _, s, r: 2.0 if {s, r} == {1, 2} else 200.0, measured_again=False)
     assert (found.severity, found.confidence) == (Severity.INFO, Confidence.POSSIBLE)

@@ -134,6 +134,7 @@ class _Rates:
     sure: float  # the median of the worst values of pairs that are not slow: what one has by bad chance
     confirmed: frozenset[Path]  # measured again where that would show chance, or in an older recording
     least_ratio: float  # more of two pairs, which have only each other's ways to compare with
+    starved: frozenset[Path]  # a rank at one end had no processor for so long that this may be why they are slow
 
     def ratio(self, usual: float) -> float:
         """From so many times on a path is slow."""
@@ -141,7 +142,8 @@ class _Rates:
 
     def slower(self, ratio: float) -> set[Path]:
         """The paths with less than this part of what is typical."""
-        return {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
+        slow = {path for path, rate in self.of.items() if rate * self.ratio(ratio) < self.sure}
+        return slow - self.starved
 
     @property
     def kind(self) -> str:
@@ -163,10 +165,11 @@ class _Slow:
 def _rates(recording: Recording, across: bool) -> _Rates | None:
     """None where nothing is judged: too few pairs to compare, or what is_judged() says of all of them."""
     rates, least = dict[Path, float](), dict[Path, float]()
-    confirmed = set()
+    confirmed, queued = set(), dict[Path, float]()
     for rank in recording.facts(P2pFact):
         for pair in rank.fact.pairs:
             path = (pair.peer, rank.rank or 0)
+            queued[path] = pair.queued_share
             if is_across(recording, path) is across and path_quality.is_judged(
                 recording.backend, pair.size_bytes, across=across
             ):
@@ -181,7 +184,9 @@ def _rates(recording: Recording, across: bool) -> _Rates | None:
     typical = path_quality.typical_rate(best, recording.backend)
     usual = [least[path] for path, rate in rates.items() if rate * path_quality.DOUBTFUL_RATIO >= typical]
     sure = min(typical, path_quality.typical_rate(usual, recording.backend))
-    return _Rates(across, rates, typical, sure, frozenset(confirmed), path_quality.VERY_SLOW_RATIO if few else 0.0)
+    starved = {(a, b) for a, b in rates if max(queued[a, b], queued.get((b, a), 0.0)) >= path_quality.STARVED_SHARE}
+    least_ratio = path_quality.VERY_SLOW_RATIO if few else 0.0
+    return _Rates(across, rates, typical, sure, frozenset(confirmed), least_ratio, frozenset(starved))
 
 
 @rule("DD607", "pair-of-ranks-is-slow", Consequence.SLOWER, P2pFact)
@@ -240,7 +245,8 @@ def path_between_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
     Finds: Ways from rank to rank across nodes with less than a quarter of the median node's best, that no node or rank
         at their end explains; between two ranks, one way with less than a tenth of the other. More than a quarter of
         all pairs, or half of few ranks', is how the network is built: information that names nobody. Over gloo no more
-        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts.
+        than 5 Gbit/s is expected. What is slow is measured once more, and the better value counts. A pair is left out
+        if one of its ranks had no processor for three tenths of the time.
     Why: A ring is as fast as its slowest link.
     Remedy: Find what the path between the two leads through: a switch, a trunk, a route of its own.
     See: docs/explanation/measurements.md

@@ -59,6 +59,10 @@ AGAIN_TIMES, AGAIN_ROUNDS, AGAIN_SHARE = 3, 8, 0.2
 #: Each pair alone, level thorough: so long, and no more than this share of the check's time that is left.
 ALONE_S, ALONE_SHARE = 6.0, 0.4
 
+#: A pair is not called slow if one of its ranks had no processor for this share of the time or more. At loads of 11 to
+#: 19 on two cores, slow paths had 0.004 to 0.2 and healthy ones up to 1.4 (the sum of several threads).
+STARVED_SHARE = 0.3
+
 # --- Judging --------------------------------------------------------------------------------------------
 
 #: A node is to blame when this share of its tested paths is bad, and at least two: one of 63 may be lucky.
