@@ -99,14 +99,9 @@ def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Buil
     assert (ROOT / NOT_SHIPPED).is_dir()
     assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
     root_files = {
-        "pyproject.toml",
-        "Makefile",
-        "constraints.txt",
-        "README.md",
-        "LICENSE",
-        "CHANGELOG.md",
+        "pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md",
         ".pre-commit-hooks.yaml",
-    }
+    }  # fmt: skip
     assert root_files <= built.sdist
 
 

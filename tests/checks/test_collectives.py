@@ -22,17 +22,13 @@ from ddp_doctor.probing.all_reduces import bytes_needed
 from ddp_doctor.probing.collectives import count_differing
 from tests.rank_harness import HarnessContext, Ranks
 from tests.readings import findings_of, plain_world
+from tests.words import pairs
 
 #: In which collectives a rank may give wrongly, and what torch calls there.
-MOVED = {
-    "broadcast": "broadcast",
-    "all_gather": "all_gather_into_tensor",
-    "all_to_all": "all_to_all_single",
-    "all_to_all_uneven": "all_to_all_single",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send_recv": "batch_isend_irecv",
-}
+MOVED = pairs("""
+    broadcast=broadcast all_gather=all_gather_into_tensor all_to_all=all_to_all_single
+    all_to_all_uneven=all_to_all_single gather=gather scatter=scatter send_recv=batch_isend_irecv
+""")
 #: Those that take what is given behind what is taken.
 SECOND = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "scatter")
 ADDED = {"all_reduce": "all_reduce", "reduce_scatter": "reduce_scatter_tensor", "reduce": "reduce"}

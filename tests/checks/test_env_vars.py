@@ -23,37 +23,20 @@ from ddp_doctor.settings.table import variables
 from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.readings import findings_of, of_nodes, plain_world
+from tests.words import pairs
 
 #: A worker of torchrun (torch 2.13), as a real run exported it.
-TORCHRUN_WORKER = {
-    "OMP_NUM_THREADS": "1",
-    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-    "RANK": "0",
-    "GROUP_RANK": "0",
-    "ROLE_RANK": "0",
-    "ROLE_NAME": "default",
-    "LOCAL_WORLD_SIZE": "2",
-    "WORLD_SIZE": "2",
-    "GROUP_WORLD_SIZE": "1",
-    "ROLE_WORLD_SIZE": "2",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "41613",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_MAX_RESTARTS": "0",
-    "TORCHELASTIC_RUN_ID": "9e696fd8-0788-40d1-a987-6d068a7a90e8",
-    "TORCHELASTIC_USE_AGENT_STORE": "True",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    "LOCAL_RANK": "0",
-    "TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_k7fvidlm/attempt_0/0/error.json",
-}
-SLURM_TASK = {
-    "SLURM_JOB_ID": "4711",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NTASKS": "8",
-    "SLURM_NNODES": "2",
-}
+TORCHRUN_WORKER = pairs("""
+    OMP_NUM_THREADS=1 TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT RANK=0 GROUP_RANK=0 ROLE_RANK=0
+    ROLE_NAME=default LOCAL_WORLD_SIZE=2 WORLD_SIZE=2 GROUP_WORLD_SIZE=1 ROLE_WORLD_SIZE=2 MASTER_ADDR=localhost
+    MASTER_PORT=41613 TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0
+    TORCHELASTIC_RUN_ID=9e696fd8-0788-40d1-a987-6d068a7a90e8 TORCHELASTIC_USE_AGENT_STORE=True
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1 LOCAL_RANK=0
+    TORCHELASTIC_ERROR_FILE=/tmp/torchelastic_k7fvidlm/attempt_0/0/error.json
+""")
+SLURM_TASK = pairs("""
+    SLURM_JOB_ID=4711 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=8 SLURM_NNODES=2
+""")
 
 
 def recording(*environments: Mapping[str, str], backend: str = "gloo") -> Recording:

@@ -18,6 +18,7 @@ from ddp_doctor.probing import sharding
 from tests.checks.judged_ranks import blamed, judge_by, only, record
 from tests.checks.test_user_model import look
 from tests.rank_harness import Ranks
+from tests.words import pairs
 
 pytestmark = pytest.mark.ranks
 judge = partial(judge_by, CHECK)
@@ -35,59 +36,24 @@ def planted(ranks: Ranks, name: str) -> Finding:
     return only(judge(record(CHECK, seen(ranks, f"sharded_planted:{name}"))), CODES[name])
 
 
-CODES = {
-    "other_units": "DD790",
-    "other_precision": "DD790",
-    "other_resharding": "DD790",
-    "other_mesh": "DD790",
-    "bare_on_one_rank": "DD790",
-    "other_dtype": "DD773",
-    "root_not_wrapped": "DD793",
-    "ignored": "DD793",
-    "added_afterwards": "DD793",
-    "never_synchronised": "DD794",
-    "not_reduced_between_replicas": "DD794",
-    "stale_shard": "DD794",
-    "other_rate": "DD794",
-    "optimizer_before": "DD795",
-    "optimizer_before_on_one_rank": "DD795",
-    "over_a_part": "DD796",
-    "keeps_a_part": "DD797",
-    "keeps_a_part_silently": "DD797",
-    "rank_branch": "DD776",
-    "root_before_its_layers": "DD771",
-    "replicas_of_their_own": "DD799",
-    "leaves_a_part_of_the_batch_out": "DD798",
-    "never_enters_the_step": "DD798",
-}
+CODES = pairs("""
+    other_units=DD790 other_precision=DD790 other_resharding=DD790 other_mesh=DD790 bare_on_one_rank=DD790
+    other_dtype=DD773 root_not_wrapped=DD793 ignored=DD793 added_afterwards=DD793 never_synchronised=DD794
+    not_reduced_between_replicas=DD794 stale_shard=DD794 other_rate=DD794 optimizer_before=DD795
+    optimizer_before_on_one_rank=DD795 over_a_part=DD796 keeps_a_part=DD797 keeps_a_part_silently=DD797
+    rank_branch=DD776 root_before_its_layers=DD771 replicas_of_their_own=DD799
+    leaves_a_part_of_the_batch_out=DD798 never_enters_the_step=DD798
+""")
 
 
 # Models that are right
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "plain",
-        "plain_in_sgd",
-        "hybrid",
-        "in_bfloat16",
-        "reduced_in_bfloat16",
-        "clipped",
-        "accumulating",
-        "evaluating",
-        "with_a_line_for_a_rank",
-        "not_resharded",
-        "tied",
-        "frozen",
-        "uneven",
-        "offloaded",
-        "compiled",
-        "summed",
-        "with_groups",
-        "images",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "plain", "plain_in_sgd", "hybrid", "in_bfloat16", "reduced_in_bfloat16", "clipped", "accumulating",
+    "evaluating", "with_a_line_for_a_rank", "not_resharded", "tied", "frozen", "uneven", "offloaded", "compiled",
+    "summed", "with_groups", "images",
+])  # fmt: skip
 def test_a_sharded_model_that_is_right_gives_no_finding_and_makes_the_steps_of_one_rank(ranks, name):
     facts = seen(ranks, f"sharded:{name}")
 

@@ -76,29 +76,12 @@ def test_a_healthy_model_gives_no_finding(ranks, name):
     assert all(fact.stopped is None for fact in facts)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adversaries",
-        "recurrent",
-        "recurrent_packed",
-        "uneven_experts",
-        "rotary",
-        "parametrised",
-        "normalised_by_hooks",
-        "data_class_outputs",
-        "with_average",
-        "frozen_backbone",
-        "rounded_weights",
-        "checkpointed",
-        "dropping_by_numpy",
-        "encoded",
-        "of_graphs",
-        "of_graphs_and_more",
-        "of_lengths",
-        "watched_on_the_first_rank",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "adversaries", "recurrent", "recurrent_packed", "uneven_experts", "rotary", "parametrised",
+    "normalised_by_hooks", "data_class_outputs", "with_average", "frozen_backbone", "rounded_weights",
+    "checkpointed", "dropping_by_numpy", "encoded", "of_graphs", "of_graphs_and_more", "of_lengths",
+    "watched_on_the_first_rank",
+])  # fmt: skip
 def test_a_model_as_users_write_them_gives_no_finding(ranks, name):
     facts = seen(ranks, f"as_written:{name}", (0, 1, 2))
     assert judge(recording(facts, (0, 1, 2))) == []
@@ -326,18 +309,10 @@ def test_what_is_no_factory_of_a_model_is_misused(ranks, name, sentence):
     assert sentence in " ".join((one.error or "").replace(str(MODELS) + "/", "").split())
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "target_for_the_loss",
-        "labels_for_the_loss",
-        "inputs_by_name_and_target",
-        "several_inputs_and_target",
-        "by_attributes",
-        "optional_labels",
-        "boolean_mask",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "target_for_the_loss", "labels_for_the_loss", "inputs_by_name_and_target", "several_inputs_and_target",
+    "by_attributes", "optional_labels", "boolean_mask",
+])  # fmt: skip
 def test_what_forward_takes_of_a_batch_is_given_to_it_and_all_of_it_to_the_loss(ranks, name):
     (fact,) = seen(ranks, f"healthy:{name}", (0,))
     assert judge(recording([fact], (0,))) == []

@@ -23,12 +23,8 @@ def test_trials_reach_some_ranks_or_all_with_each_nodes_own_settings_and_end_eve
     pair, all_ranks, one_node, too_late, again, alone = json.loads(seen.read_text())
 
     assert [one["outcome"] for one in (pair, all_ranks, one_node, too_late, again)] == [
-        "passed",
-        "passed",
-        "failed",
-        "hung",
-        "passed",
-    ]
+        "passed", "passed", "failed", "hung", "passed",
+    ]  # fmt: skip
     assert alone == {"outcome": "finished", "ranks": [0, 1, 2]}
     assert min(pair["bytes_per_s"], all_ranks["bytes_per_s"]) > 0
     assert one_node["reason"] == "RuntimeError: Unable to find address for: eth9"

@@ -11,114 +11,60 @@ import pytest
 
 from ddp_doctor.starters.detect import outer_world
 from ddp_doctor.starters.place import Allocation, Asked, NotNeeded, Place, allocation, endpoint_alone, place
+from tests.words import pairs
 
 #: srun -N2 --ntasks-per-node=2, second task of the second node.
-STEP = {
-    "SLURMD_NODENAME": "fan2",
-    "SLURM_JOB_ID": "1",
-    "SLURM_JOB_NODELIST": "fan[1-2]",
-    "SLURM_LOCALID": "1",
-    "SLURM_NNODES": "2",
-    "SLURM_NODEID": "1",
-    "SLURM_NTASKS": "4",
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "fan[1-2]",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
-}
+STEP = pairs("""
+    SLURMD_NODENAME=fan2 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=fan[1-2] SLURM_LOCALID=1 SLURM_NNODES=2
+    SLURM_NODEID=1 SLURM_NTASKS=4 SLURM_PROCID=3 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=fan[1-2]
+    SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=2(x2)
+""")
 #: The batch script of sbatch -N3 --ntasks-per-node=2.
-BATCH = {
-    "SLURMD_NODENAME": "fan1",
-    "SLURM_JOB_ID": "2",
-    "SLURM_JOB_NODELIST": "fan[1-3]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NNODES": "3",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "6",
-    "SLURM_PROCID": "0",
-    "SLURM_TASKS_PER_NODE": "2(x3)",
-}
+BATCH = pairs("""
+    SLURMD_NODENAME=fan1 SLURM_JOB_ID=2 SLURM_JOB_NODELIST=fan[1-3] SLURM_LOCALID=0 SLURM_NNODES=3
+    SLURM_NODEID=0 SLURM_NTASKS=6 SLURM_PROCID=0 SLURM_TASKS_PER_NODE=2(x3)
+""")
 #: The shell of salloc -N2 on a login node.
 SALLOC = {"SLURM_JOB_ID": "4", "SLURM_JOB_NODELIST": "fan[1-2]", "SLURM_NNODES": "2", "SLURM_TASKS_PER_NODE": "1(x2)"}
 #: The same with LaunchParameters=use_interactive_step: the shell runs on the first node.
-INTERACTIVE = {
-    "SLURMD_NODENAME": "fan1",
-    "SLURM_JOB_ID": "5",
-    "SLURM_JOB_NODELIST": "fan[1-2]",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_ID": "4294967290",
-    "SLURM_STEP_NODELIST": "fan1",
-    "SLURM_STEP_NUM_NODES": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "1",
-}
+INTERACTIVE = pairs("""
+    SLURMD_NODENAME=fan1 SLURM_JOB_ID=5 SLURM_JOB_NODELIST=fan[1-2] SLURM_LOCALID=0 SLURM_NODEID=0
+    SLURM_PROCID=0 SLURM_STEP_ID=4294967290 SLURM_STEP_NODELIST=fan1 SLURM_STEP_NUM_NODES=1
+    SLURM_STEP_TASKS_PER_NODE=1
+""")
 #: mpirun on fan1, --host fan1,fan2 -n 2 --map-by node: the rank on fan1, then that on fan2.
-MPI_FIRST = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "OMPI_COMM_WORLD_RANK": "0",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_MCA_orte_hnp_uri": "1386414080.0;tcp://10.88.0.1:36129",
-    "OMPI_MCA_orte_local_daemon_uri": "1386414080.0;tcp://10.88.0.1:36129",
-    "OMPI_MCA_orte_num_nodes": "2",
-    "PMIX_HOSTNAME": "fan1",
-    "PMIX_NAMESPACE": "1386414081",
-}
-MPI_SECOND = {
-    **MPI_FIRST,
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_MCA_ess_base_num_procs": "2",
-    "OMPI_MCA_orte_local_daemon_uri": "1386414080.1;tcp://10.88.0.2:38169",
-    "OMPI_MCA_orte_node_regex": "fan[1:1-2]@0(2)",
-    "PMIX_HOSTNAME": "fan2",
-}
+MPI_FIRST = pairs("""
+    OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2
+    OMPI_MCA_orte_hnp_uri=1386414080.0;tcp://10.88.0.1:36129
+    OMPI_MCA_orte_local_daemon_uri=1386414080.0;tcp://10.88.0.1:36129 OMPI_MCA_orte_num_nodes=2
+    PMIX_HOSTNAME=fan1 PMIX_NAMESPACE=1386414081
+""")
+MPI_SECOND = MPI_FIRST | pairs("""
+    OMPI_COMM_WORLD_RANK=1 OMPI_MCA_ess_base_num_procs=2
+    OMPI_MCA_orte_local_daemon_uri=1386414080.1;tcp://10.88.0.2:38169 OMPI_MCA_orte_node_regex=fan[1:1-2]@0(2)
+    PMIX_HOSTNAME=fan2
+""")
 #: mpirun on fan3, which gets no rank; three ranks by slot: two on fan1, one on fan2 (shown).
-MPI_FROM_LOGIN = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "3",
-    "OMPI_MCA_ess_base_num_procs": "3",
-    "OMPI_MCA_orte_hnp_uri": "1506410496.0;tcp://10.88.0.3:52771",
-    "OMPI_MCA_orte_local_daemon_uri": "1506410496.2;tcp://10.88.0.2:47071",
-    "OMPI_MCA_orte_node_regex": "fan[1:3,1-2]@0(3)",
-    "OMPI_MCA_orte_num_nodes": "2",
-    "PMIX_HOSTNAME": "fan2",
-    "PMIX_NAMESPACE": "1506410497",
-}
+MPI_FROM_LOGIN = pairs("""
+    OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=3
+    OMPI_MCA_ess_base_num_procs=3 OMPI_MCA_orte_hnp_uri=1506410496.0;tcp://10.88.0.3:52771
+    OMPI_MCA_orte_local_daemon_uri=1506410496.2;tcp://10.88.0.2:47071 OMPI_MCA_orte_node_regex=fan[1:3,1-2]@0(3)
+    OMPI_MCA_orte_num_nodes=2 PMIX_HOSTNAME=fan2 PMIX_NAMESPACE=1506410497
+""")
 #: Open MPI 5, mpirun on fan1, the rank on fan2.
-MPI_5 = {
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "PMIX_HOSTNAME": "fan2",
-    "PMIX_NAMESPACE": "prterun-fan1-11492@1",
-    "PMIX_SERVER_URI2": "prterun-fan1-11492@0.1;tcp4://127.0.0.1:38341",
-    "PRTE_LAUNCHED": "1",
-}
+MPI_5 = pairs("""
+    OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2
+    PMIX_HOSTNAME=fan2 PMIX_NAMESPACE=prterun-fan1-11492@1
+    PMIX_SERVER_URI2=prterun-fan1-11492@0.1;tcp4://127.0.0.1:38341 PRTE_LAUNCHED=1
+""")
 #: torchrun --nnodes 2 --nproc-per-node 2 with the c10d rendezvous.
-TORCHRUN = {
-    "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "2",
-    "MASTER_ADDR": "node0",
-    "MASTER_PORT": "41765",
-    "RANK": "2",
-    "TORCHELASTIC_RESTART_COUNT": "0",
-    "TORCHELASTIC_RUN_ID": "none",
-    "WORLD_SIZE": "4",
-}
-POD = {
-    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-    "MASTER_ADDR": "train-master-0",
-    "MASTER_PORT": "23456",
-    "RANK": "2",
-    "WORLD_SIZE": "3",
-}
+TORCHRUN = pairs("""
+    GROUP_RANK=1 GROUP_WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT=41765 RANK=2
+    TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_RUN_ID=none WORLD_SIZE=4
+""")
+POD = pairs("""
+    KUBERNETES_SERVICE_HOST=10.96.0.1 MASTER_ADDR=train-master-0 MASTER_PORT=23456 RANK=2 WORLD_SIZE=3
+""")
 
 
 def place_in(env: dict[str, str], **asked: Any) -> Place:

@@ -15,6 +15,7 @@ from ddp_doctor.starters.place import Asked
 from ddp_doctor.starters.start_all_nodes import StartedNodes, address_of, by_srun, is_here, over_ssh, start_all_nodes
 from tests.lab.processes import to_its_end
 from tests.launch.test_place import BATCH, INTERACTIVE, MPI_FIRST, SALLOC, STEP
+from tests.words import pairs
 
 HERE = socket.gethostname()
 
@@ -104,20 +105,11 @@ def test_what_an_allocation_cannot_give_is_one_sentence(asked, path, sentence, t
 
 
 def test_srun_does_not_see_what_would_change_the_step(tools):
-    hidden = {
-        "SLURM_NTASKS_PER_NODE": "8",
-        "SLURM_NTASKS": "16",
-        "SLURM_CPUS_PER_TASK": "4",
-        "SRUN_CPUS_PER_TASK": "4",
-        "SLURM_GPU_BIND": "single:1",
-        "SLURM_CPU_BIND_TYPE": "mask_cpu:",
-        "SLURM_LABELIO": "1",
-        "SLURM_EXACT": "1",
-        "SLURM_HOSTFILE": "/tmp/hosts",
-        "SLURM_STEP_ID": "4294967290",
-        "PET_NNODES": "8",
-        "SLURM_WAIT": "1",
-    }
+    hidden = pairs("""
+        SLURM_NTASKS_PER_NODE=8 SLURM_NTASKS=16 SLURM_CPUS_PER_TASK=4 SRUN_CPUS_PER_TASK=4 SLURM_GPU_BIND=single:1
+        SLURM_CPU_BIND_TYPE=mask_cpu: SLURM_LABELIO=1 SLURM_EXACT=1 SLURM_HOSTFILE=/tmp/hosts
+        SLURM_STEP_ID=4294967290 PET_NNODES=8 SLURM_WAIT=1
+    """)
     shown = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "NCCL_DEBUG": "INFO", "SLURM_JOB_NODELIST": "a"}
     start = by_srun(["a"], ["x"], {**tools, **hidden, **shown})
 

@@ -10,34 +10,23 @@ from tests.machines.board import Board
 from tests.machines.servers import dgx_h100
 from tests.machines.whole import GIB, Whole, ended
 from tests.nvml_stand_in.machine import BUSES
+from tests.words import pairs
 
 _ETH = Interface(name="eth0", addresses=("10.224.0.4/16",), speed_mbps=50000)
 
 
 #: What the documentation of each cloud has people set, and what images for GPUs bring along.
-_IMAGE = {
-    "NVIDIA_VISIBLE_DEVICES": "all",
-    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
-    "CUDA_VERSION": "12.8.1.012",
-    "NCCL_VERSION": "2.25.1",
-    "NV_LIBNCCL_PACKAGE": "libnccl2=2.25.1-1+cuda12.8",
-    "OMPI_MCA_coll_hcoll_enable": "0",
-    "LD_LIBRARY_PATH": "/usr/local/nvidia/lib:/usr/local/nvidia/lib64",
-    "NVIDIA_REQUIRE_CUDA": "cuda>=12.8",
-    "TORCH_CUDA_ARCH_LIST": "9.0",
-    "PYTORCH_VERSION": "2.7.0a0+79aa174",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1",
-    "TORCHINDUCTOR_CACHE_DIR": "/tmp/torch",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-}
-_AWS = {
-    "FI_PROVIDER": "efa",
-    "FI_EFA_USE_DEVICE_RDMA": "1",
-    "FI_EFA_FORK_SAFE": "1",
-    "NCCL_DEBUG": "INFO",
-    "LD_LIBRARY_PATH": "/opt/amazon/efa/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu",
-    "OFI_NCCL_PROTOCOL": "RDMA",
-}
+_IMAGE = pairs("""
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility CUDA_VERSION=12.8.1.012
+    NCCL_VERSION=2.25.1 NV_LIBNCCL_PACKAGE=libnccl2=2.25.1-1+cuda12.8 OMPI_MCA_coll_hcoll_enable=0
+    LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 NVIDIA_REQUIRE_CUDA=cuda>=12.8
+    TORCH_CUDA_ARCH_LIST=9.0 PYTORCH_VERSION=2.7.0a0+79aa174 TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1
+    TORCHINDUCTOR_CACHE_DIR=/tmp/torch PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+""")
+_AWS = pairs("""
+    FI_PROVIDER=efa FI_EFA_USE_DEVICE_RDMA=1 FI_EFA_FORK_SAFE=1 NCCL_DEBUG=INFO
+    LD_LIBRARY_PATH=/opt/amazon/efa/lib:/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu OFI_NCCL_PROTOCOL=RDMA
+""")
 _TCPXO = "/var/lib/tcpxo/lib64"
 _A3_MEGA = {
     "LD_LIBRARY_PATH": _TCPXO,
@@ -67,16 +56,11 @@ _A3_MEGA = {
     "NCCL_FASTRAK_USE_LLCM": "1",
     "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
 }
-_AZURE = {
-    "NCCL_IB_PCI_RELAXED_ORDERING": "1",
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    "NCCL_SOCKET_IFNAME": "eth0",
-    "UCX_TLS": "rc",
-    "UCX_NET_DEVICES": "mlx5_ib0:1",
-    "NCCL_TOPO_FILE": "/opt/microsoft/ndv5-topo.xml",
-    "OMPI_MCA_coll_hcoll_enable": "0",
-    "SHARP_SMX_UCX_INTERFACE": "mlx5_ib0:1",
-}
+_AZURE = pairs("""
+    NCCL_IB_PCI_RELAXED_ORDERING=1 CUDA_DEVICE_ORDER=PCI_BUS_ID NCCL_SOCKET_IFNAME=eth0 UCX_TLS=rc
+    UCX_NET_DEVICES=mlx5_ib0:1 NCCL_TOPO_FILE=/opt/microsoft/ndv5-topo.xml OMPI_MCA_coll_hcoll_enable=0
+    SHARP_SMX_UCX_INTERFACE=mlx5_ib0:1
+""")
 
 
 def _driven(board: Board, driver: str, *names: str) -> None:
@@ -262,21 +246,11 @@ def slurm_step() -> Whole:
     parts.allow(board, "0-15,64-79")
     machine.nvml = {"NVML_STAND_IN": "two"}
     machine.cpus = 32
-    machine.env = {
-        "SLURM_JOB_ID": "41",
-        "SLURM_STEP_ID": "0",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NTASKS": "1",
-        "SLURM_NNODES": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_JOB_NODELIST": "node0",
-        "SLURM_STEP_NODELIST": "node0",
-        "SLURM_GPUS_ON_NODE": "2",
-        "SLURM_JOB_GPUS": "0,1",
-        "SLURM_STEP_GPUS": "0,1",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
+    machine.env = pairs("""
+        SLURM_JOB_ID=41 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_NNODES=1
+        SLURM_NODEID=0 SLURM_JOB_NODELIST=node0 SLURM_STEP_NODELIST=node0 SLURM_GPUS_ON_NODE=2 SLURM_JOB_GPUS=0,1
+        SLURM_STEP_GPUS=0,1 CUDA_VISIBLE_DEVICES=0,1
+    """)
     return machine
 
 

@@ -16,16 +16,10 @@ from ddp_doctor.facts.node.topology import TopologyMatrix
 
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 NAMES = (
-    "classic-two-socket.txt",
-    "driver-375-soc.txt",
-    "driver-450-nvlink-mesh.txt",
-    "grace-gpu-numa-ids.txt",
-    "nvswitch-eight-gpus-raw.txt",
-    "nvswitch-one-link-down.txt",
-    "pcie-two-sockets-eight-gpus.txt",
-    "slurm-cpuset-blank-cpus.txt",
-    "wsl2-blank-affinities.txt",
-)
+    "classic-two-socket.txt", "driver-375-soc.txt", "driver-450-nvlink-mesh.txt", "grace-gpu-numa-ids.txt",
+    "nvswitch-eight-gpus-raw.txt", "nvswitch-one-link-down.txt", "pcie-two-sockets-eight-gpus.txt",
+    "slurm-cpuset-blank-cpus.txt", "wsl2-blank-affinities.txt",
+)  # fmt: skip
 LABEL = re.compile(r"(?:\x1b\[4m|\s|\ufeff)*(?:GPU|NIC|mlx|ibp|rocep)\S*\s")
 CODE = re.compile(r"(?<!\S)(?:NV\d+|SYS|NODE|PHB|PXB|PIX|SOC)(?!\S)")
 OUTPUT = "Traceback (most recent call last):\n" + '  File "train.py", line 3, in <module>\n' * 17

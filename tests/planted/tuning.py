@@ -30,6 +30,7 @@ from tests.planted.graph import decided
 from tests.planted.tree import settings
 from tests.planted.world import Machines
 from tests.waiting import LIMIT_S
+from tests.words import pairs
 
 #: Bundled with torch 2.5 and 2.6, with 2.9 and 2.10, and the newest that the table of variables knows.
 RELEASES = ("2.21.5", "2.27.5", "2.32.3")
@@ -40,13 +41,9 @@ SPEAKS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING"}
 #: Columns of NCCL's table, three protocols each.
 _ALGORITHMS = ("Tree", "Ring", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT")
 _PROTOCOLS = ("LL", "LL128", "Simple")
-_COLLECTIVES = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "Broadcast": "broadcast",
-    "Reduce": "reduce",
-}
+_COLLECTIVES = pairs("""
+    AllReduce=all_reduce AllGather=all_gather ReduceScatter=reduce_scatter Broadcast=broadcast Reduce=reduce
+""")
 #: CollNet needs switches that add (SHARP), which are not planted.
 CELLS = tuple(
     f"{algorithm} {protocol}"

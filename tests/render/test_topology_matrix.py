@@ -49,14 +49,8 @@ def test_json_has_the_documented_keys_and_nothing_of_the_facts_own():
     view = topology_json([fact])
     assert set(view) == {"topology"}
     assert set(view["topology"]) == {
-        "gpus",
-        "nics",
-        "links",
-        "cpu_affinity",
-        "numa_affinity",
-        "gpu_numa_id",
-        "warnings",
-    }
+        "gpus", "nics", "links", "cpu_affinity", "numa_affinity", "gpu_numa_id", "warnings",
+    }  # fmt: skip
     assert view["topology"]["gpus"] == ["GPU0", "GPU1"]
     assert view["topology"]["nics"]["NIC2"] == "mlx5_bond_0"
     assert view["topology"]["links"]["GPU0"]["NIC2"] == "NODE"

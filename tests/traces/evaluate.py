@@ -21,6 +21,7 @@ from ddp_doctor.model.recording import Options
 from ddp_doctor.views.trace.advice import advice
 from ddp_doctor.views.trace.windows import problem, windows
 from tests.traces.situations import CASES, GPU, GPU_PAIRS, Case
+from tests.words import pairs
 
 #: The names that an index.json has for what these rules find.
 OF_STRAGGLERS = {
@@ -31,17 +32,12 @@ OF_STRAGGLERS = {
     "host": "host-bound-rank|slow-compute",
     "host pauses": "pauses",
 }
-OF_STEPS = {
-    "input_bound": "input-bound",
-    "tiny_buckets": "tiny-buckets",
-    "no_overlap": "no-overlap",
-    "find_unused_needless": "find-unused-parameters-needless",
-    "no_sync_missing": "no-sync-missing",
-    "broadcast_buffers": "buffers-broadcast",
-    "optimizer_bound": "optimizer-bound",
-    "small_collectives": "small-collectives",
-    "barrier": "barrier-in-step",
-}
+OF_STEPS = pairs("""
+    input_bound=input-bound tiny_buckets=tiny-buckets no_overlap=no-overlap
+    find_unused_needless=find-unused-parameters-needless no_sync_missing=no-sync-missing
+    broadcast_buffers=buffers-broadcast optimizer_bound=optimizer-bound small_collectives=small-collectives
+    barrier=barrier-in-step
+""")
 #: Of the gain that is measured by its pair, without turns: two healthy jobs differed by so much.
 NOISE_ON_GPU = 0.07
 

@@ -7,6 +7,8 @@ as right as each other there is a bar between them, the wanted one first.
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.words import pairs
+
 Options = dict[str, Any]
 
 
@@ -370,17 +372,8 @@ GPU = {
     "save": Case({"save": {"0": 3}, "steps": 7}, WIDE, ("checkpoint-in-step|pauses@0",), SLOW_LINK),
 }
 #: With and without, each its own case.
-GPU_PAIRS = {
-    "item": "item_none",
-    "tiny": "tiny_default",
-    "adam_loop": "adam",
-    "unused": "unused_base",
-    "norm": "norm_quiet",
-    "accum": "accum_no_sync",
-    "healthy": "view",
-    "slow_data_all": "slow_data_worker",
-    "barrier": "healthy",
-    "reductions": "healthy",
-    "one_bucket": "healthy",
-    "pageable": "big_pinned_nb",
-}
+GPU_PAIRS = pairs("""
+    item=item_none tiny=tiny_default adam_loop=adam unused=unused_base norm=norm_quiet accum=accum_no_sync
+    healthy=view slow_data_all=slow_data_worker barrier=healthy reductions=healthy one_bucket=healthy
+    pageable=big_pinned_nb
+""")
