@@ -53,20 +53,6 @@ def test_hosts_share_a_network_under_different_names():
     assert shared_interface(hosts) == {0: "eth0", 7: "enp1s0"}
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        nic("eth0", "10.1.0.2/24"),  # another network
-        nic("eth0", "10.0.0.2/16"),  # another size of it
-        nic("eth0", "10.0.0.1/24"),  # the same address
-        nic("eth0", "10.0.0.2/24", running=False),
-        nic("docker0", "10.0.0.2/24"),
-    ],
-)
-def test_hosts_share_no_network(other):
-    assert shared_interface({0: (LO, nic("eth0", "10.0.0.1/24")), 1: (LO, other)}) == {}
-
-
 def test_link_local_single_and_loopback_addresses_are_no_network():
     interfaces = (LO, nic("eth0", "169.254.1.1/16", "fe80::1%eth0/64", "10.0.0.1/32"))
     assert shared_interface({0: interfaces, 1: interfaces}) == {}
@@ -84,13 +70,6 @@ def test_of_two_shared_networks_the_one_in_use_comes_before_the_faster_and_that_
     }
     assert shared_interface(hosts) == {1: "eth1", 2: "eth1"}
     assert shared_interface(hosts, in_use=frozenset({"10.0.0.2"})) == {1: "eth0", 2: "eth0"}
-
-
-def test_the_family_of_a_shared_network_can_be_asked_for():
-    hosts = {node: (nic("eth0", f"10.0.0.{node}/24"), nic("eth1", f"fd00::{node}/64")) for node in (1, 2)}
-    assert shared_interface(hosts, ipv6=True) == {1: "eth1", 2: "eth1"}
-    assert likely_interface(hosts[1], ipv6=False) == "eth0"
-    assert likely_interface((LO,), ipv6=None) is None
 
 
 def test_a_cloud_machine_with_a_single_address_may_still_lead_elsewhere():

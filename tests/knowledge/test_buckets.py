@@ -15,7 +15,6 @@ from ddp_doctor.knowledge.ddp.buckets import (
     Curve,
     Gradient,
     best,
-    bucket_bytes,
     layout,
     predictions,
     step_seconds,
@@ -46,12 +45,6 @@ def test_a_curve_that_noise_bends_down_still_has_a_bandwidth():
 
     assert bent.bytes_per_s == pytest.approx(400 * MIB)
     assert Curve(points=((4, 0.001),)).seconds(8) > 0.001
-
-
-def test_the_first_bucket_of_the_default_is_one_mib_and_a_bucket_ends_with_the_gradient_that_fills_it():
-    assert bucket_bytes([MIB // 2] * 4 + [26 * MIB, MIB], DEFAULT_CAP_MIB) == (MIB, 27 * MIB, MIB)
-    assert bucket_bytes([3 * MIB, MIB, MIB], 2.0) == (3 * MIB, 2 * MIB)
-    assert bucket_bytes([], 1.0) == ()
 
 
 @given(
@@ -88,17 +81,6 @@ def test_where_latency_is_all_large_buckets_are_best():
     slow = Curve(points=((0, 0.100), (4 * MIB, 0.101)))
 
     assert best(predictions(evenly([MIB] * 4, 0.01, 0.02), slow)) == 4.0
-
-
-def test_communication_that_takes_no_time_leaves_the_default_alone():
-    free = Curve(points=((0, 0.0), (MIB, 0.0), (4 * MIB, 1e-9)))
-    predicted = predictions(evenly([MIB] * 4, 0.01, 0.02), free)
-
-    assert 1 - predicted[best(predicted)] / predicted[DEFAULT_CAP_MIB] < 0.01
-
-
-def test_sizes_that_make_the_same_buckets_are_predicted_once():
-    assert set(predictions(evenly([MIB // 8], 0.01, 0.02), CURVE)) == {DEFAULT_CAP_MIB}
 
 
 def simulated(seen: Backward, cap: float) -> float:

@@ -68,11 +68,6 @@ def test_driver_that_offers_no_p2p_leaves_shared_memory():
     assert chosen(INTEL, "PIX", "CNS", NCCL_IGNORE_DISABLED_P2P="2") == ("P2P", True)
 
 
-def test_p2p_over_pcie_that_nobody_asked_the_driver_for_is_not_sure():
-    assert chosen(INTEL, "PIX", None) == ("P2P", False)
-    assert chosen(INTEL, "NV18", None) == ("P2P", True)
-
-
 def test_unknown_cpu_with_two_gpus_is_not_sure():
     assert chosen({"gpus": 2}, "SYS") == ("P2P", False)
 

@@ -96,12 +96,6 @@ def test_other_words_of_nccl_are_none(line: str):
     assert complaints(PREFIX + line) == []
 
 
-def test_one_of_a_cause_is_enough():
-    found = complaints("\n".join(PREFIX + line for *_, line in LINES))
-
-    assert len(found) == len({row[:2] for row in LINES})
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -155,12 +149,6 @@ def test_nccls_last_error_behind_an_exception_of_nccl2_is_known_as_in_a_log():
 
 def raised(message: str, log: str) -> RankEvidence:
     return RankEvidence(rank=0, raised=Raised(type="RuntimeError", message=message), output_tail=log)
-
-
-def test_an_exception_without_nccls_last_error_gets_the_last_warning_of_the_log():
-    log = f"{PREFIX}init.cc:1 NCCL WARN first\n{PREFIX}misc/ibvwrap.cc:252 NCCL WARN {MEMORY}\n{PREFIX}NCCL INFO done\n"
-    said = words_of(raised("Failed to initialize NCCL communicator: unhandled system error", log))
-    assert said == f"Failed to initialize NCCL communicator: unhandled system error\nLast error:\n{MEMORY}"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from tests.readings import trial_of
 SAMPLES = Path(__file__).parents[1] / "samples" / "topology"
 PAIR = parse_matrix((SAMPLES / "classic-two-socket.txt").read_text())
 EIGHT = parse_matrix((SAMPLES / "pcie-two-sockets-eight-gpus.txt").read_text())
-SWITCH = parse_matrix((SAMPLES / "nvswitch-one-link-down.txt").read_text())
 
 
 def channel(one: int, two: int, via: str = "P2P/CUMEM", bracket: bool = True) -> str:
@@ -90,12 +89,6 @@ def test_another_trial_is_no_stall_of_p2p(changed: dict[str, str]):
     assert find_stalls({0: PAIR}, [stuck(waiting(0), waiting(1), **changed)]) == []
 
 
-def test_shared_memory_and_nvlink_are_no_stall_of_p2p():
-    shm = [waiting(rank, output_tail=channel(rank, 1 - rank, "SHM/direct/direct")) for rank in (0, 1)]
-    assert find_stalls({0: PAIR}, [stuck(*shm)]) == []
-    assert find_stalls({0: SWITCH}, [stuck(waiting(0), waiting(1))]) == []
-
-
 def test_p2p_that_passed_later_was_not_the_cause():
     passed = stuck(waiting(0), waiting(1), outcome="finished", checks=("p2p",))
     assert find_stalls({0: PAIR}, [stuck(waiting(0), waiting(1)), passed]) == []
@@ -125,13 +118,6 @@ def test_ranks_that_have_not_met_do_not_stall_over_p2p():
     name = "init_process_group"
     assert find_stalls({0: PAIR}, [stuck(met(0, name), met(1, name), judged_check="process_group")]) == []
     assert find_stalls({0: PAIR}, [stuck(met(0), met(1, name), judged_check="process_group")]) == []
-
-
-def test_ranks_of_the_log_are_numbers_within_the_trial_and_are_told_by_their_first_number():
-    logs = {2: channel(0, 1), 3: channel(1, 0)}  # ranks 0 and 1 left the world after the first trial
-    later = stuck(*(waiting(rank, output_tail=log) for rank, log in logs.items()))
-    (stall,) = find_stalls({0: EIGHT}, [later])
-    assert (stall.ranks, stall.gpus) == ((2, 3), ("GPU0", "GPU1"))
 
 
 def test_rank_of_the_log_that_the_trial_does_not_have_is_passed_over():

@@ -31,12 +31,6 @@ def told(one: Parts) -> tuple[float, float, float]:
     return one.waiting, one.transfer, one.not_told
 
 
-def test_waiting_or_transfer_is_not_known_of_a_rank_alone():
-    alone = recording(job([[20_000.0] * 3, [50_000.0] * 3])[:1])
-
-    assert [told(one) for one in parts(alone, windows(alone)[0])[0]] == [(0.0, 0.0, 30_000.0 + TRANSFER_US)] * 3
-
-
 def test_of_ranks_of_a_larger_job_it_is_known_who_waits_and_not_what_is_transfer():
     some = recording(job([[20_000.0] * 3, [50_000.0] * 3, [60_000.0] * 3])[:2])
 

@@ -9,12 +9,11 @@ from ddp_doctor.checks.node.topology import CHECK
 from ddp_doctor.model.recording import Recording, World
 from ddp_doctor.render.topology.report import network_table, transport_table
 from ddp_doctor.views.network import to_network
-from ddp_doctor.views.transports import places, used_within
+from ddp_doctor.views.transports import places
 from tests import recordings
 from tests.machines import servers
 from tests.machines.whole import record
 from tests.readings import findings_of
-from tests.simulated import group_fact
 
 
 def load(name: str) -> Recording:
@@ -59,24 +58,6 @@ def test_log_whose_ranks_have_no_known_gpu_gives_no_finding():
     for number in range(8):
         recording = with_log(recording, lambda log, at=number: log.replace(f"[{at}]", f"[{at}b000]"))
     assert judge(recording) == []
-
-
-def test_gpu_of_a_rank_is_found_by_its_uuid_before_the_log():
-    recording = load("nvlink-over-shared-memory")
-    readings = [
-        {
-            "check": "process_group",
-            "status": "collected",
-            "rank": rank,
-            "fact": group_fact(f"GPU-{7 - rank:08x}-0000-4000-8000-00000000000a"),
-        }
-        for rank in range(8)
-    ]
-    data = recording.model_dump(mode="json")
-    data["readings"] += readings
-    (place,) = places(Recording.model_validate(data))
-    used = used_within(Recording.model_validate(data), place)
-    assert {(one.ranks, one.gpus) for one in used} >= {((0, 1), ("GPU6", "GPU7"))}
 
 
 def test_forbidden_p2p_that_is_not_slower_by_nccls_constants_is_information():

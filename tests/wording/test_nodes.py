@@ -2,7 +2,7 @@ from typing import ClassVar
 
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import Node, Recording, World
-from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, node_names, shortened
+from ddp_doctor.wording.nodes import by_cause, first_names, node_culprits, shortened
 from tests.readings import collected
 
 
@@ -22,16 +22,6 @@ def test_facts_are_grouped_by_cause_and_none_is_no_cause():
     facts = seen("red", "blue", "red").facts(Colour)
     groups = by_cause(facts, lambda fact: fact.name if fact.name != "blue" else None)
     assert {cause: [node.node for node in group] for cause, group in groups.items()} == {"red": [0, 2]}
-
-
-def test_nodes_are_named_as_people_would():
-    recording = seen(*"abcdef")
-    facts = recording.facts(Colour)
-    assert node_names(recording, facts[:1]) == "alpha"
-    assert node_names(recording, facts[:2]) == "alpha and beta"
-    assert node_names(recording, facts[:3]) == "alpha, beta and node rank 2"
-    assert node_names(recording, facts) == "alpha, beta, node rank 2, node rank 3 and 2 more"
-    assert node_names(recording.model_copy(update={"world": None}), facts[:1]) == "node rank 0"
 
 
 def test_a_node_is_a_culprit_once():
