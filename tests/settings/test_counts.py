@@ -91,73 +91,52 @@ def test_a_script_whose_counts_fit_gives_nothing(script: str):
     assert [each.title for each in found(script)] == []
 
 
-WRONG = {
-    "8 tasks of 8 ranks": (
-        EIGHT + "srun torchrun --nproc_per_node=8 x.py\n",
-        "64 ranks start on each node, and 8 GPUs of it are asked for",
-        "error",
-    ),
-    "32 torchruns of 4": (
-        EIGHT + "srun torchrun --nnodes=4 --nproc_per_node=8 x.py\n",
-        "32 torchruns start, and --nnodes=4 takes 4",
-        "error",
-    ),
-    "no GPUs asked": (
-        "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\nsrun torchrun --nproc-per-node 8 x.py\n",
-        "64 ranks start on each node: 8 tasks of 8 ranks",
-        "warning",
-    ),
-    "more nodes than the job": (
-        FOUR.replace("4", "2", 1) + "srun torchrun --nnodes=4 --nproc-per-node=8 x.py\n",
-        "2 torchruns start, and --nnodes=4 waits for 4",
-        "error",
-    ),
-    "fewer nodes than the job": (
-        FOUR + "srun torchrun --nnodes=2 --nproc-per-node=8 x.py\n",
-        "4 torchruns start, and --nnodes=2 takes 2",
-        "error",
-    ),
+def asked(ranks: int, gpus: int) -> str:
+    return f"{ranks} ranks start on each node, and {gpus} GPUs of it are asked for"
+
+
+def started(torchruns: int, does: str, nnodes: int) -> str:
+    return f"{torchruns} torchruns start, and --nnodes={nnodes} {does} {nnodes}"
+
+
+TWO = FOUR.replace("4", "2", 1)
+ERRORS = {
+    "8 tasks of 8 ranks": (EIGHT + "srun torchrun --nproc_per_node=8 x.py\n", asked(64, 8)),
+    "32 torchruns of 4": (EIGHT + "srun torchrun --nnodes=4 --nproc_per_node=8 x.py\n", started(32, "takes", 4)),
+    "more nodes than the job": (TWO + "srun torchrun --nnodes=4 --nproc-per-node=8 x.py\n", started(2, "waits for", 4)),
+    "fewer nodes than the job": (FOUR + "srun torchrun --nnodes=2 --nproc-per-node=8 x.py\n", started(4, "takes", 2)),
     "torchrun without srun": (
-        FOUR.replace("4", "2", 1) + "torchrun --nnodes=4 --nproc-per-node=8 x.py\n",
+        TWO + "torchrun --nnodes=4 --nproc-per-node=8 x.py\n",
         "torchrun waits for 4 nodes, and the job has 2",
-        "error",
     ),
     "more ranks than GPUs": (
         "#!/bin/bash\n#SBATCH -N 1 --gres=gpu:4\ntorchrun --standalone --nproc-per-node=8 x.py\n",
-        "8 ranks start on each node, and 4 GPUs of it are asked for",
-        "error",
+        asked(8, 4),
     ),
     "by the module": (
         "#!/bin/bash\n#SBATCH -N 1 --gpus-per-node=h100:4\npython3 -m torch.distributed.run --nproc-per-node 8 x.py\n",
-        "8 ranks start on each node, and 4 GPUs of it are asked for",
-        "error",
+        asked(8, 4),
     ),
-    "by a variable": (
-        "#!/bin/bash\n#SBATCH -N 1 -G 4\nGPUS=8\ntorchrun --nproc-per-node $GPUS x.py\n",
-        "8 ranks start on each node, and 4 GPUs of it are asked for",
-        "error",
+    "by a variable": ("#!/bin/bash\n#SBATCH -N 1 -G 4\nGPUS=8\ntorchrun --nproc-per-node $GPUS x.py\n", asked(8, 4)),
+    "in a shell": (EIGHT + "srun bash -c 'torchrun --nproc_per_node=8 x.py'\n", asked(64, 8)),
+    "in a variable": (EIGHT + 'CMD="torchrun --nproc_per_node=8 x.py"\nsrun $CMD\n', asked(64, 8)),
+    "over lines": (
+        TWO + "srun \\\n  torchrun \\\n  --nnodes=4 \\\n  --nproc-per-node=8 x.py\n",
+        started(2, "waits for", 4),
     ),
-    "in a shell": (
-        EIGHT + "srun bash -c 'torchrun --nproc_per_node=8 x.py'\n",
-        "64 ranks start on each node, and 8 GPUs of it are asked for",
-        "error",
-    ),
-    "in a variable": (
-        EIGHT + 'CMD="torchrun --nproc_per_node=8 x.py"\nsrun $CMD\n',
-        "64 ranks start on each node, and 8 GPUs of it are asked for",
-        "error",
+}
+WARNINGS = {
+    "no GPUs asked": (
+        "#!/bin/bash\n#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\nsrun torchrun --nproc-per-node 8 x.py\n",
+        "64 ranks start on each node: 8 tasks of 8 ranks",
     ),
     "tasks above GPUs": (
         "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=8 --gres=gpu:4\nexport MASTER_ADDR=n0\nsrun python x.py\n",
-        "8 ranks start on each node, and 4 GPUs of it are asked for",
-        "warning",
-    ),
-    "over lines": (
-        FOUR.replace("4", "2", 1) + "srun \\\n  torchrun \\\n  --nnodes=4 \\\n  --nproc-per-node=8 x.py\n",
-        "2 torchruns start, and --nnodes=4 waits for 4",
-        "error",
+        asked(8, 4),
     ),
 }
+WRONG = {name: (*row, "error") for name, row in ERRORS.items()}
+WRONG |= {name: (*row, "warning") for name, row in WARNINGS.items()}
 
 
 @pytest.mark.parametrize(("script", "title", "severity"), WRONG.values(), ids=WRONG)

@@ -14,59 +14,39 @@ from ddp_doctor.views.failed_trials import complaints, words_of
 from tests.recordings import load
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
-LINES = [
-    (
-        "DD237",
-        "shm-too-small",
+#: What NCCL prints, by the code and the cause that it is known for.
+SAID = {
+    ("DD237", "shm-too-small"): [
         "NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9637892 bytes, error: No space left on device",
-    ),
-    (
-        "DD237",
-        "shm-too-small",
         "include/shm.h:48 NCCL WARN Error while creating shared memory segment nccl-shm-recv-25 (size 9637888)",
-    ),
-    ("DD237", "shm-too-small", "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device"),
-    ("DD444", "", "transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'"),
-    ("DD444", "", "transport/nvls.cc:287 (ncclNvlsInit) NCCL WARN Cuda failure 801 'operation not supported'"),
-    (
-        "DD444",
-        "",
+        "include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+    ],
+    ("DD444", ""): [
+        "transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'",
+        "transport/nvls.cc:287 (ncclNvlsInit) NCCL WARN Cuda failure 801 'operation not supported'",
         "transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA",
-    ),
-    (
-        "DD445",
-        "imex-not-working",
-        "mnnvl.cc:71 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX",
-    ),
-    (
-        "DD446",
-        "cumem-host-unsupported",
-        "transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two'",
-    ),
-    ("DD446", "", "transport/p2p.cc:289 NCCL WARN Cuda failure 101 'invalid device ordinal'"),
-    ("DD446", "", "transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported"),
-    (
-        "DD238",
-        "memlock-limit",
+    ],
+    ("DD445", "imex-not-working"): [
+        "mnnvl.cc:71 NCCL WARN MNNVL (cliqueSize 8) is available but not working on this system. Check IMEX"
+    ],
+    ("DD446", "cumem-host-unsupported"): [
+        "transport/shm.cc:590 NCCL WARN Cuda failure 217 'peer access is not supported between these two'"
+    ],
+    ("DD446", ""): [
+        "transport/p2p.cc:289 NCCL WARN Cuda failure 101 'invalid device ordinal'",
+        "transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not supported",
+    ],
+    ("DD238", "memlock-limit"): [
         "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory errno 12",
-    ),
-    ("DD238", "memlock-limit", "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_create_cq failed : Cannot allocate memory"),
-    (
-        "DD584",
-        "ib-fabric-fault",
+        "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_create_cq failed : Cannot allocate memory",
+    ],
+    ("DD584", "ib-fabric-fault"): [
         "transport/net_ib.cc:84 NCCL WARN NET/IB : Got completion with error 12, opcode 0, len 0, vendor err 129",
-    ),
-    (
-        "DD584",
-        "ib-fabric-fault",
         "transport/net_ib.cc:84 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with status=12 opcode=0",
-    ),
-    (
-        "DD584",
-        "ib-fabric-fault",
         "NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=SEND(0)",
-    ),
-]
+    ],
+}
+LINES = [(*known, line) for known, lines in SAID.items() for line in lines]
 HARMLESS = [
     "transport/net_ib.cc:84 NCCL WARN NET/IB: Got completion from peer 10.0.0.2<4> with status=5 opcode=12 len=12",
     "transport/net_ib/p2p.cc:84 NCCL WARN NET/IB: Got completion with status=IBV_WC_WR_FLUSH_ERR(5) opcode=x(12)",
