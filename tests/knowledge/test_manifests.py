@@ -19,7 +19,7 @@ MEAN = Tensor(name="norm.running_mean", shape=(4,))
 USUAL = Manifest(parameters=(FIRST, BIAS, LAST), buffers=(MEAN,))
 
 
-def with_parameters(*parameters: Tensor) -> Manifest:
+def having(*parameters: Tensor) -> Manifest:
     return USUAL.model_copy(update={"parameters": parameters})
 
 
@@ -45,47 +45,23 @@ def test_equal_manifests_differ_in_nothing(ranks: int):
 @pytest.mark.parametrize(
     ("odd", "kind", "name", "here", "there"),
     [
-        (with_parameters(FIRST, BIAS), "missing", "last.weight", "none", "there"),
-        (with_parameters(FIRST, changed(BIAS, shape=(5,)), LAST), "shape", "first.bias", "(5)", "(4)"),
-        (with_parameters(FIRST, changed(BIAS, shape=None), LAST), "shape", "first.bias", "none yet", "(4)"),
-        (with_parameters(FIRST, BIAS, changed(LAST, dtype="bfloat16")), "dtype", "last.weight", "bfloat16", "float32"),
+        (having(FIRST, BIAS), "missing", "last.weight", "none", "there"),
+        (having(FIRST, changed(BIAS, shape=(5,)), LAST), "shape", "first.bias", "(5)", "(4)"),
+        (having(FIRST, changed(BIAS, shape=None), LAST), "shape", "first.bias", "none yet", "(4)"),
+        (having(FIRST, BIAS, changed(LAST, dtype="bfloat16")), "dtype", "last.weight", "bfloat16", "float32"),
+        (having(changed(FIRST, requires_grad=False), BIAS, LAST), "requires_grad", "first.weight", "False", "True"),
+        (having(FIRST, changed(BIAS, device="cuda"), LAST), "device", "first.bias", "cuda", "cpu"),
+        (having(changed(FIRST, strides=(1, 4)), BIAS, LAST), "strides", "first.weight", "strides (1, 4)", "contiguous"),
         (
-            with_parameters(changed(FIRST, requires_grad=False), BIAS, LAST),
-            "requires_grad",
-            "first.weight",
-            "False",
-            "True",
-        ),
-        (with_parameters(FIRST, changed(BIAS, device="cuda"), LAST), "device", "first.bias", "cuda", "cpu"),
-        (
-            with_parameters(changed(FIRST, strides=(1, 4)), BIAS, LAST),
-            "strides",
-            "first.weight",
-            "strides (1, 4)",
-            "contiguous",
-        ),
-        (
-            with_parameters(FIRST, BIAS, changed(LAST, tied_to="first.weight")),
+            having(FIRST, BIAS, changed(LAST, tied_to="first.weight")),
             "tied",
             "last.weight",
             "first.weight",
             "a tensor of its own",
         ),
-        (
-            with_parameters(LAST, BIAS, FIRST),
-            "order",
-            "first.weight",
-            "number 0 is last.weight",
-            "number 0 is first.weight",
-        ),
-        (
-            with_parameters(FIRST, BIAS, changed(LAST, name="end.weight")),
-            "name",
-            "last.weight",
-            "end.weight",
-            "last.weight",
-        ),
-        (with_parameters(FIRST, BIAS, changed(LAST, ignored=True)), "ignored", "last.weight", "True", "False"),
+        (having(LAST, BIAS, FIRST), "order", "first.weight", "number 0 is last.weight", "number 0 is first.weight"),
+        (having(FIRST, BIAS, changed(LAST, name="end.weight")), "name", "last.weight", "end.weight", "last.weight"),
+        (having(FIRST, BIAS, changed(LAST, ignored=True)), "ignored", "last.weight", "True", "False"),
     ],
 )
 def test_the_odd_rank_of_four_is_named_with_what_differs(odd: Manifest, kind: str, name: str, here: str, there: str):
@@ -97,34 +73,34 @@ def test_the_odd_rank_of_four_is_named_with_what_differs(odd: Manifest, kind: st
 
 
 def test_rank_0_is_the_odd_one_where_all_others_agree():
-    found = of_four(with_parameters(FIRST, BIAS), rank=0)
+    found = of_four(having(FIRST, BIAS), rank=0)
 
     assert (found.ranks, found.peer, found.sure) == ((0,), 1, True)
 
 
 def test_an_extra_head_is_one_difference_with_all_its_names():
     head = [Tensor(name=f"head.{number}", shape=(2,), requires_grad=True) for number in range(20)]
-    found = of_four(with_parameters(FIRST, BIAS, LAST, *head))
+    found = of_four(having(FIRST, BIAS, LAST, *head))
 
     assert (found.kind, found.count, found.names[0], len(found.names)) == ("extra", 20, "head.0", 8)
 
 
 def test_of_two_ranks_nobody_can_say_which_is_wrong():
-    found = only(compare({0: USUAL, 1: with_parameters(FIRST, BIAS)}))
+    found = only(compare({0: USUAL, 1: having(FIRST, BIAS)}))
 
     assert (found.ranks, found.peer, found.sure) == ((1,), 0, False)
 
 
 def test_two_against_two_is_unsure():
-    odd = with_parameters(FIRST, BIAS)
+    odd = having(FIRST, BIAS)
     found = only(compare({0: USUAL, 1: odd, 2: USUAL, 3: odd}))
 
     assert (found.ranks, found.peer, found.sure) == ((1, 3), 0, False)
 
 
 def test_two_ranks_that_are_wrong_in_two_ways_are_both_named():
-    frozen = with_parameters(changed(FIRST, requires_grad=False), BIAS, LAST)
-    short = with_parameters(FIRST, BIAS)
+    frozen = having(changed(FIRST, requires_grad=False), BIAS, LAST)
+    short = having(FIRST, BIAS)
     found = compare({0: USUAL, 1: frozen, 2: short, 3: USUAL})
 
     assert {(one.kind, one.ranks, one.sure) for one in found} == {
@@ -140,7 +116,7 @@ def test_a_missing_buffer_is_told_as_a_buffer():
 
 
 def test_a_missing_name_is_no_other_order():
-    assert of_four(with_parameters(BIAS, LAST)).kind == "missing"
+    assert of_four(having(BIAS, LAST)).kind == "missing"
 
 
 _tensors = st.builds(
@@ -277,7 +253,7 @@ def test_equal_manifests_travel_as_digests(told: Any):
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 def test_a_manifest_travels_once_where_ranks_differ(told: Any, place: int):
-    odd = with_parameters(FIRST)
+    odd = having(FIRST)
     by_rank, sent = told([USUAL, USUAL, odd, odd], place)
 
     assert by_rank == {5: USUAL, 6: USUAL, 7: odd, 8: odd}

@@ -9,40 +9,25 @@ PREFIX = "wk:8811:8840 [0] NCCL INFO "
 
 
 @pytest.mark.parametrize(
-    ("line", "transport"),
+    ("line", "values"),
     [
-        (
-            "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
-            Transport(from_rank=0, to_rank=1, via="P2P/CUMEM", from_gpu=0, to_gpu=1),
-        ),
-        (
-            "Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM/read",
-            Transport(from_rank=7, to_rank=0, via="P2P/CUMEM/read", from_gpu=7, to_gpu=0),
-        ),
-        ("Channel 00 : 53[1c000] -> 54[88000] via P2P/IPC", Transport(from_rank=53, to_rank=54, via="P2P/IPC")),
-        ("Channel 00/0 : 0[3000] -> 1[4000] via P2P/IPC", Transport(from_rank=0, to_rank=1, via="P2P/IPC")),
-        (
-            "Ring 00 : 0[0] -> 1[1] via P2P/direct pointer",
-            Transport(from_rank=0, to_rank=1, via="P2P/direct pointer", from_gpu=0, to_gpu=1),
-        ),
-        (
-            "Ring 00 : 0[0] -> 1[1] via direct shared memory",
-            Transport(from_rank=0, to_rank=1, via="direct shared memory", from_gpu=0, to_gpu=1),
-        ),
-        ("Ring 01 : 3 -> 4 [send] via NET/Socket/0", Transport(from_rank=3, to_rank=4, via="NET/Socket/0", end="send")),
-        (
-            "Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
-            Transport(from_rank=0, to_rank=1, via="SHM/direct/direct", from_gpu=0, to_gpu=1),
-        ),
+        ("Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", (0, 1, "P2P/CUMEM", 0, 1)),
+        ("Channel 03/0 : 7[7] -> 0[0] via P2P/CUMEM/read", (7, 0, "P2P/CUMEM/read", 7, 0)),
+        ("Channel 00 : 53[1c000] -> 54[88000] via P2P/IPC", (53, 54, "P2P/IPC")),
+        ("Channel 00/0 : 0[3000] -> 1[4000] via P2P/IPC", (0, 1, "P2P/IPC")),
+        ("Ring 00 : 0[0] -> 1[1] via P2P/direct pointer", (0, 1, "P2P/direct pointer", 0, 1)),
+        ("Ring 00 : 0[0] -> 1[1] via direct shared memory", (0, 1, "direct shared memory", 0, 1)),
+        ("Ring 01 : 3 -> 4 [send] via NET/Socket/0", (3, 4, "NET/Socket/0", None, None, "send")),
+        ("Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", (0, 1, "SHM/direct/direct", 0, 1)),
         (
             "Channel 00/0 : 0[0] -> 8[0] [receive] via NET/IB/3(2)/GDRDMA(PCI)/Shared",
-            Transport(
-                from_rank=0, to_rank=8, via="NET/IB/3(2)/GDRDMA(PCI)/Shared", from_gpu=0, to_gpu=0, end="receive"
-            ),
+            (0, 8, "NET/IB/3(2)/GDRDMA(PCI)/Shared", 0, 0, "receive"),
         ),
     ],
 )
-def test_channel_line_of_each_era(line: str, transport: Transport):
+def test_channel_line_of_each_era(line: str, values: tuple[int | str | None, ...]):
+    fields = ("from_rank", "to_rank", "via", "from_gpu", "to_gpu", "end")
+    transport = Transport.model_validate(dict(zip(fields, values, strict=False)))
     assert parse_nccl_log(PREFIX + line + "\r\n").transports == (transport,)
 
 
