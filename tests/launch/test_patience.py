@@ -97,17 +97,8 @@ def test_echoes_are_not_in_while_the_exit_code_of_a_rank_that_ended_is_missing(
     tmp_path: Path, monkeypatch, spent, has_ended, echoes_are_in
 ):
     rank = rank_in_check(tmp_path)
-    rank._take(
-        {
-            "event": "enter",
-            "check": "c",
-            "seq": 1,
-            "name": "all_reduce",
-            "t": 101.0,
-            "deadline_s": None,
-            "queued_s": 0.0,
-        }
-    )
+    entered = {"event": "enter", "check": "c", "seq": 1, "name": "all_reduce", "t": 101.0}
+    rank._take({**entered, "deadline_s": None, "queued_s": 0.0})
     monkeypatch.setattr(process, "has_ended", lambda _pid: has_ended)
     trial = Trial(rank.spec.trial, [rank], {"c": 4.0}, lambda _: None, 15.0)
 

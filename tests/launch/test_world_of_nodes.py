@@ -9,17 +9,13 @@ from ddp_doctor.agents.messages import NodeReport, ranked, world_of
 from ddp_doctor.model.recording import Node, World
 
 
-def _node_report(name: str, rank: int | None = None, order: int | None = None, **world: object) -> NodeReport:
+def _report(name: str, rank: int | None = None, order: int | None = None, **world: object) -> NodeReport:
     fields = {"nproc_per_node": 1, "backend": "gloo", "nodes": (Node(hostname=name),)} | world
     return NodeReport(hostname=name, nnodes=6, claimed_rank=rank, order=order, world=World.model_validate(fields))
 
 
 def test_nodes_without_a_rank_are_numbered_by_their_arrival():
-    assert ranked({0: _node_report("head", 0), 1: _node_report("first"), 2: _node_report("second")}) == {
-        0: 0,
-        1: 1,
-        2: 2,
-    }
+    assert ranked({0: _report("head", 0), 1: _report("first"), 2: _report("second")}) == {0: 0, 1: 1, 2: 2}
 
 
 @pytest.mark.parametrize("wrong", [{"claimed_rank": -1}, {"port": 65536}, {"world": []}, {"readings": [{}]}])
@@ -29,29 +25,21 @@ def test_what_no_agent_says_of_itself_is_no_card(wrong):
 
 
 def test_a_claimed_rank_is_kept_and_the_others_fill_the_gaps():
-    assert ranked({0: _node_report("head", 0), 1: _node_report("late"), 2: _node_report("claims one", 1)}) == {
-        0: 0,
-        1: 2,
-        2: 1,
-    }
+    assert ranked({0: _report("head", 0), 1: _report("late"), 2: _report("claims one", 1)}) == {0: 0, 1: 2, 2: 1}
 
 
 def test_the_launchers_order_counts_more_than_the_arrival():
-    node_reports = {
-        0: _node_report("head", 0),
-        1: _node_report("rank 16", order=16),
-        2: _node_report("rank 8", order=8),
-    }
+    node_reports = {0: _report("head", 0), 1: _report("rank 16", order=16), 2: _report("rank 8", order=8)}
 
     assert ranked(node_reports) == {0: 0, 1: 2, 2: 1}
 
 
 @given(st.permutations(range(6)), st.sets(st.integers(1, 5)))
 def test_every_node_gets_one_rank_whatever_they_claim(arrivals: list[int], claiming: set[int]):
-    node_reports = {0: _node_report("head", 0)}
+    node_reports = {0: _report("head", 0)}
     for rank in arrivals:
         if rank:
-            node_reports[len(node_reports)] = _node_report(f"node{rank}", rank if rank in claiming else None)
+            node_reports[len(node_reports)] = _report(f"node{rank}", rank if rank in claiming else None)
 
     ranks = ranked(node_reports)
 
@@ -61,7 +49,7 @@ def test_every_node_gets_one_rank_whatever_they_claim(arrivals: list[int], claim
 
 
 def test_a_world_of_unequal_nodes_has_the_ranks_of_each():
-    node_reports = {0: _node_report("node0", 0), 1: _node_report("node1", 1, nproc_per_node=2)}
+    node_reports = {0: _report("node0", 0), 1: _report("node1", 1, nproc_per_node=2)}
 
     world = world_of(node_reports, 2, (), "plain")
 
@@ -71,12 +59,12 @@ def test_a_world_of_unequal_nodes_has_the_ranks_of_each():
 
 
 def test_one_node_without_nccl_makes_it_a_gloo_world():
-    node_reports = {0: _node_report("node0", 0, backend="nccl"), 1: _node_report("node1", 1)}
+    node_reports = {0: _report("node0", 0, backend="nccl"), 1: _report("node1", 1)}
 
     assert world_of(node_reports, 2, (), "plain").backend == "gloo"
 
 
 def test_a_node_that_is_not_here_has_its_expected_name_and_counts_like_the_first():
-    world = world_of({0: _node_report("node0", 0, nproc_per_node=8)}, 2, ("node0", "node1"), "slurm")
+    world = world_of({0: _report("node0", 0, nproc_per_node=8)}, 2, ("node0", "node1"), "slurm")
 
     assert (world.world_size, world.hostname(1)) == (16, "node1")
