@@ -1,4 +1,4 @@
-"""One limit turns measured slowdowns into errors or warnings."""
+"""Tests of the limit between warnings and errors of slowdowns."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What ``ddp-doctor run --isolate`` names on hosts of one rank each, usually eight, with faults planted on them.
+"""Runs of ``ddp-doctor run --isolate`` on hosts with one rank each, usually eight, and planted faults.
 
 python -m tests.lab.isolation_run                   all rows, a line each: who is named, rounds, seconds
 python -m tests.lab.isolation_run leaf killed       some of them

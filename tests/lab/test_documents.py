@@ -77,9 +77,9 @@ def _model_of_the_page() -> str:
 
 
 def typed(command: str, home: Path, *, is_shown: bool = True) -> "subprocess.CompletedProcess[str]":
-    """The answer of a shell; 4711 is a process that lives, and stderr goes where a terminal shows it.
+    """Return what a shell prints, stderr included. In the command, 4711 stands for a living process.
 
-    A run of which the document does not show the output below the command has the lowest level, or few repeats.
+    If the document does not show the output of a run, the run has the lowest level or few repeats.
     """
     briefly = "" if is_shown else "--repeat 5" if "--repeat" in command else "--level quick"
     kept = {name: value for name, value in os.environ.items() if not re.match("XDG_|NCCL_|GLOO_", name)}

@@ -1,4 +1,4 @@
-"""Isolation on six hosts with real faults: who is to blame is named, and nobody else.
+"""Isolation on six hosts with real faults blames the right host and no other.
 
 These are some of the rows; ``python -m tests.lab.isolation_run`` runs all of them.
 """
@@ -25,7 +25,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("row", CASES)
-def test_who_is_to_blame_is_named_and_nobody_else(row: Row) -> None:
+def test_only_the_right_host_is_blamed(row: Row) -> None:
     if reason := why_no_lab("cc"):
         pytest.skip(reason)
 

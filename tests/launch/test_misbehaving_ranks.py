@@ -31,7 +31,7 @@ CASES = [
     (misbehaving.calls_another_shape, "DD614", "Rank 1 called all_reduce of shape [16]"),
 ]
 
-#: The cases of two ranks: a rank that never comes, and calls that differ, where no majority tells which is right.
+#: The cases with two ranks: one never comes, or their calls differ and no majority shows which call is right.
 OF_TWO = (misbehaving.loops_in_python, misbehaving.calls_another_operation, misbehaving.calls_another_shape)
 #: The cases in `make test`, next to a rank that never comes in a later test.
 SMOKE_OF_TWO, SMOKE_OF_FOUR = (misbehaving.loops_in_python,), (misbehaving.is_killed, misbehaving.is_stopped)

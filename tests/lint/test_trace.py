@@ -1,4 +1,4 @@
-"""What a script is known to do: names, where values come from, and which ranks run what."""
+"""Facts about a script: names, origins of values, and the ranks that run each line."""
 
 import ast
 from collections.abc import Iterator

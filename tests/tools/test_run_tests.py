@@ -1,4 +1,4 @@
-"""The program with which the Makefile starts the tests."""
+"""Tests of tools/run_tests.py, through which the Makefile starts pytest."""
 
 import subprocess
 import sys

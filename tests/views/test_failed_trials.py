@@ -14,7 +14,7 @@ from ddp_doctor.views.failed_trials import complaints, words_of
 from tests.recordings import load
 
 PREFIX = "[2026-01-15 10:00:00] node0:52:81 [0] "
-#: What NCCL prints, by the code and the cause that it is known for.
+#: Output of NCCL by code and known cause.
 SAID = {
     ("DD237", "shm-too-small"): [
         "NCCL WARN Error: failed to extend /dev/shm/nccl-A to 9637892 bytes, error: No space left on device",
