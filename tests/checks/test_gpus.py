@@ -9,6 +9,7 @@ import pytest
 
 from ddp_doctor.checks.node.gpus import CHECK, probe
 from ddp_doctor.engine.verdict import check_results
+from ddp_doctor.facts.collectives import AllReduceFact
 from ddp_doctor.facts.node.gpus import Gpu, GpuProcess, GpusFact, NvmlError
 from ddp_doctor.model.choices import Backend, CheckStatus, Confidence, Severity, Status
 from ddp_doctor.model.context import CommandResult
@@ -19,7 +20,7 @@ from ddp_doctor.sources.machine import LiveContext
 from tests.fakes import FakeContext
 from tests.nvml_stand_in import environment
 from tests.nvml_stand_in.machine import BUSES, Machine, bare_machine, plug_eight
-from tests.readings import findings_of, of_nodes, plain_world, replayed
+from tests.readings import findings_of, of_nodes, of_ranks, plain_world, replayed
 
 GIB = 2**30
 
@@ -551,3 +552,14 @@ def test_a_prolog_requires_gpus_of_the_node_and_not_of_the_part_that_its_job_is_
     of_two = look(node, CUDA_VISIBLE_DEVICES="0,1", SLURM_JOB_GPUS="0,1")
     assert verdicts(recorded(of_two, require_gpus=8, command="prolog")) == []
     assert verdicts(recorded(of_two, require_gpus=9, command="prolog")) == [("DD303", "error")]
+
+
+@pytest.mark.parametrize(("backend", "severity"), [("nccl", "warning"), ("gloo", "error")])
+def test_only_ranks_over_nccl_prove_that_cuda_starts_with_two_driver_versions(backend: str, severity: str) -> None:
+    fact = GpusFact(
+        nvml_version="12.555.42.02", kernel_module="NVRM version: NVIDIA UNIX Kernel Module  550.90.07  Fri"
+    )
+    seen = recorded(fact, world=plain_world(1, 2, backend))
+    passed = AllReduceFact(ranks=2, tested=("int64 sum",), repeatable=True)
+    ran = seen.model_copy(update={"readings": (*seen.readings, *of_ranks("allreduce", [passed] * 2))})
+    assert [dict(verdicts(each))["DD322"] for each in (seen, ran)] == ["error", severity]

@@ -111,7 +111,7 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
 
     Finds: The version of libnvidia-ml against the one in /proc/driver/nvidia/version. Where NVML refuses to work for
         it, nvidia-driver-not-working says so. WSL has no such file: its driver is that of Windows. The run is unsure
-        unless ranks have passed.
+        unless ranks have passed over NCCL.
     Why: An update was half done, or a second copy of the driver's libraries is in the way; CUDA may fail where NVML
         does not.
     Remedy: Make library and module one installation; after an update reboot.
@@ -139,8 +139,9 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
 
 
 def _if_cuda_may_fail(recording: Recording) -> Severity:
-    """The severity of a fault that may keep CUDA from starting. If ranks have passed, it did not."""
-    return Severity.ERROR if recording.first(AllReduceFact) is None else Severity.WARNING
+    """Return the severity of a fault that may keep CUDA from starting. If ranks have passed over NCCL, it did not."""
+    has_started = recording.on_nccl and recording.first(AllReduceFact) is not None
+    return Severity.WARNING if has_started else Severity.ERROR
 
 
 def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
@@ -189,7 +190,7 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
     Finds: A fabric state other than completed, or completed with an error (Hopper and newer): an error, only possible
         if the registration has not started and no NVSwitch is seen. Older GPUs tell nothing: NVSwitches without a
         running fabric manager are a possible error then, and information if the registration is done. A possible error
-        is a warning if ranks have passed. Machines without NVSwitch, and GPUs in MIG mode, are silent.
+        is a warning if ranks have passed over NCCL. Machines without NVSwitch, and GPUs in MIG mode, are silent.
     Why: CUDA fails at the first call with error 802, "system not yet initialized", while nvidia-smi looks well.
     Remedy: Start the fabric manager; its version must be exactly the driver's.
     See: NVIDIA Fabric Manager User Guide; NVML API reference, nvmlGpuFabricInfo_v2_t; CUDA Runtime API,
