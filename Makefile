@@ -7,10 +7,12 @@ RUNNER ?= python
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLED := $(VENV)/.installed-dev
+# The site generator has an environment of its own, which only `make docs` makes.
+DOCS_VENV ?= build/docs-venv
 
 .PHONY: help run test test-parallel test-smoke test-ranks ranks-parallel ranks-serial check lint types imports
 .PHONY: coverage report mutants fuzz lab lab-parallel lab-serial lab-shell planted planted-all planted-torch gpu torches
-.PHONY: bench single-file docs clean
+.PHONY: bench single-file docs picture clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 # Settings of the user's shell that change what Python imports or which tests pytest selects.
@@ -112,8 +114,10 @@ mutants: $(TOOLED)  ## print which tests kill which mutants: FILES="checks/node/
 single-file: $(TOOLED)  ## make dist/ddp-doctor-*.pyz, for nodes that have Python and nothing else
 	$(BIN)/python -m tools.single_file
 
-docs: $(TOOLED)  ## write docs/reference and the pictures of the README from the code
-	$(BIN)/python -m tools.generate_docs
+docs: $(DOCS_VENV)/.installed-docs  ## build the documentation site (build/site) and the manual page (build/ddp-doctor.1)
+	$(DOCS_VENV)/bin/python -m tools.docs_site
+
+picture: $(STAMP)  ## draw the pictures of the README again
 	$(BIN)/python -m tools.picture
 
 clean:  ## remove the environment and all that was built
@@ -130,3 +134,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(TOOLED): pyproject.toml constraints.txt
 	@PYTHON="$(PYTHON)" tools/make_venv.sh "$(VENV)" dev
+
+$(DOCS_VENV)/.installed-docs: pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" tools/make_venv.sh "$(DOCS_VENV)" docs

@@ -4,7 +4,7 @@ To add a check: write its module in one of the four groups (docstring with a sam
 probe, rules, ``CHECK``), or a package: ``__init__.py`` with docstring, probe and ``CHECK``, and a module
 for each group of rules, whose docstring begins with their codes. Its facts stand in ddp_doctor/facts.
 Add it to the lists below, and give each of its rules a recording in tests/recordings in which it fires and one in
-which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` writes its
+which it stays silent. tests/test_architecture.py tells what is still missing; ``make docs`` generates its
 reference page.
 
 This is the one door to the checks: nothing else here is imported by processes, engine, renderers and use cases.

@@ -7,8 +7,7 @@ what else there is::
     <!-- shows: COMMAND -->   part of what this command prints
     <!-- not run: REASON -->  and who runs it instead
 
-Blocks of other languages are only parsed. The pages of docs/reference are written from the code, and
-tests/test_architecture.py holds them against it.
+Blocks of other languages are only parsed. Most of docs/reference records measurements and is not checked.
 """
 
 import re

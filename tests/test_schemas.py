@@ -8,17 +8,20 @@ from typing import Any
 
 import pytest
 
+from ddp_doctor.cli import schemas
 from ddp_doctor.lint.rules import RULES
-from ddp_doctor.model.choices import USABLE
+from ddp_doctor.model.choices import USABLE, UsageError
 from ddp_doctor.render import junit
+from tests.app.test_fleet import made
 from tests.cli.test_cli import doctor
 from tests.lint.documents import OF_RULES
 from tests.lint.test_command import FAULT, HEALTHY, SICK, WARNED, lint
 from tests.recordings import SITUATIONS, judged, load
 from tests.schemas import refused, refused_junit
 from tests.schemas.kept import REPORTS, Comparison, kept, major, today
-from tools.generate_docs import REFERENCE
 
+ROOT = Path(__file__).parent.parent
+NAMES = {model: name for name, (model, _) in schemas.SCHEMAS.items()}
 OLD = "import torch\nprint 'hello'\n"
 SCRIPTS: dict[str, dict[str, str | bytes]] = {
     "nothing found": {"healthy.py": HEALTHY},
@@ -99,11 +102,27 @@ def test_recordings_and_the_reports_on_them_are_valid():
     for situation in SITUATIONS[::4]:  # a second for each hundred
         report = judged(situation).report
         assert refused("recording", load(situation).model_dump_json()) == [], situation
-        assert refused("report", report.as_json()) == [], situation
+        assert refused(NAMES[type(report)], report.as_json()) == [], situation
         xml = junit.render(report, load(situation))
         assert refused_junit(xml) == [], situation
         bad = [tag for tag in ("failure", "error") if f"<{tag} " in xml]
         assert bool(bad) == (report.verdict not in USABLE), situation
+
+
+def test_reports_of_logs_attach_fleet_and_compare_are_valid(asked, tmp_path: Path):
+    for day in range(1, 7):
+        (tmp_path / f"{day}.json").write_text(json.dumps(made("node0", day, speed=1 + day / 100)))
+    baseline, two = tmp_path / "baseline", [str(tmp_path / f"{day}.json") for day in (1, 2)]
+    printed = {
+        "logs-report": asked("logs", str(ROOT / "tests/job_logs/example/slurm-4711.out"), "--json", "-"),
+        "attach-report": asked("replay", str(ROOT / "tests/attach/hung-loader.json"), "--json", "-"),
+        "fleet-report": asked("fleet", str(tmp_path), "--json", "-", "--write-baseline", str(baseline)),
+        "report": asked("compare", *two, "--json", "-"),
+    }
+
+    for name, done in printed.items():
+        assert refused(name, done.stdout) == [], name
+    assert refused("baseline", baseline.read_text()) == []
 
 
 def test_the_schema_of_junit_would_refuse_what_is_wrong():
@@ -144,9 +163,18 @@ def test_what_goes_from_a_report_is_seen_and_what_comes_is_let_in(
     assert Comparison(kept("report"), new).lost() == ([lost] if lost else [])
 
 
+def test_schema_without_a_name_lists_all():
+    assert [line.partition(" ")[0] for line in schemas.text(None).splitlines()] == [*schemas.SCHEMAS]
+
+
+def test_unknown_schema_is_a_usage_error():
+    with pytest.raises(UsageError, match="no schema is named 'raport'; run `ddp-doctor schema` to list all schemas"):
+        schemas.text("raport")
+
+
 @pytest.mark.parametrize("name", ["report", "env-report", "lint-report", "recording"])
 def test_every_field_of_a_schema_is_described(name: str):
-    schema = json.loads((REFERENCE / f"{name}.schema.json").read_text(encoding="utf-8"))
+    schema = today(name)
     fields = {
         f"{where}.{field}": told
         for where, model in {name: schema, **schema["$defs"]}.items()

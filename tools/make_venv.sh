@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make or refresh the development environment: tools/make_venv.sh DIRECTORY EXTRA
 #
-# EXTRA is test (what `make test` needs) or dev (what the other targets need, too).
+# EXTRA is test (for `make test`), docs (for `make docs`) or dev (for the other targets).
 # CONSTRAINTS names the file of versions, constraints.txt by default.
 # PYTHON names the interpreter; without it the first Python 3.10 or newer found is taken. An
 # environment whose interpreter still works is kept and only brought up to date.
@@ -37,7 +37,7 @@ create() {
 }
 
 venv=$1 extra=$2
-echo "Installing what 'make' needs into $venv (torch alone may take some minutes) ..."
+echo "Installing what 'make' needs into $venv (this may take some minutes) ..."
 is_new_enough "$venv/bin/python" || create
 
 # An unpacked source distribution holds checks/ without the link under which it is imported.

@@ -1,7 +1,4 @@
-"""The manual page, docs/reference/ddp-doctor.1, from the same commands and options as ``--help``.
-
-The wheel puts it in share/man/man1, where ``man ddp-doctor`` finds it beside the program.
-"""
+"""The manual page, from the same commands and options as ``--help``. ``make docs`` writes it to build/ddp-doctor.1."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +9,17 @@ from ddp_doctor.model.choices import ExitCode
 
 #: Lines of roff that begin so are requests.
 _CONTROL = (".", "'")
+_EXIT_CODES = {
+    ExitCode.HEALTHY: "Healthy, or degraded without --fail-on warning.",
+    ExitCode.UNHEALTHY: "Unhealthy, or degraded with --fail-on warning.",
+    ExitCode.USAGE: "Usage error, or an output could not be written. stderr says which.",
+    ExitCode.UNSURE: "Unsure: too little could be tested, or ddp-doctor itself failed.",
+    ExitCode.INTERRUPTED: "Interrupted by Ctrl-C, SIGTERM or SIGHUP.",
+}
 
 
-def man_page(exit_codes: dict[ExitCode, str]) -> str:
-    """The whole page; ``exit_codes`` says in Markdown what each promises."""
+def man_page() -> str:
+    """Return the page in the language of man(7)."""
     from typer import Context
     from typer.main import get_command
 
@@ -42,8 +46,8 @@ def man_page(exit_codes: dict[ExitCode, str]) -> str:
         lines += _options(command, Context(command, **settings))
         lines += [".PP", "Examples:", ".PP", ".nf", ".RS", *_examples(command.epilog), ".RE", ".fi"]
     lines.append(".SH EXIT STATUS")
-    for code, promise in exit_codes.items():
-        lines += [".TP", f".B {code.value}", _text(promise)]
+    for code, meaning in _EXIT_CODES.items():
+        lines += [".TP", f".B {code.value}", _text(meaning)]
     lines += [
         ".SH FILES",
         ".TP",

@@ -1,4 +1,4 @@
-"""Write the pictures of the README: ``python -m tools.picture``, part of ``make docs``.
+"""Write the pictures of the README: ``python -m tools.picture``, called by ``make picture``.
 
 A recording of two hosts of the lab, one of whose two networks is slow, is replayed as on a terminal of 100 columns, and
 drawn once on a light ground and once on a dark one. The pictures are committed; tests/test_documents.py says when they

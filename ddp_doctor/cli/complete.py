@@ -75,6 +75,13 @@ def words_to_explain(incomplete: str) -> list[str]:
     return [word for word in (*_codes(), *variables()) if word.startswith(incomplete.upper())]
 
 
+def names_of_schemas(incomplete: str) -> list[str]:
+    """Return the matching names of JSON schemas."""
+    from ddp_doctor.cli.schemas import SCHEMAS
+
+    return [name for name in SCHEMAS if name.startswith(incomplete)]
+
+
 def names_of_templates(incomplete: str) -> list[str]:
     """The templates."""
     from ddp_doctor import templates

@@ -24,7 +24,7 @@ _MOMENTS = {
     "While it runs": ("attach", "watch"),
     "After it": ("logs", "trace", "replay", "runs"),
     "For clusters": ("fleet", "compare"),
-    "Reference": ("checks", "explain", "template", "completion"),
+    "Reference": ("checks", "explain", "schema", "template", "completion"),
 }
 
 #: What commands exit with: those that judge a machine, a job that has ended or one that runs, and all others.

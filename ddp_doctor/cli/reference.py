@@ -52,6 +52,21 @@ def explain(
     typer.echo(explain(" ".join(words), width), nl=False)
 
 
+@command("ddp-doctor schema", "ddp-doctor schema report > report.schema.json", exits=TOLD)
+def schema(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Name of the schema. Lists all if omitted.", autocompletion=complete.names_of_schemas
+        ),
+    ] = None,
+) -> None:
+    """Print the JSON schema of a report, plan, baseline or recording."""
+    from ddp_doctor.cli import schemas
+
+    typer.echo(schemas.text(name), nl=False)
+
+
 @command(
     "ddp-doctor template slurm-prolog",
     "ddp-doctor template prometheus-rules",

@@ -52,11 +52,6 @@ class LintRule(Described):
     function: LintFunction
     concerns: Callable[[Script], bool] = hand_written
 
-    @property
-    def page(self) -> str:
-        """The page that describes it, and where on the page."""
-        return f"docs/reference/lint.md#{self.code}"
-
     def apply(self, script: Script) -> Iterable[Spot]:
         """The spots, one for each position."""
         if not self.concerns(script):

@@ -202,7 +202,7 @@ class Detail(Enum):
 
 
 class ExitCode(int, Enum):
-    """The process exit codes (docs/reference/exit-codes.md)."""
+    """The process exit codes (docs/explanation/verdicts.md)."""
 
     HEALTHY = 0
     UNHEALTHY = 1

@@ -157,7 +157,7 @@ class Finding(Frozen):
     evidence: tuple[Evidence, ...] = ()  # what it rests on
     remedies: tuple[Remedy, ...] = ()  # alternatives, the one to try first in front
     reproduced_by: Reproducer | None = None  # the smallest test that shows it
-    page: str = ""  # the rule's, below the root of the project, such as docs/reference/checks/p2p.md#DD401
+    page: str = ""  # the command that prints the rule's page, such as ddp-doctor explain DD401
 
     @property
     def is_certain_error(self) -> bool:

@@ -1,4 +1,4 @@
-"""The report: what ``--json`` writes. Schema version 1.1, published in docs/reference."""
+"""The report: what ``--json`` writes. Schema version 1.1, printed by ``ddp-doctor schema report``."""
 
 from datetime import datetime, timedelta
 from math import ceil
@@ -74,7 +74,7 @@ class Report(Frozen):
     measurements: tuple[Measurement, ...] = ()  # the numbers that were measured
 
     def as_json(self) -> str:
-        """One document as docs/reference/report.schema.json describes it, indented, ending in a newline."""
+        """One document as ``ddp-doctor schema report`` describes it, indented, ending in a newline."""
         return self.model_dump_json(indent=1, exclude=self._absent(), by_alias=True) + "\n"
 
     def _absent(self) -> set[str]:

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from textwrap import indent
@@ -24,7 +23,7 @@ HEADINGS = {"Finds": "What it finds", "Why": "Why it matters", "Remedy": "Remedy
 
 
 @dataclass(frozen=True)
-class Described(ABC):
+class Described:
     """What every rule has. ``doc``: a summary, or none, and a paragraph for each of HEADINGS, as its docstring has."""
 
     code: str
@@ -53,9 +52,9 @@ class Described(ABC):
         return {"": " ".join(summary.split()), **texts, HEADINGS["See"]: "\n".join(references)}
 
     @property
-    @abstractmethod
     def page(self) -> str:
-        """The page that describes it, and where on the page."""
+        """The command that prints its page."""
+        return f"ddp-doctor explain {self.code}"
 
     @property
     def gist(self) -> str:
@@ -90,14 +89,6 @@ class Rule(Described):
         """The id of its check, in whose folder or module it stands: checks/GROUP/CHECK; else empty (trials, jobs)."""
         _, *inside = self.function.__module__.partition(".checks.")[2].split(".")
         return inside[0] if inside else ""
-
-    @property
-    def page(self) -> str:
-        """The page that describes it, and where on the page."""
-        after = "_after" if self.function.__module__.endswith(".afterwards") else ""  # a check of its own
-        elsewhere = "job-causes" if ".engine.causes." in self.function.__module__ else "trials"
-        page = f"checks/{self.check}{after}" if self.check else elsewhere
-        return f"docs/reference/{page}.md#{self.code}"
 
     def apply(self, recording: Recording, found: Sequence[Finding] = ()) -> list[Finding]:
         """The findings of this rule, empty where a fact it needs was not recorded.

@@ -1,4 +1,4 @@
-"""The schemas by which others read what the commands write: our own of docs/reference, those of SARIF and JUnit."""
+"""The schemas of the written files: those of ``ddp-doctor schema``, SARIF and JUnit."""
 
 import json
 import re
@@ -9,14 +9,8 @@ from typing import Any
 import jsonschema
 import xmlschema
 
-_PUBLISHED = Path(__file__).parents[2] / "docs" / "reference"
-_FILES = {
-    "sarif": Path(__file__).parent / "sarif-2.1.0.json",
-    **{
-        name: _PUBLISHED / f"{name}.schema.json"
-        for name in ("report", "lint-report", "env-report", "trace-report", "run-plan", "recording")
-    },
-}
+from ddp_doctor.cli import schemas
+
 # With a Z at its end, as SARIF asks for in section 3.9.
 _UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
@@ -43,7 +37,11 @@ def _validator(schema: str) -> Any:
     checker = jsonschema.FormatChecker()
     checker.checks("date-time")(lambda text: _UTC.fullmatch(text) is not None)
     assert {"uri", "uri-reference"} <= set(checker.checkers), "rfc3986-validator is not installed"
-    read = json.loads(_FILES[schema].read_text(encoding="utf-8"))
+    read = (
+        json.loads(Path(__file__).with_name("sarif-2.1.0.json").read_text(encoding="utf-8"))
+        if schema == "sarif"
+        else json.loads(schemas.text(schema))
+    )
     kind = jsonschema.validators.validator_for(read)
     kind.check_schema(read)
     return kind(read, format_checker=checker)

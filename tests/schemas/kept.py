@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tools.generate_docs import REFERENCE
+from ddp_doctor.cli import schemas
 
 _KEPT = Path(__file__).with_name("kept.json")
 REPORTS = ("report", "env-report", "logs-report", "attach-report", "lint-report")
@@ -19,13 +19,13 @@ _WORDS = ("description", "title", "default")
 
 
 def today(name: str) -> dict[str, Any]:
-    """The schema of a report that is in docs/reference."""
-    schema: dict[str, Any] = json.loads((REFERENCE / f"{name}.schema.json").read_text(encoding="utf-8"))
+    """Return the current schema of a report."""
+    schema: dict[str, Any] = json.loads(schemas.text(name))
     return schema
 
 
 def kept(name: str) -> dict[str, Any]:
-    """… and that of the version before."""
+    """Return the schema of the last published version of a report."""
     schema: dict[str, Any] = json.loads(_KEPT.read_text(encoding="utf-8"))[name]
     return schema
 

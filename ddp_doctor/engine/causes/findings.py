@@ -81,11 +81,6 @@ def finding_of(judged: Judged, check: str, backend: str | None) -> Finding:
 class CauseRule(Described):
     """A cause as a row of rules, for its page and for --ignore."""
 
-    @property
-    def page(self) -> str:
-        """The page that describes it, and where on the page."""
-        return f"docs/reference/job-causes.md#{self.code}"
-
 
 def _rule(cause: JobCause) -> CauseRule:
     remedy = " ".join(f"{remedy.summary}." for remedy in cause.remedies)

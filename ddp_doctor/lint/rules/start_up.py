@@ -149,7 +149,7 @@ def setting_read_by_nothing(script: Script) -> Iterator[Spot]:
     Why: The setting does nothing, and whoever wrote it believes that it does: a time-out that never comes, a log that
         is never written.
     Remedy: Use the name that is read, or remove the line.
-    See: docs/reference/variables.md
+    See: ddp-doctor explain NCCL_DEBUG, and likewise for every other variable
     """
     for setting in settings(script):
         if not setting.name.upper().startswith(_FAMILIES):
