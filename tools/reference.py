@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ddp_doctor.checks import CHECKS, every_check
 from ddp_doctor.cli.schemas import SCHEMAS, schema
@@ -108,15 +109,15 @@ def _cli() -> str:
 
     from ddp_doctor.cli.main import app
 
-    runner = CliRunner(env={"COLUMNS": "100"})
+    runner = CliRunner(env={"COLUMNS": "90"})
 
     def help_of(*words: str) -> str:
         shown = runner.invoke(app, [*words, "--help"], prog_name="ddp-doctor").output
         return f"```text\n{shown.strip()}\n```\n"
 
-    commands = getattr(get_command(app), "commands", {})
+    group: Any = get_command(app)
     parts = ["# Commands\n\nAll commands share the [exit codes](exit-codes.md).\n", help_of()]
-    return "\n".join([*parts, *(f"## ddp-doctor {name}\n\n{help_of(name)}" for name in commands)])
+    return "\n".join([*parts, *(f"## ddp-doctor {name}\n\n{help_of(name)}" for name in group.list_commands(None))])
 
 
 def _checks() -> str:
@@ -147,9 +148,15 @@ def _check(check: Check) -> str:
             + (f". Minimum number of ranks: {check.min_ranks}" if check.min_ranks > 1 else "")
             + f". Expected duration: {check.cost_s:g} s. Time limit: {check.deadline_s:g} s.\n"
         )
-    documentation = (sys.modules[check.probe.__module__].__doc__ or "").strip()
-    head = f"# {check.id}: {check.title}\n\n{runs}\n```text\n{documentation}\n```\n"
-    return "\n".join([head, *map(_rule, check.rules)])
+    head = f"# {check.id}: {check.title}\n\n{runs}"
+    return "\n".join([head, *_documentation(check), *map(_rule, check.rules)])
+
+
+def _documentation(check: Check) -> Iterator[str]:
+    """Yield the paragraphs of the docstring of a check; indented ones are samples."""
+    for paragraph in re.split(r"\n{2,}", (sys.modules[check.probe.__module__].__doc__ or "").strip()):
+        is_sample = paragraph.startswith("    ")
+        yield f"```text\n{textwrap.dedent(paragraph)}\n```\n" if is_sample else f"{_escaped(paragraph)}\n"
 
 
 def _confidences() -> dict[str, str]:
