@@ -67,7 +67,7 @@ def test_codes_in_prose_become_links_and_code_stays():
     assert with_links == page.replace("\n\nDD401, ", f"\n\n{link}, ")
 
 
-def test_navigation_has_every_page_once_and_nothing_else(staged: Path):
+def test_navigation_lists_every_page_once(staged: Path):
     listed = json.dumps(docs_site.navigation((staged / "docs/README.md").read_text(encoding="utf-8")))
     found = re.findall(r'"([^"]+\.md)"', listed)
     pages = {path.relative_to(staged).as_posix() for path in staged.rglob("*.md")}

@@ -168,7 +168,7 @@ def test_schema_without_a_name_lists_all():
 
 
 def test_unknown_schema_is_a_usage_error():
-    with pytest.raises(UsageError, match="no schema is named 'raport'; run `ddp-doctor schema` to list all schemas"):
+    with pytest.raises(UsageError, match="unknown schema 'raport'; run `ddp-doctor schema` to list all schemas"):
         schemas.text("raport")
 
 

@@ -12,7 +12,7 @@ _CONTROL = (".", "'")
 _EXIT_CODES = {
     ExitCode.HEALTHY: "Healthy, or degraded without --fail-on warning.",
     ExitCode.UNHEALTHY: "Unhealthy, or degraded with --fail-on warning.",
-    ExitCode.USAGE: "Usage error, or an output could not be written. stderr says which.",
+    ExitCode.USAGE: "Usage error, or an output could not be written. stderr names the error.",
     ExitCode.UNSURE: "Unsure: too little could be tested, or ddp-doctor itself failed.",
     ExitCode.INTERRUPTED: "Interrupted by Ctrl-C, SIGTERM or SIGHUP.",
 }

@@ -22,7 +22,7 @@ from ddp_doctor.settings.releases import RELEASES, default_in_words, read_by
 from ddp_doctor.settings.table import Variable, variables
 
 ROOT = Path(__file__).parent.parent
-#: The pages in the order of the navigation: file, title, what the reader gets.
+#: The pages in the order of the navigation: file, title and description.
 CONTENTS = (
     ("cli.md", "Commands", "every command and option"),
     ("rules.md", "Rules", "every code, its severity and what it finds"),
@@ -57,7 +57,7 @@ _BLOCKS = {
     "DDT1": "profiler traces of jobs, read by `ddp-doctor trace`",
     "DDL1": "training scripts, read by `ddp-doctor lint`",
 }
-#: The page of each rule, and its place there.
+#: The page and anchor of each rule.
 PAGES = {
     rule.code: f"{page}#{rule.code}"
     for page, rules in (
@@ -123,8 +123,8 @@ def _cli() -> str:
 def _checks() -> str:
     head = (
         "# Checks\n\nThe checks in the order in which `ddp-doctor run` shows them. A check records facts, and its rules"
-        " turn them into findings. Faults in trials have [rules of their own](trials.md), as do"
-        " [training scripts](lint.md).\n"
+        " turn them into findings. Other rules apply to [trials](trials.md)"
+        " and to [training scripts](lint.md).\n"
     )
     rows = ["| check | what it tests | rules |", "|---|---|---|"]
     for check in CHECKS:
@@ -171,7 +171,7 @@ def _confidences() -> dict[str, str]:
 def _rules() -> str:
     head = (
         "# Rules\n\n`ddp-doctor explain CODE` prints the page of a rule. A code is never reused. The severity follows"
-        " from what the fault does to a job ([verdicts](../explanation/verdicts.md)). The confidence is that of the"
+        " from what the fault does to a job ([verdicts](../explanation/verdicts.md)). The confidence is taken from"
         " findings in recorded situations. The start of a code shows the subject:\n"
     )
     blocks = "\n".join(f"* {start}: {subject}" for start, subject in _BLOCKS.items())
@@ -201,7 +201,7 @@ def _sections(rule: Described) -> Iterator[str]:
 
 
 def _linked(reference: str, rule: Described) -> str:
-    """Return a reference in which web addresses and our own pages are links."""
+    """Return a reference with links for web addresses and our own pages."""
     docs = "../" * (PAGES[rule.code].count("/") + 1)
     address = re.compile(r"https?://[^\s,;]+[^\s,;.]|\bdocs/((?:explanation|how-to|reference)/[a-z-]+\.md)")
     made = (f"[{found[0]}]({docs}{found[1]})" if found[1] else f"<{found[0]}>" for found in address.finditer(reference))

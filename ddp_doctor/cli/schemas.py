@@ -1,7 +1,7 @@
 """The JSON schemas of what the commands write: ``ddp-doctor schema``.
 
-The comment beside or above a field in the code describes it. Comments are read when a schema is printed, because
-descriptions in the models would be built whenever ddp-doctor starts.
+The description of a field is the comment next to it or above it in the code. Comments are read when a schema is
+printed: descriptions in the models would be built whenever ddp-doctor starts.
 """
 
 import ast
@@ -46,7 +46,7 @@ def text(name: str | None) -> str:
         width = max(map(len, SCHEMAS))
         return "".join(f"{each:<{width}}  {use}\n" for each, (_, use) in SCHEMAS.items())
     if name not in SCHEMAS:
-        raise UsageError(f"no schema is named {name!r}; run `ddp-doctor schema` to list all schemas")
+        raise UsageError(f"unknown schema {name!r}; run `ddp-doctor schema` to list all schemas")
     return json.dumps(schema(name), indent=2) + "\n"
 
 

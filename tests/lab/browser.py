@@ -37,7 +37,7 @@ class Tab:
         self.evaluate("document.readyState == 'complete' || new Promise(loaded => addEventListener('load', loaded))")
 
     def evaluate(self, script: str) -> Any:
-        """Return the value of an expression, or that of its promise."""
+        """Return the value of an expression; a promise is awaited."""
         done = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")

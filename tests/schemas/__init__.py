@@ -1,4 +1,4 @@
-"""The schemas of the written files: those of ``ddp-doctor schema``, SARIF and JUnit."""
+"""The schemas of written files: our own, SARIF and JUnit."""
 
 import json
 import re
