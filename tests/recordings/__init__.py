@@ -12,6 +12,7 @@ from typing import Any
 
 from ddp_doctor import app
 from ddp_doctor.app import Outcome, recordings
+from ddp_doctor.checks import every_check
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
 
@@ -25,6 +26,12 @@ _NOT_EXPECTED: dict[str, Any] = {
     "fingerprint": True,
     "remedies": {"__all__": {"references"}},
 }
+
+
+@cache
+def _checks() -> dict[str, str]:
+    """Return the check of each rule."""
+    return {rule.code: check.id for check in every_check() for rule in check.rules}
 
 
 def path_of(situation: str) -> Path:
@@ -71,7 +78,7 @@ def as_found(situation: str) -> str:
 def _expected(finding: Finding) -> dict[str, Any]:
     fields = finding.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_EXPECTED)
     for evidence in fields.get("evidence", ()):
-        if f"/{evidence['check']}.md#" in finding.page:
+        if evidence["check"] == _checks().get(finding.code):
             del evidence["check"]
     return fields
 
