@@ -1,3 +1,3 @@
-"""ddp-doctor: will a DistributedDataParallel job start, be right and be fast on these nodes?"""
+"""Test a PyTorch distributed job's nodes before it starts, and find out why a job hangs, fails or is slow."""
 
 __version__ = "0.1.0"
