@@ -12,7 +12,7 @@ DOCS_VENV ?= build/docs-venv
 
 .PHONY: help run test test-parallel test-smoke test-ranks ranks-parallel ranks-serial check lint types imports
 .PHONY: coverage report mutants fuzz lab lab-parallel lab-serial lab-shell planted planted-all planted-torch gpu torches
-.PHONY: bench single-file docs picture clean
+.PHONY: bench single-file docs picture release clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 # Settings of the user's shell that change what Python imports or which tests pytest selects.
@@ -58,6 +58,8 @@ check: lint types imports test test-ranks  ## lint, types, import contract, and 
 lint: $(TOOLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python -m tools.prose
 
 types: $(TOOLED)
 	$(BIN)/mypy
@@ -119,6 +121,9 @@ docs: $(DOCS_VENV)/.installed-docs  ## build the documentation site (build/site)
 
 picture: $(STAMP)  ## draw the pictures of the README again
 	$(BIN)/python -m tools.picture
+
+release: docs  ## build sdist, wheel, single file and documentation, and try them; nothing is published
+	$(BIN)/python -m tools.release
 
 clean:  ## remove the environment and all that was built
 	rm -rf $(VENV) build dist .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -1,6 +1,7 @@
-"""What is shipped: tree, sdist and both wheels hold the same files; the wheel and the single file work by themselves.
+"""What is shipped: the tree, the sdist and both wheels hold the same files, and the single file runs on a bare Python.
 
-Without both force-includes of pyproject.toml a wheel built from the sdist silently lacks the checks.
+Without both force-includes of pyproject.toml a wheel built from the sdist silently lacks the checks. tools/release.py,
+which continuous integration runs, installs the packages and tries their commands.
 """
 
 import fcntl
@@ -19,7 +20,7 @@ from ddp_doctor import __version__
 from tests.once import once
 from tests.recordings import path_of
 from tests.waiting import LIMIT_S
-from tools import single_file, single_file_start
+from tools import release, single_file, single_file_start
 
 ROOT = Path(__file__).parent.parent
 #: Folders of the tree that the sdist carries besides single files of the root.
@@ -38,45 +39,26 @@ class Built:
     wheel: Path
 
 
-def _run(*command: str | Path, cwd: Path, **env: str) -> str:
-    words = [str(part) for part in command]
-    # What runs from a wheel is not the tree that coverage measures.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = subprocess.run(words, cwd=cwd, env=clean | env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-#: Calls the build backend as pip and build do, without an isolated environment to download: from the tree,
-#: then from the sdist.
-_BUILD = """
-import os, sys, tarfile
-from hatchling.build import build_sdist, build_wheel
-folder = sys.argv[1]
-sdist = os.path.join(folder, build_sdist(folder))
-build_wheel(os.path.join(folder, "tree"))
-with tarfile.open(sdist) as archive:
-    # the filter came with a patch release of Python 3.10 and 3.11; an older one knows no better
-    archive.extraction_filter = getattr(tarfile, "data_filter", None)
-    archive.extractall(folder)
-os.chdir(sdist.removesuffix(".tar.gz"))
-build_wheel(os.path.join(folder, "sdist"))
-"""
-
-
 @pytest.fixture(scope="module")
 def built() -> Built:
     folder = once("dist", _build_all)
-    (sdist,), (from_tree,), (from_sdist,) = (folder.glob(each) for each in ("*.tar.gz", "tree/*.whl", "sdist/*.whl"))
+    (sdist,), (from_tree,), (from_sdist,) = (
+        folder.glob(each) for each in ("sdist/*.tar.gz", "tree/*.whl", "sdist/*.whl")
+    )
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     return Built(names, _wheel_names(from_tree), _wheel_names(from_sdist), from_sdist)
 
 
+#: Without an isolated environment, which pip would have to download.
+_BUILD_WHEEL = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
+
+
 def _build_all(folder: Path) -> None:
     for own in ("tree", "sdist"):
         (folder / own).mkdir()
-    _run(sys.executable, "-c", _BUILD, folder, cwd=ROOT)
+    release.build(folder / "sdist")
+    subprocess.run((sys.executable, "-c", _BUILD_WHEEL, folder / "tree"), cwd=ROOT, check=True, capture_output=True)
 
 
 def _wheel_names(wheel: Path) -> set[str]:
@@ -100,7 +82,7 @@ def test_the_sdist_holds_every_file_of_the_tree_but_the_planted_gpus(built: Buil
     assert {name for name in built.sdist if name.startswith(tuple(f"{top}/" for top in SHIPPED))} == _tree()
     root_files = {
         "pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "CHANGELOG.md",
-        ".pre-commit-hooks.yaml",
+        "CONTRIBUTING.md", "SECURITY.md", ".pre-commit-hooks.yaml",
     }  # fmt: skip
     assert root_files <= built.sdist
 
@@ -117,45 +99,6 @@ def test_both_wheels_hold_the_package_with_its_checks_and_nothing_else(built: Bu
     assert "ddp_doctor/py.typed" in expected
     assert any(name.startswith("ddp_doctor/templates/") and name.endswith(".sh") for name in expected)
     assert any(name.startswith("ddp_doctor/settings/data/variables/") for name in expected)
-
-
-def _pip(wheel: Path, target: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target")
-    _run(*pip, target, wheel, cwd=target.parent)
-
-
-#: Several commands in one process, which say where they come from.
-_ASK = """
-import ddp_doctor.checks
-from ddp_doctor.cli.main import app
-from typer.testing import CliRunner
-commands = (["--help"], ["checks"], ["template", "slurm-prolog"])
-print(ddp_doctor.checks.__file__, *(CliRunner().invoke(app, words).output for words in commands), sep="\\0")
-"""
-
-
-def _requires(wheel: Path) -> list[str]:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return re.findall(r"^Requires-Dist: (.+)$", archive.read(name).decode(), re.MULTILINE)
-
-
-@pytest.mark.lab
-def test_the_installed_wheel_works_from_an_empty_folder(built: Built, tmp_path: Path):
-    target, empty = tmp_path / "site", tmp_path / "empty"
-    empty.mkdir()
-    _pip(built.wheel, target)
-    assert not (target / "checks").exists()
-    needed = [line for line in _requires(built.wheel) if "extra ==" not in line]
-    assert needed, "pip takes what it needs from there"
-    assert [line for line in needed if "torch" in line] == [], "an installation would bring a torch, or change one"
-
-    said = _run(sys.executable, "-c", _ASK, cwd=empty, PYTHONPATH=str(target))
-    where, help_text, checks, script = said.split("\0")
-    assert where.startswith(str(target))
-    assert "prolog" in help_text
-    assert "allreduce" in checks
-    assert script.startswith("#!/bin/sh")
 
 
 # --- the single file, on a Python that has nothing else ------------------------------------------------
