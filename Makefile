@@ -122,7 +122,7 @@ docs: $(DOCS_VENV)/.installed-docs  ## build the documentation site (build/site)
 picture: $(STAMP)  ## draw the pictures of the README again
 	$(BIN)/python -m tools.picture
 
-release: docs  ## build sdist, wheel, single file and documentation, and try them; nothing is published
+release: $(TOOLED) docs  ## build sdist, wheel, single file and documentation, and try them; nothing is published
 	$(BIN)/python -m tools.release
 
 clean:  ## remove the environment and all that was built

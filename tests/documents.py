@@ -64,7 +64,7 @@ def documents() -> list[str]:
     """All that people write, from the root."""
     pages = (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
     written = (page for page in pages if not page.startswith("docs/reference/"))
-    return ["README.md", "CONTRIBUTING.md", *written, "docs/reference/exit-codes.md"]
+    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *written, "docs/reference/exit-codes.md"]
 
 
 def blocks() -> Iterator[Block]:

@@ -1,7 +1,7 @@
 """Build a release and try each package in a clean environment: ``python -m tools.release``, part of ``make release``.
 
-build/release then holds the sdist, the wheel that pip builds from it, the single file of that wheel, and the site that
-`make docs` left in build/site. Nothing is published: the last lines describe how to do it.
+build/release then holds the sdist, the wheel that pip builds from it, the single file of that wheel, and the site and
+manual page that `make docs` left in build. Nothing is published: the last lines describe how to do it.
 """
 
 import os
@@ -17,7 +17,8 @@ from ddp_doctor import __version__
 from tools import single_file
 
 ROOT = Path(__file__).parent.parent
-SITE = ROOT / "build/site"
+#: Built by `make docs`.
+SITE, MANUAL = ROOT / "build/site", ROOT / "build/ddp-doctor.1"
 TARGET = ROOT / "build/release"
 _SCRIPT = "import torch\n\nmodel = torch.nn.DataParallel(torch.nn.Linear(8, 8))\n"
 #: Commands to try, their exit codes, and a pattern of their output. An unhealthy machine is not a fault of the package.
@@ -91,6 +92,8 @@ def main() -> None:
     pyz = single_file.make(packages[1], TARGET)
     if SITE.is_dir():
         shutil.copytree(SITE, TARGET / "site")
+    if MANUAL.is_file():
+        shutil.copy(MANUAL, TARGET)
     with tempfile.TemporaryDirectory(dir=TARGET) as work:
         for package in packages:
             check_installed(package, Path(work) / package.name)
