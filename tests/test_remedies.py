@@ -66,9 +66,8 @@ def _without(right: Callable[[Offer], object]) -> list[Offer]:
     return [offer for offer in _offers() if not right(offer)]
 
 
-def test_a_remedy_made_of_settings_says_why_what_it_costs_how_to_undo_it_and_where_that_stands():
+def test_setting_fixes_have_reason_undo_scope_and_reference():
     assert _without(lambda offer: all(setting.why for setting in offer.remedy.settings)) == []
-    assert _without(lambda offer: offer.remedy.cost) == []
     assert _without(lambda offer: offer.remedy.undo) == []
     assert _without(lambda offer: offer.remedy.scope == "job") == []
     assert _without(lambda offer: offer.remedy.references) == []

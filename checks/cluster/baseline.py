@@ -20,7 +20,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Consequence, Severity, Where
 from ddp_doctor.model.context import Context
 from ddp_doctor.model.fact import Fact, Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
@@ -103,7 +103,7 @@ def _of_job(fact: BaselineFact, preflight: Preflight) -> Iterator[Draft]:
                 "Measure again on these nodes without the job: where they still give as much, the job's ranks wait for"
                 " each other",
                 "ddp-doctor run --level thorough",
-                cost="the nodes cannot be used meanwhile",
+                cost="nodes unavailable until then",
             ),
             detail="In a job a collective also waits for the computation of its peers: no fault of the network. "
             "Small messages measure latency and are left out.",
@@ -274,7 +274,7 @@ def _of_traces(fact: TracesFact, title: str, severity: Severity, detail: str = "
             for each in changes(fact)
             if each.is_seen
         ],
-        remedy("See what makes it slow", f"ddp-doctor trace {quote(slower.file)}", scope="code", undo=NOTHING_TO_UNDO),
+        remedy("See what makes it slow", f"ddp-doctor trace {quote(slower.file)}", scope="code"),
         detail=" ".join(filter(None, (detail, few, *problems, again))),
         severity=severity,
     )

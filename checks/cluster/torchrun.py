@@ -116,9 +116,9 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
         f"Give the rendezvous {room_s} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
         f"torchrun --rdzv-conf join_timeout={room_s} SCRIPT",
         scope="job",
-        cost="a node that never comes is noticed so much later",
-        undo="leave the option out",
-        untried="the time is lost in the file system, and no time-out gives it back",
+        cost="later detection of a missing node",
+        undo="remove the option",
+        untried="the file system takes the time, and a timeout does not save it",
         references=(DOCS + "elastic/run.html",),
     )
     if seconds > SLOW_START_S:

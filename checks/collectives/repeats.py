@@ -62,7 +62,7 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
     narrow_down = by_operator(
         "Test groups of nodes as often, to find whose fault it is",
         f"ddp-doctor run --isolate --repeat {times}",
-        cost="some minutes of these nodes",
+        cost="a few minutes of these nodes",
     )
     yield proved(
         NOBODY,

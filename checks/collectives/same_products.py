@@ -23,7 +23,7 @@ from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Consequence, Level, Status, Where
 from ddp_doctor.model.context import RankContext
 from ddp_doctor.model.fact import Skip
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence
+from ddp_doctor.model.finding import Culprit, Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.report import Measurement
 from ddp_doctor.model.rule import rule
@@ -177,7 +177,7 @@ def _kind(rank: Multiplied) -> str:
     return " on ".join(rank.fact.alike.values())
 
 
-_on_node = partial(by_operator, cost="the node cannot be used meanwhile", undo=NOTHING_TO_UNDO)
+_on_node = partial(by_operator, cost="node unavailable until then")
 _GPU = _on_node(
     "Take the node out of use; have the GPU tested, and exchanged if it fails or goes on to compute wrongly",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
@@ -193,7 +193,7 @@ _CPU = _on_node(
 _THIRD = by_operator(
     "Run it again with at least three ranks that have this model of device: the odd one is named then",
     "ddp-doctor run --only same_products",
-    cost="a minute of these nodes",
+    cost="one minute of these nodes",
 )
 
 

@@ -152,7 +152,7 @@ def compiled_on_some(recording: Recording) -> Iterator[Draft]:
         ),
         in_model_code(
             "Or let all ranks compile when one has to: torch.compiler.set_enable_guard_collectives(True)",
-            cost="a collective in each call of what is compiled; torch 2.8 and newer",
+            cost="one collective per call of the compiled code; requires torch 2.8 or newer",
             reference="generated/torch.compiler.set_enable_guard_collectives.html",
         ),
         detail="The others wait for it in their next collective while it compiles, and past the group's time-out the"

@@ -24,7 +24,7 @@ from ddp_doctor.lint.report import Linted, LintFinding, Unread
 from ddp_doctor.lint.rule import LintRule, Spot
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.lint.script import Script
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 from ddp_doctor.parse.text import as_utf8
 
@@ -207,8 +207,8 @@ def _finding(script: Script, rule: LintRule, spot: Spot) -> LintFinding:
     remedies = []
     if spot.remedy:
         commands = tuple(map(as_utf8, spot.write))
-        summary, undo = as_utf8(spot.remedy), NOTHING_TO_UNDO
-        remedies.append(Remedy(summary=summary, commands=commands, scope="code", cost=spot.cost, undo=undo))
+        summary = as_utf8(spot.remedy)
+        remedies.append(Remedy(summary=summary, commands=commands, scope="code", cost=spot.cost))
     return LintFinding(
         code=rule.code,
         name=rule.name,

@@ -14,9 +14,6 @@ CulpritKind = Literal["node", "rank", "gpu", "nic", "pair", "setting", "file"]
 #: Who can carry a remedy out: whoever starts the job, runs the node or the cluster, or writes the code.
 Scope = Literal["job", "node", "cluster", "code"]
 
-#: The way back from a remedy that changes nothing.
-NOTHING_TO_UNDO = "nothing to undo"
-
 
 class Culprit(Frozen):
     """Who is to blame. ``name`` is a variable, file, interface or link, as the kind says."""

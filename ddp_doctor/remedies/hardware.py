@@ -10,31 +10,31 @@ from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API, PERSISTENCE_GUIDE, X
 from ddp_doctor.knowledge.thresholds import GIB, LARGE_SHM_BYTES, NCCL_SHM_PER_RANK_BYTES, RECOMMENDED_SHM_BYTES
 from ddp_doctor.model.finding import Remedy
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.remedies.kinds import by_administrator, by_operator, maintenance, remedy
+from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
 from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evidence, redirecting_above_gpus
 
 COOL_DOWN = by_operator(
     "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
-    cost="the node cannot be used meanwhile",
+    cost="node unavailable until then",
     references=(CLOCK_EVENTS_API,),
 )
-FIND_GPU = maintenance(
+FIND_GPU = by_operator(
     "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
     "or take the node out.",
     "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
-    cost="the node cannot be used meanwhile",
+    cost="node unavailable until then",
     references=(XID_CATALOG,),
 )
-REBOOT = maintenance(
+REBOOT = by_operator(
     "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
     "sudo dmesg | grep -i -e xid -e nvrm",
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
     references=(XID_CATALOG, PERSISTENCE_GUIDE),
 )
-REBOOT_NODE = maintenance(
+REBOOT_NODE = by_operator(
     "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
     "sudo reboot",
     cost="ends all jobs of the node",
@@ -45,7 +45,7 @@ LOAD_PEERMEM = by_administrator(
     "sudo modprobe nvidia_peermem",
     "cat /sys/module/nvidia_peermem/version",
     "echo nvidia_peermem | sudo tee /etc/modules-load.d/nvidia-peermem.conf   # at each boot",
-    cost="an administrator's work; needs a kernel or MLNX_OFED with the peer memory interface",
+    cost="administrator access; a kernel or MLNX_OFED with the peer memory interface",
     undo="sudo modprobe -r nvidia_peermem; sudo rm /etc/modules-load.d/nvidia-peermem.conf",
     references=(gpudirect.GUIDE,),
 )
@@ -68,7 +68,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             "Delete the segments in /dev/shm that no process uses any more",
             "ls -l /dev/shm",
             "fuser -v /dev/shm/*",
-            cost="a segment still in use must stay",
+            cost="segments still in use must stay",
         )
     wanted = max(RECOMMENDED_SHM_BYTES, 2 * found_bytes, ranks * NCCL_SHM_PER_RANK_BYTES)
     gib = math.ceil(wanted / GIB)
@@ -78,15 +78,15 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             f"docker run --shm-size={gib}g IMAGE",
             "docker run --ipc=host IMAGE",
-            cost="takes memory only as far as it is used; --ipc=host shares the host's segments",
-            undo="start it without the option",
+            cost="memory, as far as it is used; --ipc=host shares the host's segments",
+            undo="start without the option",
             container=(f"--shm-size={gib}g",),
         )
     return _of_a_limit(
         f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
         "ls -l /dev/shm",
         f"mount -o remount,size={gib}g /dev/shm",
-        cost="takes memory only as far as it is used",
+        cost="memory, as far as it is used",
         undo=f"mount -o remount,size={found_bytes} /dev/shm",
     )
 
@@ -99,7 +99,7 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
         "Mount a tmpfs at /dev/shm that every user may write to",
         "sudo mkdir -p /dev/shm",
         "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm",
-        cost="takes memory only as far as it is used",
+        cost="memory, as far as it is used",
         undo="sudo umount /dev/shm",
     )
 
@@ -120,8 +120,8 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     return _of_a_limit(
         summary,
         command,
-        cost="a process may then pin all memory",
-        undo="set the former limit again",
+        cost="processes may pin all memory",
+        undo="restore the previous limit",
         container=("--ulimit=memlock=-1",) if in_container else (),
     )
 
@@ -137,7 +137,7 @@ def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
     return by_administrator(
         "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
         *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
-        cost="devices below one switch are no longer kept apart: not where GPUs are given to virtual machines",
+        cost="no isolation of devices below one switch; unsuitable if virtual machines use the GPUs",
         undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
         + (" and so on, or reboot" if len(shown) > 4 else ", or reboot"),
         references=(NCCL_ACS,),
@@ -149,7 +149,7 @@ PASS_THROUGH = by_administrator(
     "cat /proc/cmdline",
     "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
     cost="a reboot; devices of the host can then reach all of its memory",
-    undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, and reboot",
+    undo="sudo grubby --update-kernel=ALL --remove-args=iommu=pt, then reboot",
     references=(CUDA_IOMMU,),
 )
 

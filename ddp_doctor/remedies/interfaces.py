@@ -57,7 +57,7 @@ def name_interfaces(
     return Remedy(
         summary=f"Set {name}{f'={value}' if value else ' on each node to its own interface'}: {why}",
         settings=tuple(settings),
-        cost="the job then depends on these names; another cluster has others",
+        cost="ties the job to these names, which differ on other clusters",
         undo=back_to(name, old) or f"unset {name}",
         proof=NO_TRIAL,
         references=(_GLOO_GUIDE if backend == "gloo" else _NCCL_GUIDE,),
@@ -96,7 +96,7 @@ def with_rendezvous(
         for interface in held
         if interface.name == interfaces.get(node) and interface.addresses
     ]
-    cost = f"{remedy.cost}; without torchrun, set MASTER_ADDR to that address of node rank 0"
+    cost = f"{remedy.cost}; without torchrun, MASTER_ADDR must be set to that address of node rank 0"
     undo = f"{remedy.undo}; unset {LOCAL_ADDR}"
     return remedy.model_copy(update={"settings": (*remedy.settings, *settings), "cost": cost, "undo": undo})
 
@@ -120,4 +120,4 @@ def _one_value(backend: str, known: Mapping[int, Collection[str]], interfaces: M
 def back_to(name: str, old: Iterable[str]) -> str:
     """The line that gives the variable its former value; in words where nodes had several, for the last would win."""
     lines = [f"export {shown(name, value)}" for value in sorted(set(old))]
-    return lines[0] if len(lines) == 1 else f"on each node its own line again: {' or '.join(lines)}" if lines else ""
+    return lines[0] if len(lines) == 1 else f"restore each node's own line: {' or '.join(lines)}" if lines else ""

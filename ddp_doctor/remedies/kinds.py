@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Scope, Setting
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Scope, Setting
 from ddp_doctor.settings.interactions import does_not_go_with
 from ddp_doctor.settings.table import never_read, variables
 from ddp_doctor.settings.wording import shown
@@ -34,35 +34,30 @@ def remedy(
 
 
 #: For those who run the machines.
-by_administrator = partial(remedy, undo=NOTHING_TO_UNDO, untried="it takes an administrator")
+by_administrator = partial(remedy, untried="requires an administrator")
 #: For those who run the GPUs: to look at them, to reset or to replace one.
-by_operator = partial(
-    remedy, undo="nothing is changed", untried="it takes an operator or another allocation; the doctor changes nothing"
-)
-#: … where there is no way back: an inspection, a reset, a reboot.
-maintenance = partial(by_operator, undo=NOTHING_TO_UNDO)
+by_operator = partial(remedy, untried="requires an operator or a different allocation")
 #: For those who install software.
-by_installation = partial(remedy, untried="the doctor changes no installation")
+by_installation = partial(remedy, untried="ddp-doctor does not change installations")
 #: By what a trace shows.
-by_trace = partial(remedy, undo=NOTHING_TO_UNDO, untried="a trace is read, nothing is run")
+by_trace = partial(remedy, untried="reading a trace runs nothing")
 #: For those who write the training script.
-in_code = partial(remedy, scope="code", undo=NOTHING_TO_UNDO, untried="the doctor runs none of the job's code")
+in_code = partial(remedy, scope="code", untried="ddp-doctor does not run the job's code")
 #: Why no trial proves a change of the script that would change what is trained.
-CHANGES_TRAINING = "it changes training code, and the doctor runs none of it"
+CHANGES_TRAINING = "changes training code, which ddp-doctor does not run"
 
 
 #: Of a leftover, a misspelled name, or a value that is read otherwise.
-FOLLOWS = Proof(reason="nothing to measure: it follows from which names and values are read")
+FOLLOWS = Proof(reason="nothing to measure: it follows from the names and values that are read")
 #: Of a remedy that a trial can prove.
-NO_TRIAL = Proof(reason="no trial of it was recorded")
+NO_TRIAL = Proof(reason="the recording has no trial")
 
 
 def unset(pairs: Mapping[str, str], why: str, summary: str = "", proof: Proof = FOLLOWS) -> Remedy:
     """Take these variables, given with their values, out of the job's environment."""
     return Remedy(
-        summary=summary or f"Take {name_list(list(pairs))} out of the job's environment",
+        summary=summary or f"Unset {name_list(list(pairs))} in the job's environment",
         settings=tuple(Setting(name=name, action="unset", why=why) for name in pairs),
-        cost="none, unless something else relies on it",
         undo="; ".join(f"export {shown(name, value)}" for name, value in pairs.items()),
         proof=proof,
     )
@@ -77,9 +72,8 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
         settings.append(Setting(name=old_name, action="unset", why=why))
         undo = f"unset {name}; {undo}"
     return Remedy(
-        summary=summary or f"Set {shown(name, value)} if that is what was meant, else unset {old_name}",
+        summary=summary or f"Set {shown(name, value)} if that was intended; otherwise, unset {old_name}",
         settings=tuple(settings),
-        cost="what the setting itself costs, once it takes effect",
         undo=undo,
         proof=FOLLOWS,
     )
@@ -87,11 +81,11 @@ def set_to(name: str, value: str, why: str, instead_of: tuple[str, str], summary
 
 def in_job_script(summary: str) -> Remedy:
     """A remedy that only the owner of the job script can spell out."""
-    return Remedy(summary=summary, undo="put the former lines back", proof=FOLLOWS)
+    return Remedy(summary=summary, undo="restore the previous lines", proof=FOLLOWS)
 
 
-_NO_REPRODUCER = "no trial is known that would show this fault"
-_NO_RANKS = "this command starts no ranks; `ddp-doctor run` tries it"
+_NO_REPRODUCER = "no trial can show this fault"
+_NO_RANKS = "this command starts no ranks; `ddp-doctor run` tests it"
 
 
 def completed(finding: Finding, *, had_ranks: bool) -> Finding:

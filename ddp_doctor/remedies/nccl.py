@@ -23,7 +23,9 @@ def entry(name: str) -> str:
     return f"{ENV}#{name.lower().replace('_', '-')}"
 
 
-def by_setting(summary: str, *settings: Setting, cost: str, undo: str = "", conflicts: tuple[str, ...] = ()) -> Remedy:
+def by_setting(
+    summary: str, *settings: Setting, cost: str = "", undo: str = "", conflicts: tuple[str, ...] = ()
+) -> Remedy:
     """What these settings fix; a trial can prove it, and to unset what is set undoes it.
 
     ``conflicts`` are those that the tables of pairs do not know.
@@ -44,9 +46,9 @@ ALLOW_NUMA = remedy(
     "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
     "docker run --cap-add SYS_NICE IMAGE",
     "# Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
-    cost="the container's processes may also raise their own priority",
-    undo="start it without the option",
-    untried="the doctor starts no container",
+    cost="container processes may raise their own priority",
+    undo="start without the option",
+    untried="ddp-doctor does not start containers",
     references=(TROUBLE,),
     container=("--cap-add=SYS_NICE",),
 )
@@ -55,7 +57,7 @@ ALLOW_NUMA = remedy(
 WITHOUT_NVLS = by_setting(
     "Let NCCL do without NVLink SHARP",
     Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
-    cost="large all-reduces within the node get slower; NVLink stays in use",
+    cost="slower large all-reduces within the node; NVLink stays in use",
 )
 
 
@@ -63,20 +65,17 @@ REPAIR_PATH = remedy(
     "Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
     "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
     "cat /proc/cmdline",
-    cost="an administrator's work in the BIOS or on the kernel's command line, and a reboot",
-    undo="turn ACS or the IOMMU on again; virtual machines need both",
-    untried="it takes an administrator and a reboot",
+    cost="administrator access to the BIOS or the kernel command line, and a reboot",
+    undo="re-enable ACS or the IOMMU; virtual machines need both",
+    untried="requires an administrator and a reboot",
     references=(TROUBLE,),
 )
 
 
 DISABLE_P2P = by_setting(
-    "Send the traffic through host memory until the path is repaired",
+    "Disable P2P to route traffic through host memory until the path is repaired (workaround)",
     Setting(name="NCCL_P2P_DISABLE", value="1", why="NCCL then copies through shared memory"),
-    cost=(
-        "a proof and a stop-gap, not a cure: all GPUs of the node give up P2P, NVLink too, and what went"
-        " directly now crosses host memory twice; NVSwitches go on to reduce until NCCL_NVLS_ENABLE=0 is set too"
-    ),
+    cost=("slower; disables P2P and NVLink for all GPUs of the node (NVLink SHARP stays on until NCCL_NVLS_ENABLE=0)"),
     conflicts=("NCCL_P2P_LEVEL",),
 )
 
@@ -85,7 +84,7 @@ DISABLE_P2P = by_setting(
 SIMPLE_PROTOCOL = by_setting(
     "Repeat the check with NCCL's Simple protocol alone",
     Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
-    cost="Small messages get slower: a diagnosis, not a cure",
+    cost="slower small messages",
 )
 
 
@@ -94,7 +93,7 @@ def keep_near_p2p(limit: str) -> Remedy:
     return by_setting(
         f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
         Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
-        cost="the GPUs beyond talk through host memory; the near ones keep P2P, NVLink too",
+        cost="host memory traffic between farther GPUs; nearer GPUs keep P2P and NVLink",
     )
 
 
@@ -102,8 +101,10 @@ def keep_near_p2p(limit: str) -> Remedy:
 ONE_ALGORITHM = by_setting(
     "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
-    cost="speed: NCCL no longer takes trees or NVLink SHARP where these are faster",
-).model_copy(update={"proof": Proof(reason="a trial compares sums with the true one, not two with each other")})
+    cost="slower when trees or NVLink SHARP would be faster",
+).model_copy(
+    update={"proof": Proof(reason="a trial compares each sum with the true sum, not two sums with each other")}
+)
 
 
 def against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
@@ -111,7 +112,9 @@ def against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
     world = recording.world
     if world is not None and world.backend == "nccl":
         if world.nproc_per_node > 1:
-            yield DISABLE_P2P.model_copy(update={"summary": "Rule P2P out: send the traffic through host memory"})
+            yield DISABLE_P2P.model_copy(
+                update={"summary": "Disable P2P to route traffic through host memory (workaround)"}
+            )
         yield SIMPLE_PROTOCOL
     yield by_administrator(
         "Look for memory errors; then take another release of the library, NCCL or torch",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Finding, Proof, Remedy, Setting
+from ddp_doctor.model.finding import Finding, Proof, Remedy, Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.model.report import Report
 from ddp_doctor.remedies.values_by_host import Branch, Unclear, branches, namesakes, why_not
@@ -252,6 +252,6 @@ def _comment(code: str, remedy: Remedy, why: str, name: str = "") -> str:
         why or remedy.summary,
         measured,
         f"does not go with {', '.join(remedy.conflicts)}" if remedy.conflicts else "",
-        f"undo: {undo}" if undo and undo != NOTHING_TO_UNDO else "",
+        f"undo: {undo}" if undo else "",
     )
     return "; ".join(part for part in parts if part)

@@ -4,7 +4,7 @@ Sources: torch.distributed, init_process_group (device_id); torch.distributed.ru
 --rdzv-conf (join_timeout, 600 s by default: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py).
 """
 
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Proof, Remedy
+from ddp_doctor.model.finding import Proof, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.remedies import nccl
 from ddp_doctor.remedies.kinds import in_code, remedy
@@ -16,7 +16,7 @@ ONE_GPU_EACH = in_code(
     "device = torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     "torch.cuda.set_device(device)",
     "torch.distributed.init_process_group('nccl', device_id=device)   # torch 2.3 and newer",
-    cost="none; with device_id the group is connected at once, and a wrong device fails there",
+    cost="with device_id the group connects immediately, and a wrong device fails there",
     references=(DOCS + "distributed.html#torch.distributed.init_process_group", DOCS + "elastic/run.html"),
 )
 
@@ -28,8 +28,8 @@ def in_model_code(
     return in_code(
         summary,
         cost=cost,
-        undo=NOTHING_TO_UNDO if not cost else "take the change back",
-        untried="the doctor changes no code of yours; repeat the run with --model when it is changed",
+        undo="revert the change" if cost else "",
+        untried="ddp-doctor does not change your code; repeat the run with --model after the change",
         references=(DOCS + reference,),
     )
 
@@ -40,7 +40,7 @@ HUNG_CODE = in_model_code(
 )
 
 
-_NOT_TRIED = "the doctor cannot tell beforehand which of these is the cause"
+_NOT_TRIED = "ddp-doctor does not know which of these is the cause"
 
 _WHICH_CODE = (
     'python -c "import inspect, torch; from torch.nn.parallel import DistributedDataParallel as D; '
@@ -51,8 +51,6 @@ _WHICH_CODE = (
 _SOFTWARE = remedy(
     "Look for code that replaces parts of torch (sitecustomize, .pth files, a vendor's fork)",
     _WHICH_CODE,
-    cost="None: it only prints where the code of DDP and no_sync() comes from",
-    undo=NOTHING_TO_UNDO,
     untried=_NOT_TRIED,
     references=("https://pytorch.org/docs/stable/notes/ddp.html",),
 )

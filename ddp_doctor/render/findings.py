@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from ddp_doctor.model.choices import Confidence, Domain, Restart
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Evidence, Finding, Remedy, Setting
+from ddp_doctor.model.finding import Evidence, Finding, Remedy, Setting
 from ddp_doctor.model.report import JobCauseReport, LogsReport, Report
 from ddp_doctor.remedies.kinds import FOLLOWS
 from ddp_doctor.remedies.values_by_host import why_not
@@ -125,7 +125,7 @@ def remedy_lines(remedy: Remedy) -> Iterator[Line]:
         yield Line(command, indent=6, to_paste=True)
     if remedy.cost:
         yield Line(f"Cost: {remedy.cost}", indent=4, hang=2)
-    if remedy.undo and remedy.undo != NOTHING_TO_UNDO:
+    if remedy.undo:
         is_command = remedy.undo.startswith(("export ", "unset ", "sudo "))
         yield Line(f"Undo: {remedy.undo}", indent=4, hang=2, to_paste=is_command)
     if remedy.proof.after is not None or (remedy.settings and remedy.proof != FOLLOWS):

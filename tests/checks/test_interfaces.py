@@ -256,7 +256,7 @@ def test_nodes_that_had_different_values_are_not_all_given_the_last_of_them():
     )
 
     assert made.undo == (
-        "on each node its own line again: export GLOO_SOCKET_IFNAME=eth0 or export GLOO_SOCKET_IFNAME=eth2"
+        "restore each node's own line: export GLOO_SOCKET_IFNAME=eth0 or export GLOO_SOCKET_IFNAME=eth2"
     )
 
 

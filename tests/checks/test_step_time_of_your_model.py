@@ -169,7 +169,7 @@ def test_a_change_to_a_value_says_how_to_write_it_and_what_it_costs():
     (remedy,) = tried([1.0] * 5, [0.5] * 5, value=12.5, had=None).remedies
 
     assert remedy.summary == "DistributedDataParallel(..., bucket_cap_mb=12.5)"
-    assert remedy.undo == "leave bucket_cap_mb out"
+    assert remedy.undo == "remove bucket_cap_mb"
     assert remedy.cost
 
 

@@ -26,7 +26,7 @@ from ddp_doctor.wording.nodes import host, name_list, node_pair
 PortRange = tuple[int, int]
 
 #: Where to look, for those who run the network.
-diagnosis = partial(by_administrator, cost="none: a diagnosis, not a cure", undo="")
+diagnosis = partial(by_administrator)
 
 #: What a job uses these ports for.
 NEEDED_BY = (
@@ -111,8 +111,8 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
         f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
         " cloud's security group",
         *commands,
-        cost="an administrator's work; these ports are then open to the nodes named, and to no others",
-        undo="delete the rule again",
+        cost="administrator access; opens these ports to the named nodes only",
+        undo="delete the rule",
         references=("nft(8)", "iptables-extensions(8)"),
     )
 
@@ -123,8 +123,8 @@ def let_out(where: str, ports: PortRange | None) -> Remedy:
         f"Let {where} out to the other nodes on {port_words(ports)}: in its own firewall, or at the"
         " edge of its network",
         "sudo nft list ruleset   # which chain filters the output",
-        cost="an administrator's work",
-        undo="delete the rule again",
+        cost="administrator access",
+        undo="delete the rule",
         references=("nft(8)",),
     )
 
@@ -135,7 +135,7 @@ def narrow_ports(ports: PortRange | None) -> Remedy:
         "Or give all nodes an ephemeral port range that the firewall already lets in",
         'sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',
         scope="cluster",
-        cost="all programs of these hosts share the smaller range; a rank takes some ports for each peer",
+        cost="a smaller port range for all programs of these hosts; each rank needs several ports per peer",
         undo=f'sudo sysctl -w net.ipv4.ip_local_port_range="{ports[0]} {ports[1]}"' if ports else "",
         references=("https://docs.kernel.org/networking/ip-sysctl.html",),
     )
@@ -164,8 +164,7 @@ def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, ms
         f"tracepath -n {address}   # where the size drops",
         "ip link show   # the MTU of each interface",
         scope="cluster",
-        cost="an administrator's work on hosts or switches",
-        undo="",
+        cost="administrator access to hosts or switches",
         references=("RFC 2923",),
     )
 
@@ -178,7 +177,7 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
         "Until then send what passes: a smaller MTU, or let TCP find the size by itself",
         *(f"sudo ip link set dev {interface.name} mtu {size}   # on {name}" for name, interface in places),
         "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
-        cost="more packets and CPU time for the same data; probing stalls each new connection for seconds",
+        cost="more packets and CPU time; probing stalls each new connection for seconds",
         undo="; ".join([*former, "sudo sysctl -w net.ipv4.tcp_mtu_probing=0"]),
         references=("RFC 4821", "https://docs.kernel.org/networking/ip-sysctl.html"),
     )

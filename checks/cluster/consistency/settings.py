@@ -12,7 +12,7 @@ from ddp_doctor.facts.node.gpus import GpusFact
 from ddp_doctor.facts.node.host import Host
 from ddp_doctor.facts.node.software import Software
 from ddp_doctor.model.choices import Backend, Consequence, Severity, Status
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Setting
+from ddp_doctor.model.finding import Draft, Evidence, Setting
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import RanksDo, rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, remedy
@@ -107,7 +107,7 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -
     return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
 
 
-_same_for_all = partial(remedy, scope="job", cost="none: all ranks then do the same", undo="put the former lines back")
+_same_for_all = partial(remedy, scope="job", undo="restore the previous lines")
 _SAME_SETTINGS = _same_for_all(
     "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all"
 )
@@ -212,7 +212,7 @@ def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Dra
         f"Nodes start different numbers of ranks, {size} in all, and torchrun does not warn:"
         f" {_unlike(recording, parts)}",
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
-        remedy("Start every node with the same --nproc-per-node", scope="job", undo=NOTHING_TO_UNDO),
+        remedy("Start every node with the same --nproc-per-node", scope="job"),
         detail="torchrun takes any number of ranks from each node and counts them together.",
         nodes=_nodes_with_less(ranks),
     )

@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.thresholds import CLOCK_ERROR_S, CLOCKS_APART_S, CLOCK
 from ddp_doctor.knowledge.versions import release
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Consequence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
@@ -117,7 +117,7 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
             "Synchronise the clocks of all nodes by NTP, from the same source",
             "chronyc tracking",
             "timedatectl status",
-            cost="a clock that is set back makes files seem to come from the future",
+            cost="files appear to come from the future if a clock is set back",
         ),
         detail=f"Measured against the head's clock over the network, to within {CLOCK_ERROR_S:g} s.",
         severity=Severity.WARNING if apart > CLOCKS_FAR_APART_S else Severity.INFO,
@@ -176,8 +176,7 @@ def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
 _SAME_IMAGE = remedy(
     "Start all nodes from the same image, module or virtual environment",
     "python -m torch.utils.collect_env",
-    cost="the odd node is out of the job until it has the same software",
-    undo=NOTHING_TO_UNDO,
+    cost="one node fewer in the job until it has the same software",
 )
 _DOCTOR = "ddp-doctor"
 _SAME_DOCTOR = _SAME_IMAGE.model_copy(update={"commands": ("ddp-doctor --version",)})

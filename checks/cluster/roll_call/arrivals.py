@@ -255,8 +255,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
         wording.start_again(
             "Install one release of ddp-doctor on all nodes",
             *(f"ddp-doctor --version   # on {host}" for host in (fact.hostname, *hosts[:3])),
-            cost="an installation",
-            undo="install the former release there again",
+            cost="one installation",
+            undo="reinstall the previous release",
         ),
         detail="A node that this release does not understand counts as missing. It may still run jobs.",
         missing=(MissingNode(node=host) for host in hosts),
@@ -286,7 +286,6 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
             "Correct what the reason names: until then the nodes cannot be started",
             *wording.looks(recording.launcher, hosts),
             scope="cluster",
-            cost="none: the commands only look",
             untried=wording.ANOTHER_START,
         ),
         detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",

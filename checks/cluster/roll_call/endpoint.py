@@ -139,8 +139,8 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
                 "Correct the name, make it known there (DNS, /etc/hosts), or use the IP address of the head node",
                 f"getent ahosts {fact.endpoint_host}   # on {who}",
                 "hostname -I   # on the head: its addresses",
-                cost="a line in /etc/hosts has to be kept true by hand",
-                undo="take the line out again",
+                cost="manual maintenance of a line in /etc/hosts",
+                undo="remove the line",
             ),
             expected="the resolver knows the name of the endpoint on every node",
         )
@@ -169,8 +169,8 @@ def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draf
                 f"Give {who} an {theirs} address, or {fact.endpoint_host} an {mine} address and name entry",
                 f"getent ahosts {fact.endpoint_host}; ip -br address   # on both",
                 scope="cluster",
-                cost="a change to the addresses of a host",
-                undo="take the address away again",
+                cost="a changed host address",
+                undo="remove the address",
             ),
         )
 
@@ -206,8 +206,7 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
                 else f"Take {name} out of the loopback line of {_HOSTS} on {where}",
                 f"getent ahosts {name}; grep -n {name} {_HOSTS}   # on {where}",
                 scope="job" if typed else "node",
-                cost="none",
-                undo="put the former line or option back",
+                undo="restore the previous line or option",
             ),
             expected="the endpoint's name means the head on every node",
         )

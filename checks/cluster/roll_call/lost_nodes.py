@@ -216,5 +216,5 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
 
 
 _on_node = partial(
-    look_at, scope="node", cost="the job runs without the node meanwhile", undo="give the node back to the scheduler"
+    look_at, scope="node", cost="fewer nodes in the job until then", undo="return the node to the scheduler"
 )

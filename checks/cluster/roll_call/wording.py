@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from ddp_doctor.facts.cluster import Present, RollCallFact
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.remedies.kinds import remedy
 from ddp_doctor.wording import run_options
@@ -88,9 +88,9 @@ def who_came(present: Sequence[Present]) -> Evidence:
 ANOTHER_START = "it takes another start on those hosts"
 
 #: For what a person carries out; without a cost it changes nothing.
-advice = partial(remedy, cost="none: it only looks", undo=NOTHING_TO_UNDO)
+advice = partial(remedy)
 #: For a host or network that is in the way of the roll call.
-fix = partial(advice, untried="it takes somebody who may change that host or the network")
+fix = partial(advice, untried="requires access to that host or the network")
 
 
 def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
@@ -100,8 +100,8 @@ def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
         " in the network's (security groups); the job needs its ephemeral ports too",
         *commands,
         scope="cluster",
-        cost="a port open between the nodes of the cluster",
-        undo="close the port again",
+        cost="an open port between the nodes of the cluster",
+        undo="close the port",
     )
 
 
@@ -111,15 +111,15 @@ def another_port(summary: str, fact: RollCallFact, holder: Culprit) -> Remedy:
         summary,
         f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {holder.node}: who it is",
         scope="job",
-        cost="another port may have to be opened in a firewall",
-        undo="give the old port again",
+        cost="another port to open in the firewall, if there is one",
+        undo="use the previous port",
     )
 
 
 #: For a host or network that failed after the roll call.
-look_at = partial(advice, untried="somebody has to look at the host or the network first")
+look_at = partial(advice, untried="the host or the network must be inspected first")
 #: For a command that was started with the wrong options, or not at all.
-start_again = partial(advice, scope="job", untried=ANOTHER_START, cost="none", undo="start with the former options")
+start_again = partial(advice, scope="job", untried=ANOTHER_START, undo="start with the previous options")
 
 #: Where one command starts all nodes, nobody types anything on the others: what to do instead.
 LAUNCHERS = {

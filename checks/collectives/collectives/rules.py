@@ -10,7 +10,7 @@ from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Consequence
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Reproducer
+from ddp_doctor.model.finding import Draft, Evidence, Reproducer
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import NO_TRIAL, by_operator, unset
@@ -130,13 +130,9 @@ _COMPARE = by_operator(
     "nvidia-smi topo -m",
     "nvidia-smi -q -d CLOCK,PERFORMANCE   # while the job runs",
     "grep -s . /sys/class/infiniband/*/ports/*/rate",
-    undo=NOTHING_TO_UNDO,
 )
 _COMPARE_SOCKETS = by_operator(
-    "Look for what else uses the CPUs and NICs of these nodes",
-    "top -b -n 1 | head -20",
-    "ip -s link",
-    undo=NOTHING_TO_UNDO,
+    "Look for what else uses the CPUs and NICs of these nodes", "top -b -n 1 | head -20", "ip -s link"
 )
 
 
@@ -234,7 +230,6 @@ def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
             by_operator(
                 "Lower the floor: nothing of this kind reaches it"
                 if beyond
-                else "Compare these nodes with some that reach it: the same command on each of them, then on pairs",
-                undo=NOTHING_TO_UNDO,
+                else "Compare these nodes with some that reach it: the same command on each of them, then on pairs"
             ),
         )

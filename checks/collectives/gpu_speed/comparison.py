@@ -12,7 +12,7 @@ from ddp_doctor.knowledge.gpu.nvml import CLOCK_EVENTS_API
 from ddp_doctor.knowledge.severity import ERROR_TIMES
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Consequence
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Remedy
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_operator
@@ -160,8 +160,7 @@ COMPARE = by_operator(
     "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
     "they are alike, reset the GPU, and have it exchanged if it stays slow.",
     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
+    cost="node unavailable until then",
     references=(CLOCK_EVENTS_API,),
 )
 RESEAT = by_operator(
@@ -170,8 +169,7 @@ RESEAT = by_operator(
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max --format=csv",
     "sudo lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
-    cost="the node cannot be used meanwhile",
-    undo=NOTHING_TO_UNDO,
+    cost="node unavailable until then",
 )
 FOLLOW_THE_PATH = by_operator(
     "Compare every link on the way from the processor to the GPU with its capability; a PCIe switch above the "
@@ -179,7 +177,6 @@ FOLLOW_THE_PATH = by_operator(
     "nvidia-smi topo -m",
     "lspci -tv",
     "sudo lspci -vv | grep -e '^[0-9a-f]' -e LnkCap: -e LnkSta:",
-    undo=NOTHING_TO_UNDO,
 )
 
 
@@ -201,7 +198,7 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
             raise_limit = by_operator(
                 f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
                 f"sudo nvidia-smi -i {index} -pl {peers_w:.0f}",
-                cost="needs root; power supply and cooling must bear it",
+                cost="root access; more load on power supply and cooling",
                 undo=f"sudo nvidia-smi -i {index} -pl {own_w:.0f}",
             )
             found.append(raise_limit)
@@ -215,8 +212,8 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
             f"Reset the application clocks of {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
             "nvidia-smi -q -d CLOCK",
             *(f"sudo nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
-            cost="needs root; they may have been set for a reason, such as power",
-            undo="sudo nvidia-smi -lgc or -ac with the clocks that the first command shows",
+            cost="root access; may undo a deliberate limit, such as one for power",
+            undo="sudo nvidia-smi -lgc or -ac with the clocks from the first command",
         )
         found.append(free_clocks)
     return tuple(found) or (COMPARE,)

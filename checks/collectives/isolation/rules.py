@@ -132,7 +132,7 @@ def _of_nodes(
         by_administrator(
             f"Leave {who.names} out of the job (--bad-nodes FILE writes the list), and look at its {look_at}",
             *commands,
-            cost="the job has fewer nodes",
+            cost="fewer nodes in the job",
         ),
         confidence=confidence,
         severity=severity,
@@ -164,7 +164,7 @@ def pair_fails(recording: Recording) -> Iterator[Draft]:
             by_administrator(
                 "Look at the path between the two from both ends: routes, firewall, switch ports",
                 scope="cluster",
-                cost="leave one of the two out until then",
+                cost="exclude one of the two nodes until then",
             ),
             severity=_severity(bad),
         )
@@ -192,7 +192,7 @@ def leaf_fails(recording: Recording) -> Iterator[Draft]:
             by_administrator(
                 f"Look at the uplinks of {bad.leaf}: cables, ports, routes, rates",
                 scope="cluster",
-                cost="leave its nodes out until then, or have the job on it alone",
+                cost="exclude its nodes until then, or run the job on it alone",
             ),
             severity=_severity(bad),
         )
@@ -257,7 +257,7 @@ def not_settled(recording: Recording) -> Iterator[Draft]:
         by_operator(
             "Test again, each group several times and with more time; with --topology where switches may be at fault",
             f"ddp-doctor run --isolate --repeat 5 --budget {max(10 * recording.options.budget_s, 600):.0f}",
-            cost="the nodes cannot be used meanwhile",
+            cost="nodes unavailable until then",
         ),
     )
 

@@ -260,7 +260,7 @@ def ranks_alternate_between_nodes(recording: Recording) -> Iterator[Draft]:
                     for rank in apart[:LINES_OF_EVIDENCE]
                 ],
                 remedy(
-                    "Number the ranks node by node", command, scope="job", untried="the doctor starts its own ranks"
+                    "Number the ranks node by node", command, scope="job", untried="ddp-doctor starts its own ranks"
                 ),
                 detail="Numbered node by node these ranks are on one node.",
             )

@@ -137,15 +137,15 @@ Shown = tuple[str, Remedy, str]
 _QUOTA = by_administrator(
     "Raise the CPU quota: --cpus in Docker, resources.limits.cpu in Kubernetes, CPUQuota= of a systemd unit",
     "docker update --cpus=8 CONTAINER; systemctl set-property UNIT CPUQuota=",
-    cost="others get less of it",
-    undo="set the former quota again",
+    cost="less for other programs",
+    undo="restore the previous quota",
 )
-_look = partial(by_operator, cost="a minute of this node")
+_look = partial(by_operator, cost="one minute of this node")
 _OTHERS = by_operator(
     "End or move what else runs on its CPUs, or give the job CPUs of its own: sbatch --exclusive, a cpuset",
     "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head; taskset -cp CPUS PID",
-    cost="the ended or moved programs lose these CPUs; an exclusive job waits longer for its nodes",
-    undo="start or move the other programs back",
+    cost="the stopped or moved programs lose these CPUs; an exclusive job waits longer for nodes",
+    undo="restart the other programs, or move them back",
 )
 _STOPS = _look(
     "Look for what stops it: SIGSTOP or a debugger, a host of virtual machines that is oversold, firmware, interrupts",
@@ -159,7 +159,7 @@ _COMPUTE = _look(
 _DATA = by_operator(
     "Compare mount, cache and server of the data with those on a usual host, or copy the data to a local disk",
     "findmnt -T PATH; ls -ld PATH; nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
-    cost="a minute of this node; a copy takes its time and disk space",
+    cost="one minute of this node; time and disk space for the copy",
     undo="remove the copy",
 )
 _EXCHANGE = _look(

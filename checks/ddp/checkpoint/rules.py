@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from ddp_doctor.facts.ddp.model_state import Checkpoint, Loaded, Resharded, Sharded
 from ddp_doctor.model.choices import Consequence
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import in_code, remedy
@@ -21,23 +21,22 @@ ONE_WRITER = in_code(
     "if dist.get_rank() == 0:",
     "    torch.save(state, f'{path}.part'); os.replace(f'{path}.part', path)",
     "dist.barrier()",
-    cost="none",
     references=("https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html#save-and-load-checkpoints",),
 )
 
 NEW_NAMES = in_code(
     "Give each checkpoint a name of its own: for a new name the client asks the server, not its cache",
     "torch.save(state, f'checkpoint-{step}.pt')",
-    cost="space, until old checkpoints are removed",
+    cost="disk space until old checkpoints are removed",
     references=("https://man7.org/linux/man-pages/man5/nfs.5.html",),
 )
 
 SHARED_PLACE = remedy(
     "Write checkpoints to a file system that all nodes share, or load on rank 0 and let DDP broadcast",
     scope="job",
-    cost="a shared file system may be slower than a node's own disk",
-    undo="write to the working directory again",
-    untried="the doctor does not know where the job writes its checkpoints",
+    cost="possibly slower than the node's own disk",
+    undo="write to the working directory",
+    untried="ddp-doctor does not know where the job writes its checkpoints",
     references=(DOCS + "distributed.checkpoint.html",),
 )
 
@@ -45,18 +44,16 @@ LOOK_AT_STORAGE = remedy(
     "Look at the file system of the working directory on these nodes: mount options, quota, errors in its log",
     "findmnt --target .",
     "df -h .",
-    cost="None: it only prints",
-    undo=NOTHING_TO_UNDO,
-    untried="the doctor changes no file system",
+    untried="ddp-doctor does not change file systems",
 )
 
 LOAD_ON_ONE_RANK = remedy(
     "Convert the checkpoint on one rank, which reads all of it correctly, and load the converted file (workaround)",
     "python -m torch.distributed.checkpoint.format_utils dcp_to_torch CHECKPOINT_FOLDER FILE",
     scope="job",
-    cost="one process reads the entire checkpoint",
-    undo="load the checkpoint in shards",
-    untried="the doctor does not know where the job writes its checkpoints",
+    cost="time: one process reads the entire checkpoint",
+    undo="load the sharded checkpoint",
+    untried="ddp-doctor does not know where the job writes its checkpoints",
     references=(DOCS + "distributed.checkpoint.html",),
 )
 

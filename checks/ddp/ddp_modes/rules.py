@@ -12,7 +12,7 @@ from ddp_doctor.facts.ddp.gradients import DdpModes, GradientSync, Mode, OffInMo
 from ddp_doctor.knowledge.ddp import gradient_code
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Confidence, Consequence
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import CHANGES_TRAINING, in_code, remedy
@@ -26,8 +26,8 @@ _WAYS = {way.name: way for way in WAYS}
 _AGREE = in_code(
     "Let the ranks agree: all-reduce (MAX) the scaler's found_inf before scaler.step(), as FSDP's"
     " ShardedGradScaler does",
-    cost="One all-reduce of a number in each step",
-    undo="Leave it out again",
+    cost="one all-reduce of a single number per step",
+    undo="remove the call",
     untried=CHANGES_TRAINING,
     references=("https://pytorch.org/docs/stable/amp.html",),
 )
@@ -251,15 +251,12 @@ _WHICH_SAMPLER = remedy(
     "Look for code that replaces torch's sampler or generators (sitecustomize, .pth files, a vendor's fork)",
     'python -c "import inspect, torch; from torch.utils.data import DistributedSampler as S; '
     'print(torch.__version__, inspect.getsourcefile(S))"',
-    cost="None: it only prints where the code comes from",
-    undo=NOTHING_TO_UNDO,
-    untried="the doctor cannot tell beforehand what replaces it",
+    untried="ddp-doctor does not know what replaces it",
     references=(DOCS + "data.html#torch.utils.data.distributed.DistributedSampler",),
 )
 _SEED_BY_RANK = in_code(
     "Add the rank to the seed of what is to differ between ranks: dropout and augmentations",
     "torch.manual_seed(seed + torch.distributed.get_rank())",
-    cost="None: DDP broadcasts rank 0's weights, so that the ranks' seeds need not agree",
     references=(DOCS + "notes/randomness.html",),
 )
 

@@ -95,10 +95,10 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
         f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
         f" {size(least.needed_bytes)}",
         _evidence(least, room.size_bytes, room.whose),
-        in_model_code(fewer, cost="More steps, or more GPUs, for the same samples"),
+        in_model_code(fewer, cost="more steps or more GPUs for the same samples"),
         in_model_code(
             "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
-            cost="Changes to the model, and communication in each layer or between stages",
+            cost="model changes, and communication in each layer or between stages",
             reference="distributed.tensor.parallel.html",
         ),
         detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"

@@ -120,7 +120,7 @@ def _remedy(advice: TraceAdvice, proof: Proof) -> Remedy:
         summary=f"DistributedDataParallel(..., {take})" if take else f"Leave {name} out of DDP's arguments",
         scope="code",
         cost=COST[name],
-        undo=f"leave {name} out" if before is None else _argument(name, before),
+        undo=f"remove {name}" if before is None else _argument(name, before),
         proof=proof,
         references=(_DDP,),
     )

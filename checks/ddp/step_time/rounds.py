@@ -82,8 +82,8 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
             f" gradients between two synchronisations, so that at most {AIM_SHARE:.0%} of the time is waiting. Take a"
             " larger batch, or accumulate gradients over several steps inside model.no_sync(). If the job does so"
             " already, change nothing",
-            cost="a larger batch and fewer updates: learning rate and schedule may need another look",
-            undo="the former batch, and a synchronisation in every step",
+            cost="a larger batch and fewer updates; learning rate and schedule may need tuning",
+            undo="restore the previous batch, and synchronize in every step",
             untried=_COMPUTED,
             references=(_DDP_NOTES,),
         )
@@ -93,17 +93,17 @@ def more_computing(totals: "Summary", exposed_s: float, computing_s: float) -> t
     accumulate = in_code(
         f"Accumulate gradients: with one synchronisation in {times} steps, waiting is {share:.0%} of"
         " the time. Run the others inside model.no_sync(), forward and backward, and step the optimiser once",
-        cost=f"a batch {times} times as large and so many times fewer updates: learning rate and schedule"
-        " may need another look",
-        undo="step and synchronise in every step again",
+        cost=f"a batch {times} times as large and {times} times fewer updates; learning rate"
+        " and schedule may need tuning",
+        undo="update and synchronize in every step",
         untried=_COMPUTED,
         references=(_DDP_NOTES,),
     )
     larger_batch = in_code(
         f"Give each rank a batch {times} times as large, where memory allows: gradients stay as large as they"
         " are, and computing grows",
-        cost="memory, and the same change to the training as accumulating brings",
-        undo="the former batch",
+        cost="memory, and the same training change as gradient accumulation",
+        undo="restore the previous batch",
         untried=_COMPUTED,
     )
     return accumulate, larger_batch
@@ -113,8 +113,8 @@ FEWER_RANKS = remedy(
     "Start fewer ranks (try those of one node first), or change what each of them computes between two"
     " synchronisations",
     scope="job",
-    cost="fewer samples at a time where the batch per rank stays as it is",
-    undo="start as many as before",
+    cost="fewer samples per step if the batch per rank stays the same",
+    undo="start the previous number of ranks",
     untried=_COMPUTED,
 )
 

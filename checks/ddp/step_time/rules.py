@@ -11,7 +11,7 @@ from ddp_doctor.knowledge.ddp.buckets import MIB
 from ddp_doctor.knowledge.gpu.gpu_speed import SLOWER_SHARE
 from ddp_doctor.knowledge.severity import of_slowdown
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence, Proof, Remedy
+from ddp_doctor.model.finding import Draft, Evidence, Proof, Remedy
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import remedy
@@ -108,7 +108,6 @@ _INSPECT = remedy(
     "Look at what else runs on the node, at the processors that the rank is bound to, and at clocks and temperature",
     "ps -eo pid,ni,psr,pcpu,comm --sort=-pcpu | head",
     "lscpu --extended",
-    undo=NOTHING_TO_UNDO,
 )
 
 
@@ -274,10 +273,10 @@ def _remedy(default: BucketTrial, best: BucketTrial, fact: StepTimeFact) -> Reme
     return Remedy(
         summary=f"DistributedDataParallel(..., bucket_cap_mb={best.cap_mib:g}){where}",
         scope="code",
-        cost="more and smaller all-reduces: where latency grows, so does the step"
+        cost="more and smaller all-reduces; slower steps if latency grows"
         if best.cap_mib < default.cap_mib
-        else "communication begins later: where bandwidth shrinks, more of it shows",
-        undo="leave bucket_cap_mb out",
+        else "later communication; more of it is exposed if bandwidth shrinks",
+        undo="remove bucket_cap_mb",
         proof=Proof(
             status="proved" if fact.model else "not_tried",
             before=rounds.spread(default.step_s),

@@ -25,13 +25,12 @@ from ddp_doctor.wording.findings import NOBODY, in_units, likely
 _SHOWS = "averaging gradients while nothing else runs, waiting for others included"
 _NO_SYNC = code(
     "Average once for an update: `with model.no_sync():` around forward and backward of all passes but the last",
-    cost="memory for nothing more; the sum of the gradients is the same",
+    cost="memory; the gradients are the same",
 )
 _LEAVE_CAP_OUT = setting(
     "DistributedDataParallel(model) without bucket_cap_mb: a first bucket of 1 MiB, then 25 MiB. Giving 25 is not the"
     " same: the first bucket has 25 MiB, too, and begins late",
-    cost="none",
-    undo="DistributedDataParallel(model, bucket_cap_mb=...) as it was",
+    undo="restore the previous bucket_cap_mb",
 )
 
 
@@ -67,7 +66,7 @@ def tiny_buckets(recording: Recording) -> Iterator[Draft]:
 _USE_DDP = code(
     "DistributedDataParallel(model), which averages gradients in buckets while backward goes on; by hand, join the"
     " gradients (torch._utils._flatten_dense_tensors) and call all_reduce(..., async_op=True) from hooks",
-    cost="memory for the buckets, as much as the gradients",
+    cost="as much memory for buckets as for gradients",
 )
 
 
@@ -108,8 +107,8 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
 _STATIC = setting(
     "DistributedDataParallel(model, static_graph=True): it notes in the first step which parameters are unused, if they"
     " are the same in every step",
-    cost="a graph that changes between steps ends with an error",
-    undo="leave static_graph out",
+    cost="an error if the graph changes between steps",
+    undo="remove static_graph",
 )
 
 
@@ -128,7 +127,7 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
     """
     leave_out = setting(
         "DistributedDataParallel(model) without find_unused_parameters",
-        cost="a step in which a parameter gets no gradient ends with an error",
+        cost="an error if a parameter gets no gradient in a step",
         undo="DistributedDataParallel(model, find_unused_parameters=True)",
     )
     for found in told(recording, "DDT123"):
@@ -201,8 +200,8 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
     """
     view = setting(
         "DistributedDataParallel(model, gradient_as_bucket_view=True)",
-        cost="gradients are views: detach_() on them fails",
-        undo="leave gradient_as_bucket_view out",
+        cost="detach_() on gradients raises an error",
+        undo="remove gradient_as_bucket_view",
     )
     for found in told(recording, "DDT130"):
         number = found.usual.count(lambda step, _: step.copied_back)
@@ -226,17 +225,17 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/ddp_comm_hooks.html
         docs/explanation/traces.md
     """
-    updates = "a larger batch for each update: learning rate and schedule may need another look"
+    updates = "a larger batch per update; learning rate and schedule may need tuning"
     for found in told(recording, "DDT133"):
         smaller = setting(
             f"DistributedDataParallel(model, bucket_cap_mb={found.advice.value}): communication begins earlier",
-            cost="more all-reduces: where latency is high, it takes longer",
-            undo="leave bucket_cap_mb out",
+            cost="more all-reduces; slower if latency is high",
+            undo="remove bucket_cap_mb",
         )
         hook = code(
             "Half the bytes: model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
             "bf16_compress_hook)",
-            cost="gradients are averaged with 8 bits of precision",
+            cost="gradients averaged with 8 bits of precision",
         )
         yield found.draft(
             "Averaging gradients shows, with buckets as they should be",
@@ -247,7 +246,7 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
                 code("Accumulate gradients over several passes, all but the last in model.no_sync()", cost=updates),
                 code("A larger batch on each rank: gradients stay as large as they are", cost=f"memory, and {updates}"),
                 *([hook] if not any(fact.hook for fact in found.window.ranks) else []),
-                code("Fewer ranks, first those of one node", cost="fewer samples at a time"),
+                code("Fewer ranks, first those of one node", cost="fewer samples per step"),
             ),
             severity=Severity.WARNING,  # it is a bound: no measured slowdown
         )
@@ -275,7 +274,7 @@ def small_collectives(recording: Recording) -> Iterator[Draft]:
                 code("Join the numbers, reduce once: all_reduce(torch.stack([loss, hits, count]))"),
                 code(
                     "Reduce every Nth step, add up on the rank in between, and read with .item() as seldom",
-                    cost="numbers of fewer steps",
+                    cost="logs of fewer steps",
                 ),
             ),
         )
@@ -294,8 +293,8 @@ def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
     """
     keep = setting(
         "DistributedDataParallel(model, broadcast_buffers=False)",
-        cost="each rank keeps its own running statistics; what rank 0 saves are its own",
-        undo="leave broadcast_buffers out",
+        cost="separate running statistics per rank; rank 0 saves its own",
+        undo="remove broadcast_buffers",
     )
     for found in told(recording, "DDT128"):
         yield found.draft(
@@ -325,7 +324,7 @@ def barrier_in_step(recording: Recording) -> Iterator[Draft]:
             f"{number:.0f} barrier{'s' if number > 1 else ''} in each step",
             found.time("in barriers while nothing else runs", alone),
             found.time("the host waits for the GPU", lambda step, _: waited_in(step, *READS, *RUNTIME)),
-            remedies=(code("Take torch.distributed.barrier() out of the loop", cost="none: backward is a meeting"),),
+            remedies=(code("Take torch.distributed.barrier() out of the loop"),),
         )
 
 

@@ -260,8 +260,8 @@ _SEE_HOST = by_trace(
     "Look at what else runs on its processors, and bind each rank to cores of its own",
     "top -H -b -n 1 | head -30",
     "numactl --cpunodebind=NODE --membind=NODE python train.py",
-    cost="a rank that is bound cannot use the cores of others",
-    undo="start it without numactl",
+    cost="a bound rank cannot use the cores of others",
+    undo="start without numactl",
 )
 _SAME_WORK = in_code(
     "Give all ranks the same work: look for what this rank alone does in forward and backward (validation, logging,"

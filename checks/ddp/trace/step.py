@@ -29,7 +29,7 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
     See: https://pytorch.org/docs/stable/data.html#multi-process-data-loading
         docs/explanation/traces.md
     """
-    cost = "memory and processors on the host"
+    cost = "host memory and CPU cores"
     for found in told(recording, "DDT120"):
         alone = any(fact.loader == "main" for fact in found.window.ranks)
         who = "the main thread loads, without workers" if alone else "workers load, and are too few or too slow"
@@ -40,7 +40,9 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
             found.time("in the loader, whatever else runs", lambda step, _: step.loader_us),
             remedies=(
                 code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
-                code("Less work for each sample: decode and resize once, and store what comes out", cost="storage"),
+                code(
+                    "Less work for each sample: decode and resize once, and store what comes out", cost="storage space"
+                ),
             ),
             warns_from=HOST_WARNING_SHARE,
         )
@@ -72,7 +74,7 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
             ),
             found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
             remedies=(
-                code(f"Update in one kernel: torch.optim.{name}(..., fused=True)", cost="other last digits"),
+                code(f"Update in one kernel: torch.optim.{name}(..., fused=True)", cost="different last digits"),
                 code(f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)", cost="memory"),
             ),
             severity=Severity.INFO if found.usual.on_gpu and computes < WARNING_SHARE else None,
@@ -81,7 +83,7 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
 
 _READ_LATER = code(
     "Keep the number on the GPU (total += loss.detach()), and read it every Nth step",
-    cost="numbers that are some steps old",
+    cost="logs that are some steps old",
 )
 
 
@@ -148,7 +150,7 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
             remedies=(
                 code(
                     "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
-                    cost="pinned memory of the host, as large as the batches that are loaded ahead",
+                    cost="pinned host memory for all prefetched batches",
                 ),
             ),
             severity=None if copying >= WARNING_SHARE else Severity.INFO,
@@ -177,9 +179,9 @@ def launches_late(recording: Recording) -> Iterator[Draft]:
             found.time("the host launches kernels", lambda step, _: step.launch_us),
             Evidence(text="kernels of a step", value=usual.count(lambda step, _: step.kernels)),
             remedies=(
-                code("Launch less: torch.compile(model), or CUDA graphs", cost="time to compile, static shapes"),
+                code("Launch less: torch.compile(model), or CUDA graphs", cost="compile time; static shapes only"),
                 code("Take logging, metrics and Python loops out of the step; a trace with_stack=True names them"),
-                code("A larger batch: as many launches for more work", cost="memory, and another training"),
+                code("A larger batch: as many launches for more work", cost="memory, and changed training"),
             ),
             severity=Severity.WARNING if python else Severity.INFO,
         )

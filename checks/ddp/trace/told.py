@@ -62,11 +62,11 @@ def told(recording: Recording, rule: str) -> Iterator[Told]:
                 yield Told(each, Usual(window), window)
 
 
-def setting(summary: str, *, cost: str, undo: str) -> Remedy:
+def setting(summary: str, *, undo: str, cost: str = "") -> Remedy:
     """A change of DistributedDataParallel's arguments, which the doctor can try with the job's own model."""
-    untried = "a trace is read, nothing is run; the command tries it, with your model"
+    untried = "reading a trace runs nothing; the command tests it with your model"
     return remedy(summary, _TRY_IT, scope="code", cost=cost, undo=undo, untried=untried)
 
 
 #: Another change of the job's code.
-code = partial(by_trace, scope="code", undo="put the former lines back")
+code = partial(by_trace, scope="code", undo="restore the previous lines")

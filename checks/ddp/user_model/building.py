@@ -265,10 +265,10 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         ),
         in_model_code(
             "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
-            cost="An exchange among the ranks in every such layer, forward and backward",
+            cost="one exchange among ranks per such layer, forward and backward",
             reference="generated/torch.nn.SyncBatchNorm.html",
         ),
-        in_model_code("A larger batch a rank, or GroupNorm, which needs no batch", cost="Memory, or another model"),
+        in_model_code("A larger batch a rank, or GroupNorm, which needs no batch", cost="memory, or a changed model"),
         detail="Each rank normalises with its own batch alone; what counts is the batch of make_batch, which should"
         " be as large as the job's.",
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,

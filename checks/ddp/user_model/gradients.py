@@ -18,7 +18,7 @@ from ddp_doctor.wording.user_model import at, calls, code, culprits, facts, mino
 _Passes = list[tuple[FactAt[UserModel], LocalPass]]
 _FIND_UNUSED = in_model_code(
     "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
-    cost="A walk over the graph in each step, and buckets in the order of construction",
+    cost="a graph traversal in every step; buckets in the order of construction",
 )
 
 
@@ -269,7 +269,7 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
             expected=0.0,
             expected_from="the same work done twice",
         ),
-        in_model_code("Seed every generator, and call torch.use_deterministic_algorithms(True)", cost="Slower kernels"),
+        in_model_code("Seed every generator, and call torch.use_deterministic_algorithms(True)", cost="slower kernels"),
         detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
         if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
         else "The gradients after synchronisation are compared with that much more tolerance.",

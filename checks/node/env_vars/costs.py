@@ -24,8 +24,8 @@ from ddp_doctor.views.network import staged
 
 #: Large enough for bandwidth to decide, and done in a blink on any link worth a GPU.
 _REPRODUCER = Reproducer(kind="all_reduce", size_bytes=64 * 2**20)
-_STEP = Proof(reason="what it costs shows in the steps of the job, not in one collective")
-_AT_RANDOM = Proof(reason="what it risks comes at random, which a short trial cannot show")
+_STEP = Proof(reason="its cost shows in the job's steps, not in one collective")
+_AT_RANDOM = Proof(reason="its fault is random, and a short trial cannot show it")
 
 
 @rule_of_nodes("DD123", "debugging-setting-left-on", Consequence.COST)
@@ -85,7 +85,7 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         unread = node.backend not in ("nccl", "")
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
-        cost = variables()[name].needed_for or "none, unless it was set against a hang or wrong data: then that returns"
+        cost = variables()[name].needed_for or "a hang or wrong data may return if it was set against them"
         without = node.without([name], "NCCL chooses by itself then", f"Unset {name} and measure again", NO_TRIAL)
         yield setting_draft(
             (name,),

@@ -202,8 +202,8 @@ class InForce:
         return Remedy(
             summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
             settings=tuple(_overruled(name, why, in_files) for name in pairs),
-            cost="none, unless something else relies on it; until the file is corrected the environment overrules it",
-            undo="put the line back",
+            cost="breaks anything that relies on it; the environment overrides the file until it is corrected",
+            undo="restore the line",
             proof=proof or NO_TRIAL,
         )
 

@@ -209,11 +209,11 @@ def _remedies(node: InForce, known: Variable, value: str, other: str | None, wan
     if node.installed.reads(SWITCH):
         # 0 and 1 mean that in torch 2.14 and in 2.15.
         backend, switch = ("nccl2", "1") if known.backend == "nccl2" else ("nccl-legacy", "0")
-        older = "torch leaves the older class behind, and later releases may lack it"
+        older = "an older backend class, which later torch releases may not have"
         yield Remedy(
             summary=f'Have "nccl" stand for {backend}, with {shown(SWITCH, switch)} on all ranks',
             settings=(Setting(name=SWITCH, value=switch, why=f"{backend} reads the variable"),),
-            cost="the ranks run on another class, which reads other variables" if switch == "1" else older,
+            cost="a different backend class, which reads other variables" if switch == "1" else older,
             undo=f"export {shown(SWITCH, env[SWITCH])}" if SWITCH in env else f"unset {SWITCH}",
             proof=FOLLOWS,
         )

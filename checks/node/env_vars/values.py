@@ -66,7 +66,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     if found.instead is None:
         remedies = [unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")]
     elif variable.type in _NUMBERS:  # nobody has had what it says until now: what NCCL or torch takes comes first
-        meant = f"Set {shown(name, found.instead)} only if that is what was meant"
+        meant = f"Set {shown(name, found.instead)} only if that was intended"
         remedies = [unset({name: value}, found.becomes), set_to(name, found.instead, found.why, (name, value), meant)]
     else:
         remedies = [set_to(name, found.instead, found.why, (name, value))]

@@ -10,7 +10,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import COOL_DOWN, REBOOT_NODE
-from ddp_doctor.remedies.kinds import maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, gpus_of_the_job, hits_of
 from ddp_doctor.wording.gpus import asked_for, gpu_draft
 from ddp_doctor.wording.kernel_log import xids_of
@@ -30,7 +30,7 @@ def by_severity(recording: Recording, severity_of: Callable[[Gpu], Severity | No
     return {severity: hits for severity, hits in found.items() if hits}
 
 
-RESET_GPU = maintenance(
+RESET_GPU = by_operator(
     "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
     "have the GPU replaced.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
@@ -190,15 +190,15 @@ def _slowdown_evidence(gpu: Gpu) -> Evidence:
     )
 
 
-REPLACE_GPU = maintenance(
+REPLACE_GPU = by_operator(
     "Drain the node and run NVIDIA's field diagnostic on the GPU: if it confirms the fault, replace the GPU.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
-    cost="the node cannot be used meanwhile",
+    cost="node unavailable until then",
     references=(nvml.MEMORY_ERRORS,),
 )
 
-WATCH_GPU = maintenance(
+WATCH_GPU = by_operator(
     "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
@@ -258,7 +258,7 @@ def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
             hits,
             "needs a reset to take bad memory out of use",
             lambda gpu: Evidence(text=_repair_words(gpu), expected_from=nvml.MEMORY_ERRORS),
-            maintenance(
+            by_operator(
                 "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
                 "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
                 "sudo nvidia-smi --gpu-reset -i INDEX",
@@ -347,7 +347,7 @@ def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             hits,
             "its InfoROM is corrupted",
             lambda _: Evidence(text="the InfoROM fails its checksum", expected_from="the driver verifies it"),
-            maintenance(
+            by_operator(
                 "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is"
                 " not safe.",
                 "nvidia-smi -q | grep -i -A 6 inforom",

@@ -15,7 +15,7 @@ from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.parse import software
 from ddp_doctor.remedies.hardware import REBOOT
-from ddp_doctor.remedies.kinds import by_operator, maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import hits_of
 from ddp_doctor.views.kernel_log import switch_faults
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
@@ -125,7 +125,7 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
                 expected_from="both come from one installation",
             ),
-            maintenance(
+            by_operator(
                 "Bring library and kernel module to one version: reload the module or reboot after an update, and"
                 " remove copies of the libraries from other places.",
                 "cat /proc/driver/nvidia/version",
@@ -150,14 +150,14 @@ def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
     return (library, module) if module and library and library != module else None
 
 
-FABRIC_MANAGER = maintenance(
+FABRIC_MANAGER = by_operator(
     "Start the fabric manager of exactly the driver's version, and read in its log why it did not register "
     "the GPU; if the node has just booted, wait a minute.",
     "systemctl status nvidia-fabricmanager",
     "nv-fabricmanager --version; cat /proc/driver/nvidia/version",
     "tail -n 50 /var/log/fabricmanager.log",
     "nvidia-smi -q | grep -A 3 Fabric",
-    cost="needs root; restarting the fabric manager ends running jobs",
+    cost="root access; restarting the fabric manager ends running jobs",
     references=(nvml.FABRIC_GUIDE,),
 )
 

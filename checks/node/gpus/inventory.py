@@ -117,7 +117,7 @@ def _show_all(fact: GpusFact) -> Remedy:
     unset = by_operator(
         "Correct or unset CUDA_VISIBLE_DEVICES; leave it alone where the scheduler set it.",
         scope="job",
-        cost="on a shared machine the other GPUs may be taken",
+        cost="other GPUs may be in use on a shared machine",
         undo=f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
         references=(nvml.CUDA_VARIABLES,),
     )
@@ -230,8 +230,8 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
                 "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
                 "sudo nvidia-smi -i INDEX -mig 0",
                 scope="cluster",
-                cost="needs root and an idle GPU; ends the slices",
-                undo="sudo nvidia-smi -i INDEX -mig 1, and create the slices again",
+                cost="root access and an idle GPU; removes the slices",
+                undo="sudo nvidia-smi -i INDEX -mig 1, then recreate the slices",
                 references=(nvml.MIG_GUIDE,),
             ),
             detail="NCCL has no peer-to-peer path between slices.",
@@ -265,7 +265,7 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
                 "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
                 "nvidia-smi --query-gpu=index,name,uuid --format=csv",
                 scope="job",
-                cost="fewer GPUs take part",
+                cost="fewer GPUs in the job",
                 undo="unset CUDA_VISIBLE_DEVICES",
                 references=(nvml.CUDA_VARIABLES,),
             ),

@@ -11,7 +11,7 @@ from ddp_doctor.model.choices import Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator, maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, by_model, far_below
 from ddp_doctor.wording.gpus import gpu_draft
 
@@ -40,8 +40,8 @@ def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
                 by_operator(
                     "Set ECC the same on all GPUs of one model, and reboot: on, if memory errors must be detected.",
                     "sudo nvidia-smi -i INDEX -e 1",
-                    cost="needs root and a reset or reboot; on cards without HBM ECC takes memory and bandwidth",
-                    undo="sudo nvidia-smi -i INDEX -e 0, and reset",
+                    cost="root access and a reset or reboot; memory and bandwidth on cards without HBM",
+                    undo="sudo nvidia-smi -i INDEX -e 0, then reset",
                     references=("nvidia-smi manual, --ecc-config",),
                 ),
                 detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
@@ -61,7 +61,7 @@ class _Limit:
     def remedy_for(self, hits: Hits, expected: float) -> Remedy:
         """The remedy with what to set, and with what there was where all had the same."""
         was = {self.value_of(gpu) for _, gpu in hits}
-        undo = self.remedy.undo.replace("with the limit it had", f"{was.pop():g}") if len(was) == 1 else None
+        undo = self.remedy.undo.replace("with the previous limit", f"{was.pop():g}") if len(was) == 1 else None
         commands = tuple(line.replace("WATTS", f"{expected:g}") for line in self.remedy.commands)
         return self.remedy.model_copy(update={"commands": commands, "undo": undo or self.remedy.undo})
 
@@ -75,8 +75,8 @@ _POWER = _Limit(
         "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
         "nvidia-smi -q -d POWER",
         "sudo nvidia-smi -i INDEX -pl WATTS",
-        cost="needs root; more power and heat, which the node must be able to carry",
-        undo="sudo nvidia-smi -i INDEX -pl with the limit it had",
+        cost="root access; more power and heat for the node",
+        undo="sudo nvidia-smi -i INDEX -pl with the previous limit",
         references=("nvidia-smi manual, --power-limit",),
     ),
 )
@@ -89,8 +89,8 @@ _CLOCK = _Limit(
         "Reset the application clocks.",
         "nvidia-smi -q -d CLOCK",
         "sudo nvidia-smi -i INDEX -rac",
-        cost="needs root; more power and heat",
-        undo="sudo nvidia-smi -i INDEX -ac with the clocks it had",
+        cost="root access; more power and heat",
+        undo="sudo nvidia-smi -i INDEX -ac with the previous clocks",
         references=("nvidia-smi manual, --reset-applications-clocks",),
     ),
 )
@@ -176,7 +176,7 @@ def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
                 few,
                 f"{'another VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
                 _firmware_evidence,
-                maintenance(
+                by_operator(
                     "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
                     "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
                 ),

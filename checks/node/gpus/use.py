@@ -12,7 +12,7 @@ from ddp_doctor.model.choices import Confidence, Consequence, Severity
 from ddp_doctor.model.finding import Draft, Evidence, Remedy
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.rule import rule
-from ddp_doctor.remedies.kinds import by_operator, maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.wording.gpus import gpu_draft, process_list
 
@@ -20,7 +20,7 @@ FREE_MEMORY = by_operator(
     "End what still runs there, or ask for other GPUs.",
     "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv",
     "sudo fuser -v /dev/nvidia*",
-    cost="the processes found may be somebody's job",
+    cost="the processes may belong to another user's job",
 )
 
 
@@ -69,7 +69,7 @@ _HIDDEN = _Holder(
         "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
         "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
         "sudo fuser -v /dev/nvidia*   # on the host",
-        cost="the processes found may be somebody's job",
+        cost="the processes may belong to another user's job",
     ),
 )
 _UNLISTED = _Holder("by others", "The driver lists no processes here.", FREE_MEMORY)
@@ -77,13 +77,13 @@ _LEAKED = _Holder(
     "without a process that the driver names",
     "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
     " holds any more.",
-    maintenance(
+    by_operator(
         "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
         "them; where there are none, or they do not end, reset the GPU, or reboot.",
         "sudo fuser -v /dev/nvidia*",
         "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
         "sudo nvidia-smi --gpu-reset -i INDEX",
-        cost="the processes found may be somebody's job; the reset ends every process on the GPU",
+        cost="the processes may belong to another user's job; the reset ends every process on the GPU",
     ),
 )
 
@@ -141,7 +141,7 @@ def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
             by_operator(
                 "Set the compute mode back to default, or end the process that holds the GPU.",
                 "sudo nvidia-smi -i INDEX -c DEFAULT",
-                cost="needs root; several processes may then share the GPU",
+                cost="root access; several processes may share the GPU",
                 undo=f"sudo nvidia-smi -i INDEX -c {' or '.join(modes)}",
             ),
             detail="Opening the GPU fails with cudaErrorDevicesUnavailable.",
@@ -189,7 +189,7 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
             by_operator(
                 "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
                 "sudo systemctl enable --now nvidia-persistenced",
-                cost="needs root; the GPUs draw a little more power when idle",
+                cost="root access; slightly more idle power",
                 undo="sudo systemctl disable --now nvidia-persistenced",
                 references=(nvml.PERSISTENCE_GUIDE,),
             ),

@@ -91,9 +91,9 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
                 f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
                 f"docker run --cpus={2 * ranks} IMAGE",
                 scope="job",
-                cost="other jobs get fewer CPUs",
-                undo="ask for fewer again",
-                untried="the doctor cannot give itself more CPUs",
+                cost="fewer CPUs for other jobs",
+                undo="request the previous number of CPUs",
+                untried="ddp-doctor cannot get more CPUs",
             ),
             detail="A rank that waits for its turn on a CPU makes all others wait at every all-reduce.",
         )
@@ -128,9 +128,9 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         remedy = Remedy(
             summary=f"Give each rank {each} OpenMP thread{'s' if each > 1 else ''}",
             settings=(Setting(name="OMP_NUM_THREADS", value=str(each), why=why),),
-            cost="a rank that alone does heavy CPU work has fewer threads",
-            undo="export the former value",
-            proof=Proof(reason="it is read when a library loads, and no trial was made with it"),
+            cost="fewer threads for a rank that alone does heavy CPU work",
+            undo="export the previous value",
+            proof=Proof(reason="it is read when a library loads, and no trial used it"),
         )
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
@@ -208,7 +208,7 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
             remedy(
                 f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
                 "ps -eo pid,user,rss,comm --sort=-rss | head",
-                untried="the doctor cannot give itself more memory",
+                untried="ddp-doctor cannot get more memory",
             ),
             detail="The kernel will kill a rank, and the others will wait for it until their time-out.",
         )

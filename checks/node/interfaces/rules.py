@@ -50,9 +50,9 @@ def hosts_entry(
         f" name the address that others reach{entries}",
         "getent ahosts $(hostname)",
         "grep -n $(hostname) /etc/hosts",
-        cost="an administrator's work; other programs see the change too",
-        undo="put the former line back",
-        untried="the doctor changes no file of the host",
+        cost="administrator access; affects other programs",
+        undo="restore the previous line",
+        untried="ddp-doctor does not change files of the host",
         references=("hosts(5)",),
     )
 
@@ -70,7 +70,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
         f"Connect {hosts(recording, (offer.node for offer in offers))} to the network of the others{those}",
         "ip -br link",
         "ip -br address",
-        cost="an administrator's work, and maybe hands at the cable",
+        cost="administrator access, possibly work on the cable",
     )
 
 
@@ -82,8 +82,8 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
             "Give all nodes addresses of one family",
             "ip -br address",
             scope="cluster",
-            cost="an administrator's work",
-            undo="take the addresses away again",
+            cost="administrator access",
+            undo="remove the addresses",
         )
     better = interface_faults.better_interfaces(offers, ipv6=common)
     if offers[0].backend != "gloo":
@@ -91,7 +91,6 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
         return nccl.by_setting(
             f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
             Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
-            cost="none between these nodes",
         )
     if common:  # on an interface that has both, gloo takes IPv4
         of_other_family = [offer for offer in offers if not is_ipv6(offer.address)]
@@ -235,7 +234,7 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
             Remedy(
                 summary=f"Or unset {name}: the choice without it can be reached",
                 settings=(Setting(name=name, action="unset", why="the default choice does"),),
-                cost="none, unless something else relies on it",
+                cost="may affect other programs that rely on it",
                 undo=back_to(name, old),
                 proof=NO_TRIAL,
             )

@@ -25,7 +25,7 @@ from ddp_doctor.model.rule import rule
 from ddp_doctor.probing import host_gpus, kernel
 from ddp_doctor.probing.kernel import read_log
 from ddp_doctor.remedies.hardware import REBOOT_NODE
-from ddp_doctor.remedies.kinds import maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, views
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, likely
 from ddp_doctor.wording.gpus import asked_for
@@ -109,10 +109,10 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
     ]
     if hits:
         title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
-        repair = maintenance(
+        repair = by_operator(
             "Have the device, its slot and its cables inspected; update its firmware.",
             "sudo dmesg -T | tail -n 100",
-            cost="the node cannot be used meanwhile",
+            cost="node unavailable until then",
         )
         is_nic = any(fault.event.kind == "nic_fault" for fault in hits)
         yield _draft(recording, title, hits, repair, Severity.ERROR if is_nic else Severity.WARNING)

@@ -12,7 +12,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import FIND_GPU, LOAD_PEERMEM, REBOOT
-from ddp_doctor.remedies.kinds import by_operator, maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, NodeView, blocked_s, failed_nics, hits_in_log, recent, switch_faults, views
 from ddp_doctor.views.software import is_for_cpus
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, finding, likely, possible, proved
@@ -44,7 +44,7 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
                 *line_evidence(recording, some, _FABRIC_GUIDE),
                 *_degraded_gpus(recording, {fault.view.node for fault in some}),
             ),
-            maintenance(
+            by_operator(
                 "Drain the node, and reset all GPUs and NVSwitches together, or reboot.",
                 "sudo nvidia-smi --gpu-reset",
                 cost="ends all GPU jobs of the node",
@@ -137,11 +137,11 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 device_culprits(recording, hits) if bad else (),
                 f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
-                maintenance(
+                by_operator(
                     "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and"
                     " firmware.",
                     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
-                    cost="the node cannot be used meanwhile",
+                    cost="node unavailable until then",
                     references=(_AER,),
                 ),
                 detail=_EFFECTS[bad + any("(Fatal)" in hit.event.text for hit in hits)],
@@ -165,10 +165,10 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
             device_culprits(recording, hits),
             f"The firmware of {device_names(recording, hits)} failed",
             line_evidence(recording, hits, "the NIC's health counter moves"),
-            maintenance(
+            by_operator(
                 "Query the NIC's health with devlink; reload its driver, or reboot; update its firmware.",
                 *(f"sudo devlink health show pci/{fault.device}" for fault in hits[:8]),
-                cost="connections over the NIC break",
+                cost="breaks connections over the NIC",
             ),
             detail="Connections over it were lost, and nothing in the log says that it recovered.",
         )
@@ -192,8 +192,8 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 "Remove the driver's libraries from the image; the container runtime brings those of the host.",
                 "ldconfig -p | grep libcuda",
                 scope="job",
-                cost="the image must be built anew",
-                undo="build the image as before",
+                cost="a new image build",
+                undo="rebuild the previous image",
             )
         else:
             repair = by_operator(
@@ -201,7 +201,7 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep libcuda",
                 cost="ends all GPU jobs of the node",
-                undo="install the former driver again",
+                undo="reinstall the previous driver",
             )
         found = " and ".join(versions)
         yield possible(
@@ -288,7 +288,7 @@ def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
                 "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
                 "sudo update-initramfs -u   # or: sudo dracut --force",
                 cost="a reboot; a desktop on this GPU then runs on NVIDIA's driver",
-                undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf; sudo update-initramfs -u; and reboot",
+                undo="sudo rm /etc/modprobe.d/blacklist-nouveau.conf; sudo update-initramfs -u; then reboot",
             ),
             detail="CUDA needs NVIDIA's own driver.",
             severity=Severity.INFO if is_for_cpus(recording) else Severity.WARNING,
@@ -352,7 +352,7 @@ def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             "The kernel log of {who} cannot be read: GPU errors in it (Xids) go unseen",
             Evidence(text=reason),
-            maintenance(
+            by_operator(
                 "Read the log as root, or as a member of the groups adm or systemd-journal.",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",
             ),

@@ -11,7 +11,7 @@ from ddp_doctor.model.finding import Draft, Remedy
 from ddp_doctor.model.recording import Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import REBOOT_NODE
-from ddp_doctor.remedies.kinds import maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.views.kernel_log import Hit, NodeView, recent, views
 from ddp_doctor.wording.findings import NOBODY, finding, likely, possible
 from ddp_doctor.wording.gpus import asked_for
@@ -20,7 +20,7 @@ from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_ev
 
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     """Reset exactly these GPUs."""
-    return maintenance(
+    return by_operator(
         "Drain the node and reset the GPU, or reboot if it stays away; if the fault returns, the hardware is faulty.",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
@@ -28,7 +28,7 @@ def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     )
 
 
-WATCH = maintenance(
+WATCH = by_operator(
     "Nothing now. If it comes again on the same device, have it inspected.",
     "sudo dmesg -T | grep -i -e xid",
     references=(CATALOG,),

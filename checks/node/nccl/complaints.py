@@ -19,7 +19,7 @@ from ddp_doctor.wording.nodes import of_nodes
 WITHOUT_SHM = nccl.by_setting(
     "Let NCCL do without shared memory until there is room",
     Setting(name="NCCL_SHM_DISABLE", value="1", why="NCCL then needs no room in /dev/shm"),
-    cost="a stop-gap: GPUs of one node without P2P then talk through the network, several times slower",
+    cost="several times slower: GPUs of one node without P2P use the network",
 )
 _WITHOUT_PERMISSION = WITHOUT_SHM.model_copy(
     update={
@@ -71,7 +71,6 @@ _ALLOW_SHM = by_administrator(
     "Let everybody write to /dev/shm, and start all ranks of the node as one user",
     "ls -ld /dev/shm",
     "sudo chmod 1777 /dev/shm",
-    cost="none: 1777 is its usual mode",
     undo="restore the mode that `ls -ld` showed",
     references=(hardware.NCCL_GUIDE,),
 )

@@ -187,8 +187,7 @@ def _edit(summary: str) -> Remedy:
     return remedy(
         summary,
         scope="job",
-        cost="what the setting itself costs, once it takes effect",
-        undo="put the former line back",
+        undo="restore the previous line",
         untried="nothing to measure: it follows from how NCCL reads the file",
     )
 
@@ -249,9 +248,8 @@ def _difference_draft(
         Evidence(text="; ".join(stakes), expected_from=stake.source),
         remedy(
             "Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
-            cost="none: the ranks then do the same",
-            undo="put the former file back",
-            untried="the doctor changes no file",
+            undo="restore the previous file",
+            untried="ddp-doctor does not change files",
         ),
         detail=f"{name}: {stake.effect}.",
         severity=_SEVERITY[stake.weight],

@@ -45,11 +45,11 @@ def nccl_plugin_missing(recording: Recording) -> Iterator[Draft]:
             Evidence(text=f"no {name} where dlopen looks", expected_from=_SOURCE),
             *map(in_folder, plugin.elsewhere[:1]),
             Remedy(
-                summary=f"Take {variable} out of the job's environment",
-                settings=(Setting(name=variable, action="unset", why="what it names is not there"),),
-                cost="NCCL takes what it finds",
-                undo=f"set {variable} again",
-                proof=Proof(reason="nothing to measure: what it names is not there"),
+                summary=f"Unset {variable} in the job's environment",
+                settings=(Setting(name=variable, action="unset", why="the plug-in it names is missing"),),
+                cost="NCCL chooses the plug-in itself",
+                undo=f"restore {variable}",
+                proof=Proof(reason="nothing to measure: the plug-in it names is missing"),
             ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=_severity(recording, plugin),
@@ -88,7 +88,7 @@ def nccl_plugin_lacks_library(recording: Recording) -> Iterator[Draft]:
             by_installation(
                 f"Install {lost}, or put its folder into LD_LIBRARY_PATH",
                 cost="changes the environment of every job on the node",
-                undo="remove it again",
+                undo="remove it",
             ),
             detail=f"{_INSTEAD[plugin.kind]}, and says so only in its log at level INFO.",
             severity=_severity(recording, plugin),
@@ -115,10 +115,10 @@ def nccl_network_that_none_has(recording: Recording) -> Iterator[Draft]:
             ),
             *([in_folder(elsewhere)] if elsewhere else []),
             nccl.by_setting(
-                "Take NCCL_NET out of the job's environment",
-                Setting(name="NCCL_NET", action="unset", why="what it names is not there"),
-                cost="NCCL takes what it finds",
-                undo="set NCCL_NET again",
+                "Unset NCCL_NET in the job's environment",
+                Setting(name="NCCL_NET", action="unset", why="the plug-in it names is missing"),
+                cost="NCCL chooses the plug-in itself",
+                undo="restore NCCL_NET",
             ),
             detail="NCCL takes no other network instead: the job fails where its ranks connect.",
         ).model_copy(update={"reproduced_by": meeting(recording, [node.node for node in group])})
@@ -150,9 +150,9 @@ def in_folder(folder: str) -> Remedy:
         f"Add {folder}, which has a plug-in, to LD_LIBRARY_PATH",
         f'export LD_LIBRARY_PATH="{folder}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"',
         scope="job",
-        cost="other libraries in that folder are found too",
-        undo="take the folder out of LD_LIBRARY_PATH",
-        untried="the doctor loads no plug-in",
+        cost="other libraries in that directory are also found",
+        undo="remove the directory from LD_LIBRARY_PATH",
+        untried="ddp-doctor does not load plug-ins",
     )
 
 
@@ -187,8 +187,8 @@ def _idle_efa(fact: NcclFact) -> tuple[int, str | None] | None:
 
 _INSTALL = by_installation(
     "Install aws-ofi-nccl (it comes with the EFA installer), on the node or in the image",
-    cost="a new image, or some minutes for each node",
-    undo="remove the package again",
+    cost="a new image, or a few minutes per node",
+    undo="remove the package",
 )
 
 
@@ -221,8 +221,8 @@ def network_plugin_on_some_nodes(recording: Recording) -> Iterator[Draft]:
         by_installation(
             "Use the same image and LD_LIBRARY_PATH on all nodes, or NCCL_NET_PLUGIN=none on all",
             scope="job",
-            cost="with none, NCCL's own InfiniBand or sockets take its place: no EFA, no SHARP",
-            undo="put the former lines back",
+            cost="without a plug-in, NCCL uses its own InfiniBand or sockets: no EFA, no SHARP",
+            undo="restore the previous lines",
         ),
         detail="Nodes that choose different networks fail or hang where they connect.",
     )

@@ -13,7 +13,7 @@ from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording, once_a_recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.hardware import PASS_THROUGH, redirect_off
-from ddp_doctor.remedies.kinds import maintenance
+from ddp_doctor.remedies.kinds import by_operator
 from ddp_doctor.wording.findings import finding, likely, possible, proved
 from ddp_doctor.wording.gpus import asked_for
 from ddp_doctor.wording.nodes import by_cause, host, name_list, node_culprit, of_nodes
@@ -154,7 +154,7 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
             of_nodes(recording, group),
             "The access control (ACS) of the PCIe switches of {who} cannot be read",
             Evidence(text=reason),
-            maintenance(
+            by_operator(
                 "Run lspci as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
             ),
@@ -238,10 +238,10 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
             expected=link.width_can,
             expected_from="what both ends of the link can, by the kernel",
         ),
-        maintenance(
+        by_operator(
             "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
             f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
-            cost="the node cannot be used meanwhile",
+            cost="node unavailable until then",
         ),
         confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
         detail="All ranks wait for the one that gets its data slowest."

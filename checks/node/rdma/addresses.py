@@ -123,7 +123,7 @@ def roce_port_without_routable_address(recording: Recording) -> Iterator[Draft]:
                     "Give the interface of each such port an IPv4 address in the network of its rail",
                     "ip -br address",
                     "sudo ip address add ADDRESS/PREFIX dev INTERFACE",
-                    cost="an administrator's work; addresses as the fabric's plan says",
+                    cost="administrator access; the addresses must follow the fabric's plan",
                     undo="ip address del",
                     references=(f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce",),
                 ),
@@ -170,7 +170,7 @@ def gid_index_points_elsewhere(recording: Recording) -> Iterator[Draft]:
     search = nccl.by_setting(
         f"Unset {name_list(names)}: NCCL 2.21 and newer find the right GID of each port themselves",
         *(Setting(name=name, action="unset", why="it points at another entry than NCCL would take") for name in names),
-        cost="none, unless the fabric needs that very entry",
+        cost="breaks the connection if the fabric needs that entry",
         undo="; ".join(f"export {shown(name, settings[name])}" for name in names),
         conflicts=("NCCL_IB_DISABLE", "NCCL_NET"),  # beside these no setting about RDMA does anything
     )
@@ -221,5 +221,5 @@ def _index_to_set(recording: Recording) -> tuple[Remedy, ...]:
         for node, ports in tables.items()
     }
     values = {node: None if index is None else str(index) for node, index in indices.items()}
-    cost = "right until the addresses of the interfaces change; NCCL 2.21 and newer need no index"
+    cost = "valid until interface addresses change; NCCL 2.21 and newer need no index"
     return per_node(recording, INDEX, values, "it holds an IPv4 entry of RoCE v2 on every port", cost)

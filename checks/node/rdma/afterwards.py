@@ -266,7 +266,7 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
         yield nccl.by_setting(
             "Wait longer for what the fabric delays, until it loses nothing any more",
             Setting(name=wording.TIMEOUT, value=str(wording.LONGER_TIMEOUT), why=why),
-            cost="a stop-gap: what is lost is still sent again, and a path that is gone is noticed later",
+            cost="later detection of a dead path; lost packets are still resent",
         )
     if any(change.hit[2].is_roce for change in lossy):
         yield wording.LOSSLESS
@@ -276,7 +276,7 @@ def _remedies(recording: Recording, group: Sequence[RankComplaint], lossy: Seque
         "Test the path without NCCL, from one of the nodes to the other",
         f"ib_write_bw -d {name} -R   # on one node",
         f"ib_write_bw -d {name} -R HOST   # on the other",
-        cost="some seconds; perftest must be installed",
+        cost="a few seconds; perftest must be installed",
         references=("https://github.com/linux-rdma/perftest",),
     )
     yield wording.SOCKETS_ON_ALL.model_copy(

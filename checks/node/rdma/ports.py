@@ -25,7 +25,7 @@ from ddp_doctor.knowledge.network import nccl_hca
 from ddp_doctor.knowledge.network.rdma import DAY_S, FLAPS, FLAPS_PER_DAY, verbs_mtu
 from ddp_doctor.knowledge.severity import of_detour
 from ddp_doctor.model.choices import Confidence, Consequence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Draft, Evidence
+from ddp_doctor.model.finding import Draft, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies.kinds import by_administrator, remedy
@@ -106,7 +106,7 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
                 "sudo sminfo   # who is the subnet manager",
                 "ibstat",
                 scope="cluster",
-                cost="an administrator's work; none for running jobs",
+                cost="administrator access; no effect on running jobs",
                 references=("https://docs.kernel.org/infiniband/index.html",),
             ),
             detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
@@ -217,7 +217,7 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
             by_administrator(
                 "Look at the cable, the transceiver and the switch port of the slave that is down",
                 *(command for name, command in commands if nccl_hca.is_name(name)),
-                cost="somebody at the cable; the bond works meanwhile",
+                cost="physical access to the cable; the bond keeps working",
                 references=("https://docs.kernel.org/networking/bonding.html",),
             ),
             detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
@@ -263,8 +263,8 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
         by_administrator(
             f"Set the MTU to {most}, as the peers have it, after making sure that the switch carries it",
             *(f"sudo ip link set dev {name} mtu {most}" for name in names[:8]),
-            cost="running connections over it are disturbed; too large for the switch, and packets vanish",
-            undo="set the former MTU",
+            cost="disturbs open connections; packets are lost if the MTU is too large for the switch",
+            undo="restore the previous MTU",
         ),
         detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
     )
@@ -307,9 +307,8 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
             "ls -l /sys/class/infiniband",
             "ibdev2netdev",
             scope="cluster",
-            cost="another choice of nodes",
-            undo=NOTHING_TO_UNDO,
-            untried="it takes other nodes",
+            cost="a different choice of nodes",
+            untried="requires other nodes",
         ),
         detail="InfiniBand ports cannot connect to Ethernet ones."
         if strangers
@@ -355,9 +354,8 @@ def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
                     "Bring all devices of the model to one firmware when the nodes are serviced next",
                     "sudo mlxfwmanager --query",
                     scope="cluster",
-                    cost="an administrator's work and a reset of the devices",
-                    undo=NOTHING_TO_UNDO,
-                    untried="the doctor changes no firmware",
+                    cost="administrator access and a device reset",
+                    untried="ddp-doctor does not change firmware",
                 ),
                 detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
             )

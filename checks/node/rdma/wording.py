@@ -110,7 +110,7 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     return by_administrator(
         f"{why}: look at the cable, the transceiver and the switch port at its other end",
         *ethernet if port.is_roce and ethernet else infiniband,
-        cost="somebody at the cable; the node must be drained meanwhile",
+        cost="physical access to the cable; a drained node",
     )
 
 
@@ -120,7 +120,7 @@ def use_ports(
     """NCCL_IB_HCA with these ports of each node; nothing where a name cannot be written in it."""
     values = {node: nccl_hca.exactly((hca.name, port.number) for hca, port in some) for node, some in ports.items()}
     undo = f"export {shown(nccl_hca.HCA, former)}" if former else ""
-    return per_node(recording, nccl_hca.HCA, values, why, "other RDMA ports stay idle", undo)
+    return per_node(recording, nccl_hca.HCA, values, why, "idle RDMA ports", undo)
 
 
 def per_node(
@@ -146,31 +146,31 @@ def per_node(
 USE_IPV6 = nccl.by_setting(
     "Or let NCCL look for IPv6 entries, which every port has",
     Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),
-    cost="none in a fabric that routes IPv6",
+    cost="requires a fabric that routes IPv6",
 )
 
 SOCKETS_ON_ALL = nccl.by_setting(
     "Let all nodes talk over TCP until then, so that they can connect",
     Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
-    cost="a stop-gap and a proof: between nodes a fraction of the rate of RDMA, and the CPU's time",
+    cost="a fraction of the RDMA rate between nodes, and CPU time",
     conflicts=("NCCL_IB_HCA",),
 )
 
 UPGRADE_NCCL = remedy(
     "Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
     scope="job",
-    cost="another release of torch",
-    undo="install the former one",
-    untried="the doctor installs nothing",
+    cost="a different release of torch",
+    undo="reinstall the previous release",
+    untried="ddp-doctor does not install software",
 )
 
 #: The RDMA devices of a host for a container.
 GIVE_DEVICES = remedy(
     "Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
     "docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK IMAGE",
-    cost="the container reaches the fabric; its processes may pin memory",
-    undo="start it without the option",
-    untried="the doctor starts no container",
+    cost="the container can access the fabric; its processes may pin memory",
+    undo="start without the option",
+    untried="ddp-doctor does not start containers",
     references=(nccl.TROUBLE,),
     container=("--device=/dev/infiniband", "--ulimit=memlock=-1", "--cap-add=IPC_LOCK"),
 )
@@ -181,6 +181,6 @@ LOSSLESS = by_administrator(
     "mlnx_qos -i INTERFACE",
     "ethtool -S INTERFACE | grep -e pause -e discard",
     scope="cluster",
-    cost="an administrator's work on hosts and switches; NCCL_IB_TC is the class that is intended",
+    cost="administrator access to hosts and switches; NCCL_IB_TC must be the intended class",
     references=(nccl.entry("NCCL_IB_TC"), f"{nccl.TROUBLE}#rdma-over-converged-ethernet-roce"),
 )

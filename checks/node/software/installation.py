@@ -35,7 +35,7 @@ def reinstall(summary: str, *packages: str) -> Remedy:
         *((command,) if packages else ()),
         scope="job",
         cost="changes the environment of every job that uses it",
-        undo="install the former version again",
+        undo="reinstall the previous version",
     )
 
 
@@ -50,7 +50,7 @@ def cuda_build(driver: str) -> Remedy:
 
 def driver_upgrade(summary: str) -> Remedy:
     """A newer driver, which is the administrator's business."""
-    return by_installation(summary, cost="the node must be drained", undo="install the former driver again")
+    return by_installation(summary, cost="a drained node", undo="reinstall the previous driver")
 
 
 def nccl_package(torch_cuda: str | None, version: str | None) -> Remedy:
@@ -67,9 +67,9 @@ def ways_around(issue: NcclIssue) -> Iterator[Remedy]:
         yield Remedy(
             summary=f"Set {name}={value}",
             settings=(Setting(name=name, value=value, why=f"otherwise NCCL {issue.effect}"),),
-            cost="may be slower",
+            cost="possibly slower",
             undo=f"unset {name}",
-            proof=Proof(reason="a short trial cannot show that a fault which comes at random is gone"),
+            proof=Proof(reason="a short trial cannot show that a random fault is gone"),
             references=(issue.source,),
         )
     torch = issue.torch_before or first_torch_with(issue.before)
@@ -269,9 +269,9 @@ def module_hidden_by_pythonpath(recording: Recording) -> Iterator[Draft]:
             remedy(
                 f"Or take {name_list(list(dict.fromkeys(folders)))} out of PYTHONPATH",
                 scope="job",
-                cost="what else lies there is no longer found",
-                undo="put the folder back",
-                untried="the doctor does not know what else the job needs of it",
+                cost="other files there are no longer found",
+                undo="restore the directory",
+                untried="ddp-doctor does not know what else the job needs from it",
             ),
             detail="torchrun and every rank fail at import torch. The installed torch is not to blame.",
         )

@@ -47,8 +47,8 @@ def _without(brought_by: str) -> Remedy:
     return remedy(
         f"Take {printable(entry)} out of {name}, so torch loads its own NCCL",
         scope="job",
-        undo=f"put it back into {name}",
-        untried="the doctor does not know what else the job needs of it",
+        undo=f"restore it in {name}",
+        untried="ddp-doctor does not know what else the job needs from it",
     )
 
 
@@ -126,8 +126,8 @@ def nccl_packages_overwrite_each_other(recording: Recording) -> Iterator[Draft]:
                 f"python -m pip uninstall -y {' '.join(wrong)}",
                 f"python -m pip install --force-reinstall --no-deps {pinned}",
                 scope="job",
-                cost="changes the environment of every job that uses it; what asked for the other package loses it",
-                undo="install the other package again",
+                cost="changes the environment of every job that uses it; removes a package that others may need",
+                undo="reinstall the other package",
             ),
             confidence=Confidence.PROVED if there else Confidence.LIKELY,
             detail=f"torch's CUDA is {cuda}. The package that pip writes last wins, and removing one breaks both.",

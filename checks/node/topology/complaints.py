@@ -17,7 +17,7 @@ from ddp_doctor.wording.nccl_complaints import complained
 WITHOUT_CUMEM_HOST = nccl.by_setting(
     "Let NCCL share host memory through /dev/shm, as it did before 2.24",
     Setting(name="NCCL_CUMEM_HOST_ENABLE", value="0", why="NCCL then needs no NUMA calls for its host memory"),
-    cost="takes about 40 MiB of /dev/shm per rank, more with more channels",
+    cost="about 40 MiB of /dev/shm per rank, more with more channels",
 )
 REPAIR_IMEX = by_administrator(
     "See that the IMEX daemon is up on all nodes of the domain, and that the job has its channel",
@@ -25,18 +25,18 @@ REPAIR_IMEX = by_administrator(
     "ls -l /dev/nvidia-caps-imex-channels",
     "systemctl status nvidia-imex",
     scope="cluster",
-    cost="an administrator's work; starting the daemon anew ends jobs that use it",
+    cost="administrator access; restarting the daemon ends jobs that use it",
     references=("https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/",),
 )
 WITHOUT_MNNVL = nccl.by_setting(
     "Leave NVLink to the GPUs within each node until IMEX works",
     Setting(name="NCCL_MNNVL_ENABLE", value="0", why="NCCL then takes the network between nodes"),
-    cost="a stop-gap: between the nodes the network carries what NVLink would, many times slower",
+    cost="many times slower: the network replaces NVLink between nodes",
 )
 WITHOUT_CUMEM = nccl.by_setting(
     "Let NCCL share GPU memory the older way (CUDA IPC)",
     Setting(name="NCCL_CUMEM_ENABLE", value="0", why="NCCL then imports no memory handles of CUDA's VMM"),
-    cost="no NVLink SHARP, and no registered user buffers; P2P stays in use",
+    cost="no NVLink SHARP and no registered user buffers; P2P stays in use",
     conflicts=("NCCL_NVLS_ENABLE",),
 )
 

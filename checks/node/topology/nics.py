@@ -113,8 +113,7 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
             nccl.by_setting(
                 "Measure the job with it and without, on the same nodes, and keep what is faster",
                 Setting(name=GDR_LEVEL, value=level, why="NICs behind the CPU then read and write GPU memory"),
-                cost="where the CPU forwards between PCIe devices slowly, the network gets slower; every node of the"
-                " job must bear it",
+                cost="a slower network on every node whose CPU forwards slowly between PCIe devices",
             ),
             detail="By default NCCL goes through host memory where the nearest NIC is behind the CPU. That is often"
             " right; nothing was tried.",
@@ -214,9 +213,9 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
                 "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
                 *pin,
                 scope="job",
-                cost="none, but the job may wait longer for such CPUs",
-                undo="leave the option out",
-                untried="it takes another allocation, or another start of the job",
+                cost="possibly a longer wait for such CPUs",
+                undo="remove the option",
+                untried="requires another allocation or a restart of the job",
                 references=("https://slurm.schedmd.com/sbatch.html#OPT_gres-flags",),
             ),
             detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",

@@ -152,7 +152,7 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
                     value="1",
                     why="NCCL then takes another path for these GPUs instead of failing",
                 ),
-                cost="these GPUs talk through host memory, several times slower than NVLink, and all wait for them",
+                cost="host memory traffic for these GPUs, several times slower than NVLink; all ranks wait for them",
             ),
             detail="NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
             " manager has not set these GPUs up.",
@@ -246,8 +246,8 @@ def _remedies(lack: _Lack) -> Iterator[Remedy]:
             "If nobody meant to turn P2P off, take the setting of the kernel module away",
             "cat /proc/driver/nvidia/params",
             "grep -r nvidia /etc/modprobe.d/",
-            cost="an administrator's work, and loading the module again",
-            undo="put the setting back",
+            cost="administrator access and a reload of the module",
+            undo="restore the setting",
             references=(nccl.TROUBLE,),
         )
     if lack.uneven:
@@ -257,7 +257,7 @@ def _remedies(lack: _Lack) -> Iterator[Remedy]:
             "cat /proc/cmdline",
             "nvidia-smi topo -p2p r",
             "nvidia-smi topo -p2p w",
-            cost="an administrator's work in the BIOS or at the slots",
+            cost="administrator access to the BIOS or the slots",
             references=(nccl.TROUBLE,),
         )
 

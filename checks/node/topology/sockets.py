@@ -14,7 +14,7 @@ from ddp_doctor.knowledge.network.path_quality import FAST_ETHERNET_MBPS, SOCKET
 from ddp_doctor.knowledge.topology.link_rates import BOUNDING, FAR_BELOW, LEAST_BYTES, network
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import Consequence, Severity
-from ddp_doctor.model.finding import NOTHING_TO_UNDO, Culprit, Draft, Evidence, Reproducer, Setting
+from ddp_doctor.model.finding import Culprit, Draft, Evidence, Reproducer, Setting
 from ddp_doctor.model.recording import FactAt, Recording
 from ddp_doctor.model.rule import rule
 from ddp_doctor.remedies import nccl
@@ -66,8 +66,7 @@ def all_reduce_far_below_its_path(recording: Recording) -> Iterator[Draft]:
                 "nvidia-smi -q -d CLOCK,PERFORMANCE   # both while the job runs",
                 "nvidia-smi nvlink -e",
                 "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
-                undo=NOTHING_TO_UNDO,
-                untried="nothing is known that could be tried",
+                untried="no test is known for it",
                 references=(nccl.TROUBLE,),
             ),
             detail=f"NCCL goes by {wording.NAMES[slowest.choice.kind]} there, and the GPUs were free.",
@@ -252,7 +251,7 @@ def one_socket_on_a_fast_network(recording: Recording) -> Iterator[Draft]:
             "Measure the job with more connections and with as many as now, on the same nodes, and keep what is faster",
             Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), why=why),
             Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), why=why),
-            cost=f"{threads} threads for each connection, which take CPU time from the ranks and their data loaders",
+            cost=f"{threads} threads per connection; less CPU time for ranks and data loaders",
         ),
         detail="One connection is as fast as one CPU core. More threads and sockets may be faster; nothing was tried.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=LEAST_BYTES),

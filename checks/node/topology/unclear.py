@@ -123,9 +123,9 @@ def driver_and_sysfs_disagree(recording: Recording) -> Iterator[Draft]:
             remedy(
                 "On a virtual machine, give NCCL the topology file that the provider ships for this type of machine",
                 scope="job",
-                cost="a file of another type of machine misleads NCCL: use it for this type only",
+                cost="a file from another type of machine misleads NCCL",
                 undo="unset NCCL_TOPO_FILE",
-                untried="no trial with such a file was recorded",
+                untried="the recording has no trial with such a file",
                 references=(
                     "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-topo-file",
                     "NVIDIA/nccl issue 1298: 8 A10G of one virtual machine",

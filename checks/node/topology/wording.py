@@ -68,7 +68,7 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
     return nccl.by_setting(
         f"Unset {name}; if it was set as a workaround for a fault, repair the fault first",
         Setting(name=name, action="unset", why=gains),
-        cost="none, unless it was set against a hang or wrong data: then that returns",
+        cost="a hang or wrong data may return if it was set against them",
         undo=f"export {name}={value}",
     )
 
@@ -82,9 +82,9 @@ def _log_more(summary: str, subsystems: str, *commands: str) -> Remedy:
             Setting(name="NCCL_DEBUG_SUBSYS", value=subsystems, why=why),
         ),
         commands=commands,
-        cost="some hundred lines of each rank",
+        cost="several hundred log lines per rank",
         undo="unset NCCL_DEBUG NCCL_DEBUG_SUBSYS",
-        proof=Proof(reason="nothing is known that could be tried"),
+        proof=Proof(reason="no test is known for it"),
         references=(nccl.TROUBLE,),
     )
 
@@ -103,9 +103,9 @@ ONE_HOST_ID = remedy(
     "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
     " --uts=host for all); NCCL_HOSTID must be the same for them, or unset",
     scope="job",
-    cost="the containers see each other's shared memory",
-    undo="start them as before",
-    untried="it takes other containers",
+    cost="containers see each other's shared memory",
+    undo="start them without the option",
+    untried="requires other containers",
     references=(nccl.entry("NCCL_HOSTID"), nccl.TROUBLE + "#sharing-data"),
     container=("--ipc=host", "--uts=host"),
 )
@@ -113,16 +113,16 @@ ONE_HOST_ID = remedy(
 UNSET_HOST_ID = nccl.by_setting(
     "Unset NCCL_HOSTID on all ranks",
     Setting(name="NCCL_HOSTID", action="unset", why="NCCL then identifies the host by host name and boot id"),
-    cost="none, unless something else relies on it",
-    undo="set NCCL_HOSTID to its old value",
+    cost="may affect other programs that rely on it",
+    undo="restore the previous NCCL_HOSTID",
 )
 
 
 UNSET_LEVEL = nccl.by_setting(
     "Unset NCCL_P2P_LEVEL, unless somebody needs direct copies over that distance",
     Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
-    cost="GPUs beyond the limit talk through host memory, as NCCL intends",
-    undo="set NCCL_P2P_LEVEL to its old value",
+    cost="host memory traffic between GPUs beyond the limit, as NCCL intends",
+    undo="restore the previous NCCL_P2P_LEVEL",
     conflicts=("NCCL_P2P_DISABLE",),
 )
 _ASK_FOR_INDEX = (
@@ -137,7 +137,7 @@ REPAIR_FABRIC = by_administrator(
     "nvidia-smi nvlink -s",
     "nvidia-smi --query-gpu=index,mig.mode.current --format=csv",
     "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-    cost="the node must be drained to restart the fabric manager or reset GPUs",
+    cost="a drained node, to restart the fabric manager or reset GPUs",
     references=("https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",),
 )
 
@@ -159,9 +159,9 @@ def use_hca(devices: tuple[str, ...], others: tuple[str, ...], why: str, gid_ind
         commands=()
         if gid_index
         else ("show_gids", *(f"grep . /sys/class/infiniband/{name}/ports/1/gid_attrs/types/*" for name in devices)),
-        cost="other NICs stay idle; nothing changes within one node",
+        cost="idle NICs; no change within one node",
         undo="unset NCCL_IB_HCA",
-        proof=Proof(reason="it takes several nodes to try"),
+        proof=Proof(reason="a test requires several nodes"),
         references=(nccl.entry("NCCL_IB_HCA"), nccl.entry("NCCL_IB_GID_INDEX")),
     )
 
@@ -180,6 +180,6 @@ def look_at_nvlinks(gpus: tuple[str, ...]) -> Remedy:
         *(f"nvidia-smi nvlink -s -i {number}" for number in numbers),
         *(f"nvidia-smi nvlink -e -i {number}" for number in numbers),
         "sudo dmesg | grep -i xid   # 74 and 144-150 are NVLink errors",
-        cost="a reset needs the node drained; a bridge or board needs somebody at the machine",
+        cost="a drained node for a reset; physical access for a bridge or board",
         references=("https://docs.nvidia.com/deploy/xid-errors/",),
     )

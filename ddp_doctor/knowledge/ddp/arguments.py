@@ -12,11 +12,11 @@ from ddp_doctor.model.recording import TraceAdvice
 #: What another value of each may cost.
 COST = MappingProxyType(
     {
-        "bucket_cap_mb": "what is best depends on the model and on the network: try again where either changes",
-        "gradient_as_bucket_view": "gradients are views of the buckets: detach_() raises on them",
+        "bucket_cap_mb": "retuning when the model or the network changes",
+        "gradient_as_bucket_view": "detach_() on gradients raises an error",
         "static_graph": "each step must use the same parameters in the same way",
-        "find_unused_parameters": "a step that leaves a parameter without a gradient then raises",
-        "broadcast_buffers": "buffers, such as the running statistics of BatchNorm, then differ between ranks",
+        "find_unused_parameters": "an error if a parameter gets no gradient in a step",
+        "broadcast_buffers": "buffers such as BatchNorm's running statistics differ between ranks",
     }
 )
 

@@ -37,7 +37,7 @@ CAUSES = {
             in_code("Make every parameter take part in the loss, or freeze those that do not"),
             in_code(
                 "Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
-                cost="a walk over the graph in each step",
+                cost="a graph traversal in every step",
             ),
         ),
         next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",

@@ -30,7 +30,7 @@ _DRAIN = on_node(
     "Run the job on other nodes, and reset or replace the GPU before the node gets work again",
     "scontrol update nodename=NODE state=drain reason=GPU",
     "nvidia-smi --gpu-reset -i GPU",
-    cost="a reset ends everything that runs on the GPU; GPUs joined by NVLink are reset together",
+    cost="ends every process on the GPU; resets GPUs joined by NVLink together",
 )
 
 #: Signs of no cause of their own.
@@ -138,9 +138,7 @@ CAUSES = {
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
         remedies=(
             _DRAIN,
-            on_node(
-                "Update the driver and the GSP firmware that comes with it", cost="all jobs of the node have to end"
-            ),
+            on_node("Update the driver and the GSP firmware that comes with it", cost="ends all jobs of the node"),
             on_node(
                 "Run the driver without the GSP firmware until then, where the GPU and the proprietary driver allow",
                 "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
@@ -195,12 +193,12 @@ CAUSES = {
                 "Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or restart it",
                 "systemctl restart nvidia-fabricmanager",
                 "nvidia-smi --gpu-reset",
-                cost="everything on the node's GPUs ends",
+                cost="ends every process on the node's GPUs",
             ),
             remedy(
                 "Go on without NVLS until then",
                 settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
-                cost="all-reduces within the node are slower on GPUs with NVSwitches",
+                cost="slower all-reduces within nodes with NVSwitches",
             ),
         ),
         next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
@@ -231,7 +229,7 @@ CAUSES = {
             remedy(
                 "Have CUDA report the error where it arises, and look at that kernel's inputs",
                 settings=(setting("CUDA_LAUNCH_BLOCKING", "1", "each kernel is waited for"),),
-                cost="much slower; some errors no longer show",
+                cost="much slower; hides some errors",
             ),
             remedy(
                 "Run the same on another GPU and with the newest patch release of torch and of the driver:"
@@ -305,7 +303,7 @@ CAUSES = {
             remedy(
                 "Go on without NVLink between nodes",
                 settings=(setting("NCCL_MNNVL_ENABLE", "0", "nodes use the network"),),
-                cost="transfers between nodes are several times slower",
+                cost="several times slower transfers between nodes",
             ),
         ),
         next_check="nvidia-imex-ctl -N; ls /dev/nvidia-caps-imex-channels in the job's container",

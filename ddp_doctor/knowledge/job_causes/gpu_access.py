@@ -42,7 +42,7 @@ _ONE_RANK_A_GPU = remedy("Start no more ranks on a node than it shows GPUs", "to
 _WITHOUT_P2P = remedy(
     "Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
     settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),
-    cost="GPUs of one node exchange data through host memory, often several times slower",
+    cost="host memory traffic between GPUs of one node, often several times slower",
 )
 _WITHOUT_TRANSLATION = on_node(
     "Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
@@ -116,11 +116,7 @@ CAUSES = {
         " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
         remedies=(
             SET_DEVICE,
-            on_node(
-                "Let several processes share a GPU",
-                "nvidia-smi -c 0",
-                cost="nothing keeps two jobs off one GPU any more",
-            ),
+            on_node("Let several processes share a GPU", "nvidia-smi -c 0", cost="two jobs may share one GPU"),
         ),
         next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
         references=(CUDA_ERRORS,),
@@ -142,7 +138,7 @@ CAUSES = {
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
             remedy("Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
-            remedy("Train on one slice without DDP, or with the gloo backend", cost="gloo is far slower"),
+            remedy("Train on one slice without DDP, or with the gloo backend", cost="far slower with gloo"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc", "NVIDIA MIG user guide"),
@@ -194,7 +190,7 @@ CAUSES = {
                 "Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
                 "lspci -vvv | grep -i acsctl",
                 "setpci -s BRIDGE ECAP_ACS+6.w=0000",
-                cost="no isolation of devices from each other, which virtual machines need",
+                cost="no isolation between devices, which virtual machines need",
             ),
             _WITHOUT_TRANSLATION,
             WITHOUT_GPUDIRECT,
@@ -250,7 +246,7 @@ CAUSES = {
                 "systemctl status nvidia-fabricmanager",
                 "nvidia-smi -q | grep -A2 Fabric",
                 settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
-                cost="all-reduces within the node are slower on GPUs with NVSwitches",
+                cost="slower all-reduces within nodes with NVSwitches",
             ),
         ),
         next_check="NCCL_NVLS_ENABLE=0 with the same job; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NVLS",

@@ -22,7 +22,7 @@ CAUSES = {
             remedy(
                 "Let NCCL do without it",
                 settings=(setting("NCCL_SHM_DISABLE", "1"),),
-                cost="ranks of one node that have no P2P then talk over the network, which is slow",
+                cost="slow network traffic between ranks of one node without P2P",
                 undo="unset NCCL_SHM_DISABLE",
             ),
         ),

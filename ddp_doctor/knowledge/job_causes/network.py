@@ -120,7 +120,7 @@ CAUSES = {
             remedy(
                 "On a single node, let NCCL use loopback",
                 settings=(setting("NCCL_SOCKET_IFNAME", "lo", "all ranks are on one node"),),
-                cost="a job over several nodes cannot start with it",
+                cost="jobs on several nodes cannot start with it",
             ),
         ),
         next_check="ip -br addr in the job's container; env | grep NCCL_SOCKET",
@@ -206,7 +206,7 @@ CAUSES = {
             remedy(
                 "Go on without the plug-in",
                 settings=(setting("NCCL_NET_PLUGIN", "none", "NCCL's own transports serve"),),
-                cost="TCP in place of the plug-in's network, several times slower",
+                cost="TCP instead of the plug-in's network, several times slower",
             ),
         ),
         next_check="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET; ddp-doctor check nccl on that node",

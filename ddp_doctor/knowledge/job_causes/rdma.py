@@ -43,12 +43,12 @@ def completion(statuses: str, ahead: str = "") -> str:
 WITHOUT_GPUDIRECT = remedy(
     "Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
     settings=(setting("NCCL_NET_GDR_LEVEL", "LOC", "NICs do not read GPU memory"),),
-    cost="transfers between nodes go through host memory",
+    cost="host memory copies for transfers between nodes",
 )
 _IB_OFF = remedy(
     "Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no cure",
     settings=(setting("NCCL_IB_DISABLE", "1", "transfers between nodes go over TCP"),),
-    cost="transfers between nodes are several times slower",
+    cost="several times slower transfers between nodes",
 )
 _WITHOUT_NODE = remedy(
     "Run the job without the node that the lines name, and test its port, cable and switch port",
@@ -115,7 +115,7 @@ CAUSES = {
             remedy(
                 "Wait longer for answers, where the fabric is congested",
                 settings=(setting("NCCL_IB_TIMEOUT", "22", "four times as long as with 20"),),
-                cost="a broken link is noticed later",
+                cost="later detection of a broken link",
             ),
         ),
         next_check="whether that node's own output, or its kernel log, has an earlier error; ibqueryerrors;"
@@ -193,7 +193,7 @@ CAUSES = {
             remedy(
                 "Keep transfers on one rail",
                 settings=(setting("NCCL_CROSS_NIC", "0", "the same NIC number at both ends"),),
-                cost="rings that need other NICs get slower",
+                cost="slower rings that need other NICs",
             ),
             remedy("Set up routes between the rails, or cable them alike on all nodes", scope="cluster"),
         ),

@@ -25,12 +25,12 @@ CAUSES = {
             on_node(
                 "Restart the node, or load the kernel module anew",
                 "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
-                cost="all programs on its GPUs have to end",
+                cost="ends all programs on its GPUs",
             ),
             on_node(
                 "Keep the driver from being updated under way",
                 "apt-mark hold 'nvidia-*' 'libnvidia-*'",
-                cost="updates of the driver have to be made by hand",
+                cost="manual driver updates",
             ),
         ),
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
@@ -56,7 +56,7 @@ CAUSES = {
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
-            on_node("Update the driver of the node", cost="all programs on its GPUs have to end"),
+            on_node("Update the driver of the node", cost="ends all programs on its GPUs"),
             remedy(
                 "Install torch, and NCCL, for an older CUDA",
                 "pip install torch --index-url https://download.pytorch.org/whl/cu126",
@@ -233,7 +233,7 @@ CAUSES = {
         remedies=(
             remedy(
                 "Run with the next or the previous release of NCCL, and report it to NVIDIA with this output",
-                cost="torch is tested with its own version of NCCL alone",
+                cost="an untested combination: torch is tested only with its own NCCL",
             ),
         ),
         next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the line",

@@ -49,7 +49,7 @@ def small_batches_normalised_alone(script: Script) -> Iterator[Spot]:
         f"BatchNorm with {max(sizes)} samples on each rank, and nothing synchronises its statistics",
         remedy="Convert the model to SyncBatchNorm before it is wrapped",
         write=("model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",),
-        cost="Two small collectives for each BatchNorm layer in every step",
+        cost="two small collectives per BatchNorm layer and step",
     )
 
 

@@ -211,7 +211,7 @@ def loaded_before_it_is_saved(script: Script) -> Iterator[Spot]:
                 f"Ranks load what rank 0 saves in line {save.node.lineno} without waiting until it is written",
                 remedy="Put a barrier between the two, outside of the condition",
                 write=("dist.barrier()",),
-                cost="A barrier for each checkpoint",
+                cost="one barrier per checkpoint",
             )
 
 

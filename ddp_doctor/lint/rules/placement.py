@@ -84,7 +84,9 @@ def gpu_waits_for_the_loader(script: Script) -> Iterator[Spot]:
             title = "The batches of this loader are not pinned: the CPU waits while they are copied to the GPU"
             option = "pin_memory=True"
         if option:
-            yield Spot(call, title, remedy=f"Give the loader {option}", cost="Host memory and cores for the workers")
+            yield Spot(
+                call, title, remedy=f"Give the loader {option}", cost="host memory and CPU cores for the workers"
+            )
 
 
 def _inputs_left_behind(script: Script) -> Iterator[Spot]:

@@ -224,7 +224,7 @@ def _spot(at: Value | ast.AST, title: str) -> Spot:
         title,
         remedy="Let the ranks agree first: all-reduce the flag, and decide by the result",
         write=("flag = torch.isnan(loss).float()", "dist.all_reduce(flag, op=dist.ReduceOp.MAX)"),
-        cost="One small all-reduce in every step",
+        cost="one small all-reduce per step",
     )
 
 

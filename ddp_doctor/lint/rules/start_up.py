@@ -277,7 +277,7 @@ def module_hidden_by_a_file(script: Script) -> Iterator[Spot]:
             _import_of(script, module),
             f"{file} in this folder is imported in place of {whose}: torch cannot be imported",
             remedy=f"Rename {file}",
-            cost="What imports that file has to name it anew",
+            cost="every import of that file must change",
         )
 
 

@@ -130,7 +130,7 @@ def local_sum_divided_by_global_count(script: Script) -> Iterator[Spot]:
                 "A sum over this rank's part of the data is divided by the size of the whole data set",
                 remedy="All-reduce the sum and the count before dividing",
                 write=("dist.all_reduce(correct)",),
-                cost="One small all-reduce for each evaluation",
+                cost="one small all-reduce per evaluation",
             )
 
 

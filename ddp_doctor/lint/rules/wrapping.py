@@ -24,7 +24,7 @@ from ddp_doctor.model.choices import Confidence, Consequence, Severity
 _MOVES = ("cuda", "to")
 #: What may say that there is no group.
 _UNDISTRIBUTED = re.compile(r"dist|ddp|rank|world|initialized|parallel|launch|slurm|spawn", re.IGNORECASE)
-_COST = "The script needs a process group, a DistributedSampler, and saving on rank 0 alone"
+_COST = "a process group, a DistributedSampler, and saving on rank 0 only"
 
 
 @lint_rule("DDL101", "data-parallel-used", Consequence.COST, concerns=always)
@@ -188,7 +188,7 @@ def unused_parameters_not_allowed_for(script: Script) -> Iterator[Spot]:
 
 def _unused(layer: Value, title: str, severity: Severity | None = None) -> Spot:
     remedy = "Wrap with find_unused_parameters=True" if severity else "Remove the layer, or use it in the forward"
-    cost = "DDP walks the autograd graph after every forward" if severity else ""
+    cost = "a graph traversal after every forward" if severity else ""
     return Spot(layer, title, remedy=remedy, cost=cost, severity=severity)
 
 
