@@ -97,7 +97,7 @@ def out_of_range(name: str, env: Mapping[str, str], nccl: Version) -> OutOfRange
         known = [(least, most) for since, least, most in row.takes if not nccl or since <= nccl]
         least, most = known[-1] if known else row.takes[0][1:]
         if not least <= value <= most:
-            says = row.says or f"is out of range: it takes {least} to {most}"
+            says = row.says or f"is out of range ({least} to {most})"
             # how long an RDMA connection waits: 4.096 microseconds times a power of two (InfiniBand specification)
             wait = f"{4.096e-3 * 2 ** min(value, 63):.2g} ms" if value >= 0 else ""
             return OutOfRange(says.format(wait=wait), most, row)

@@ -121,8 +121,9 @@ def _no_algorithm(env: Env, nccl: Version) -> Conflict | None:
     if "NVLS" in algorithms.upper() and "AllReduce" in lacking and env.get("NCCL_NVLS_ENABLE"):
         names, leave = ["NCCL_ALGO", "NCCL_NVLS_ENABLE"], "leave"
     why = (
-        'NCCL 2.24 and later end the job: with "Unrecognized element token" in init where they do not know a word, else'
-        ' with "no algorithm/protocol available", for a list counts for all collectives; allreduce:NAME restricts one.'
+        'NCCL 2.24 and later end the job: with "Unrecognized element token" in init if a'
+        ' word is unknown, otherwise with "no algorithm/protocol available". A list applies'
+        " to all collectives; allreduce:NAME restricts one."
     )
     strange = misread("NCCL_ALGO", algorithms)
     return Conflict(
@@ -145,9 +146,9 @@ def _no_protocol(env: Env, _: Version) -> Conflict | None:
         return None
     return Conflict(
         ("NCCL_PROTO",),
-        "leaves NCCL no protocol",
-        'The job ends with "Unrecognized element token" in init where NCCL does not know a word, else with'
-        ' "no algorithm/protocol available" in its first collective.',
+        "leaves NCCL without a protocol",
+        'The job ends with "Unrecognized element token" in init if a word is unknown,'
+        ' otherwise with "no algorithm/protocol available" in its first collective.',
         "NCCL src/graph/tuning.cc and src/enqueue.cc",
         ("NCCL_PROTO",),
         fails_from=(),
@@ -161,8 +162,8 @@ def _too_many_sockets(env: Env, _: Version) -> Conflict | None:
     threads = min(threads, 16)
     return Conflict(
         ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
-        f"ask for {threads * each} sockets",
-        f"NCCL opens at most {MOST_SOCKETS} for a connection, and takes {MOST_SOCKETS // threads} for each thread.",
+        f"request {threads * each} sockets",
+        f"NCCL opens at most {MOST_SOCKETS} per connection, and uses {MOST_SOCKETS // threads} per thread.",
         "NCCL src/transport/net_socket.cc, ncclNetSocketGetNsockNthread",
         ("NCCL_NSOCKS_PERTHREAD",),
     )

@@ -77,7 +77,7 @@ def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
     if not value:
         return _empty(variable, reader)
     if name == "NCCL_DEBUG" and value.upper() == "ATTN" and nccl and nccl < _ATTN_SINCE:
-        return Misread("is no level, so NCCL logs nothing", "NCCL has the level ATTN from 2.32 on.", "WARN")
+        return Misread("is not a log level, so NCCL logs nothing", "NCCL has the level ATTN since 2.32.", "WARN")
     if is_ignored(name, value, nccl):
         return _ignored_word(variable, value, nccl)
     found = reader(variable, value)
@@ -86,7 +86,9 @@ def misread(name: str, value: str, nccl: Version = ()) -> Misread | None:
     bare = value.strip(_AROUND)
     if found is None or bare == value or reader(variable, bare) is not None:
         return found
-    return replace(found, why=f"{found.why} The quotes or white space around it are taken literally.", instead=bare)
+    return replace(
+        found, why=f"{found.why} The quotes or white space around the value are taken literally.", instead=bare
+    )
 
 
 def is_ignored(name: str, value: str, nccl: Version) -> bool:
@@ -101,7 +103,7 @@ def _ignored_word(variable: Variable, value: str, nccl: Version) -> Misread | No
     meant = _number_of_switch_word(value.strip())
     if meant is not None and meant == default_at(variable, nccl):
         return None
-    why = "NCCL reads a number. From 2.32 on it keeps its default for a word, and says so at the log level ATTN alone."
+    why = "NCCL expects a number. Since 2.32 it ignores words, and reports that only at log level ATTN."
     return Misread("is ignored", why, meant)
 
 
@@ -127,7 +129,7 @@ def effective(name: str, value: str | None) -> str | None:
 
 def _empty(variable: Variable, reader: Reader) -> Misread | None:
     if variable.owner == "nccl":
-        return Misread("is set but empty", "Empty numbers count as unset, empty names may not.", harmless=True)
+        return Misread("is empty", "NCCL treats empty numbers as unset, but not always empty names.", harmless=True)
     return (
         None
         if reader in (_text, _flag, _switch, _interfaces)
@@ -141,20 +143,20 @@ def _number(variable: Variable, value: str) -> Misread | None:
     number, suffix = strtoll(value)
     word, suffix = value.strip().lower(), suffix.strip()
     if number is None:
-        why = "NCCL reads a number; a word without a leading digit is 0, and from 2.32 on ignored."
+        why = "NCCL expects a number. A word without a leading digit is read as 0, and is ignored since 2.32."
         meant = _number_of_switch_word(value.strip())
-        effects = {"DISABLE": ", so nothing is disabled", "ENABLE": ", so it is switched off"}
+        effects = {"DISABLE": ", so nothing is disabled", "ENABLE": ", so the feature is off"}
         effect = effects.get(variable.name.rpartition("_")[2], "")
         return None if meant == "0" else Misread(f"is read as 0{effect}", why, meant)
     if not -_LARGEST <= number < _LARGEST:
-        return Misread("is too large and ignored", "NCCL then keeps its default.")
+        return Misread("is too large and ignored", "NCCL keeps its default.")
     if suffix and not suffix.startswith("#"):
         scaled = str(number * _SCALE[suffix[0].upper()]) if suffix[0].upper() in _SCALE else None
-        return Misread(f"is read as {number}", "NCCL reads the leading digits and drops the rest.", scaled)
+        return Misread(f"is read as {number}", "NCCL reads the leading digits and ignores the rest.", scaled)
     if re.fullmatch(r"[+-]?0[0-7]+", word) and number != int(word):
-        return Misread(f"is read as {number}", "A leading 0 makes it an octal number.", str(int(word)))
+        return Misread(f"is read as {number}", "A leading 0 makes the number octal.", str(int(word)))
     if variable.name == "NCCL_P2P_DISABLE" and number not in (0, 1):
-        return Misread("does not disable P2P", "Of all numbers, only 1 does.", "1")
+        return Misread("does not disable P2P", "Only the number 1 disables P2P.", "1")
     return None
 
 
@@ -162,17 +164,17 @@ def _level(_: Variable, value: str) -> Misread | None:
     if value in LEVELS or value[0] in "0123456789":  # 0 to 4 are the names of NCCL before 2.7
         return None
     meant = value.upper() if value.upper() in LEVELS else None
-    return Misread("is ignored", f"NCCL knows {', '.join(LEVELS)}, in capitals.", meant)
+    return Misread("is ignored", f"NCCL accepts {', '.join(LEVELS)} in upper case.", meant)
 
 
 def _enum(variable: Variable, value: str) -> Misread | None:
     known = value if variable.case == "exact" else value.upper()
     if known in variable.values:
         return None
-    why = f"The values are {', '.join(variable.values)}."
+    why = f"Valid values: {', '.join(variable.values)}."
     meant = next((word for word in variable.values if word.upper() == value.upper()), None)
     if variable.otherwise == "ignored":
-        becomes = "is no level, so NCCL logs nothing" if variable.name == "NCCL_DEBUG" else "is ignored"
+        becomes = "is not a log level, so NCCL logs nothing" if variable.name == "NCCL_DEBUG" else "is ignored"
         return Misread(becomes, why, meant, harmless=variable.owner in ("torch", "cuda"))
     return _refused(variable, why, meant)
 
@@ -184,33 +186,33 @@ def _words(variable: Variable, value: str) -> Misread | None:
     strange = [word for words in lists for word in words.split(",") if word and word.upper() not in known]
     if not strange:
         return None
-    why = f"NCCL knows {', '.join(variable.values)}."
+    why = f"NCCL accepts {', '.join(variable.values)}."
     if variable.name == "NCCL_DEBUG_SUBSYS":
-        return Misread(f"asks for no subsystem with {strange[0]!r}", why, harmless=True)
-    return Misread(f"is refused for {strange[0]!r} by NCCL 2.24 and later, and init fails", why)
+        return Misread(f"names an unknown subsystem: {strange[0]!r}", why, harmless=True)
+    return Misread(f"fails in init with NCCL 2.24 and later: unknown word {strange[0]!r}", why)
 
 
 def _names(variable: Variable, value: str) -> Misread | None:
     """NCCL's interface and HCA lists: prefixes; ``^`` (not), ``=`` (exactly) or ``^=`` only at the front."""
     if len(value) == 1 and variable.name != "NCCL_IB_HCA":
-        return Misread("is ignored", "NCCL takes names of at least two characters.")
+        return Misread("is ignored", "NCCL accepts names of at least two characters.")
     if value.startswith("=^"):
-        return Misread("matches no device", "The order of the two signs is ^=.", f"^={value[2:]}")
+        return Misread("matches no device", "The correct order of the two signs is ^=.", f"^={value[2:]}")
     mark, names = re.match(r"\^?=?", value), re.sub(r"^\^?=?", "", value)
     front = mark.group() if mark else ""
     if re.search(r"(^|,)[\^=]", names):
-        why = "^ and = count at the front of the whole list; before a later name they are part of it."
-        return Misread("matches other devices than it says", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names))
+        why = "^ and = only work at the start of the list. Before a later name they become part of that name."
+        return Misread("matches unintended devices", why, front + re.sub(r"(^|,)[\^=]+", r"\1", names))
     if variable.name != "NCCL_IB_HCA" and any(map(_is_address, names.split(","))):
         return Misread(
             "matches no interface",
-            "It is an address. NCCL takes names, finds no interface of this one, and init fails.",
+            "The value is an address, but NCCL expects interface names. It finds no interface and init fails.",
         )
     if re.search(rf"[*?!\[\s{_QUOTES}]", names):
-        why = "Names are taken literally, as prefixes: no patterns, no quotes, no white space."
+        why = "NCCL takes names literally as prefixes, without patterns, quotes or white space."
         meant = front + _as_list(re.sub(rf"[*{_QUOTES}]", "", names))
         some = any(not re.search(rf"[*?!\[\s{_QUOTES}]", name) for name in names.split(","))
-        becomes = "matches other devices than it says" if some else "matches no such device"
+        becomes = "matches unintended devices" if some else "matches no device"
         return Misread(becomes, why, None if meant == value or "!" in value else meant)
     return None
 
@@ -230,49 +232,49 @@ def _is_address(name: str) -> bool:
 def _interfaces(variable: Variable, value: str) -> Misread | None:
     """Gloo's interface list: exact names."""
     if any(map(_is_address, value.split(","))):
-        return _refused(variable, "It is an address, and gloo takes names of interfaces.", None)
+        return _refused(variable, "The value is an address, but gloo expects interface names.", None)
     strange = re.search(rf"[\^=*?!\s{_QUOTES}]", value)
     if strange is None:
         return None
     meant = _as_list(re.sub(rf"[={_QUOTES}]", "", value))
-    why = "Gloo takes exact interface names, without the signs that NCCL_SOCKET_IFNAME knows."
+    why = "Gloo expects exact interface names, without the signs of NCCL_SOCKET_IFNAME."
     return _refused(variable, why, None if re.search(r"[\^*?!]", value) else meant)
 
 
 def _log_file(_: Variable, value: str) -> Misread | None:
     unknown = [sign for sign in re.findall(r"%(.)", value) if sign not in "hp%"]
     if unknown:
-        why = "NCCL fills in %h (host) and %p (process); ranks of one host then overwrite one file."
+        why = "NCCL replaces only %h (host) and %p (process), so the ranks of a host overwrite one file."
         meant = re.sub(r"%[^hp%]", "%p", value)
         return Misread(f"keeps %{unknown[0]} in the file name", why, meant)
     if value.startswith("~"):
-        return Misread("keeps its ~", "NCCL does not expand ~, so the file cannot be opened.")
+        return Misread("keeps its ~", "NCCL does not expand ~ and cannot open the file.")
     if value.startswith("/dev/") or re.search(r"%[hp]", value):
         return None
-    why = "Each rank truncates the file when it starts; %h and %p keep them apart."
+    why = "Each rank truncates the file at start. %h and %p give each rank its own file."
     return Misread("is one file for all ranks", why, f"{value}.%h.%p", harmless=True)
 
 
 def _strict_bool(variable: Variable, value: str) -> Misread | None:
     if value.lower() in TRUE | FALSE:
         return None
-    why = "torch takes 1, true, yes, t, y and 0, false, no, f, n, and nothing else."
+    why = "torch accepts only 1, true, yes, t, y and 0, false, no, f, n."
     return _refused(variable, why, _number_of_switch_word(value))
 
 
 def _strict_int(variable: Variable, value: str) -> Misread | None:
     found = re.match(r"\s*([+-]?[0-9]+)", value)
     if found is None or abs(int(found[1])) >= 2**31:
-        return _refused(variable, "torch takes a number.", None)
+        return _refused(variable, "torch expects a number.", None)
     if value[found.end() :].strip():
-        return Misread(f"is read as {int(found[1])}", "torch reads the leading digits and drops the rest.")
+        return Misread(f"is read as {int(found[1])}", "torch reads the leading digits and ignores the rest.")
     return None
 
 
 def _python_int(variable: Variable, value: str) -> Misread | None:
     if re.fullmatch(r"\s*[+-]?[0-9]+(_[0-9]+)*\s*", value):
         return None
-    return _refused(variable, "It is handed to Python's int().", _number_of_switch_word(value))
+    return _refused(variable, "Python's int() must accept the value.", _number_of_switch_word(value))
 
 
 def _like(pattern: str, why: str) -> Reader:
@@ -284,7 +286,7 @@ def _flag(variable: Variable, value: str) -> Misread | None:
     word = value.lower()
     if word in _OFF or value in ("0", "1"):
         return None
-    why = f"Only {variable.name}=1 switches it on; any other value switches it off."
+    why = f"Only {variable.name}=1 enables the feature; any other value disables it."
     return Misread("counts as off", why, "1" if word in _ON else None)
 
 
@@ -292,26 +294,26 @@ def _switch(_: Variable, value: str) -> Misread | None:
     """Only one of 0 and 1 counts, the one that is not what unset means (torch 2.14 and 2.15 differ in which)."""
     if value in ("0", "1"):
         return None
-    return Misread("counts as unset", "torch compares it with a plain 0 or 1.", _number_of_switch_word(value))
+    return Misread("counts as unset", "torch accepts only a plain 0 or 1.", _number_of_switch_word(value))
 
 
 def _omp_threads(_: Variable, value: str) -> Misread | None:
     if re.fullmatch(r"\s*[1-9][0-9]*\s*(,\s*[1-9][0-9]*\s*)*", value):
         return None
-    why = "libgomp calls it invalid, and torchrun does not set 1 where it is set: each rank takes all cores."
+    why = "libgomp rejects the value, and torchrun sets 1 only if the variable is unset, so each rank uses all cores."
     return Misread("is ignored", why)
 
 
 def _text(variable: Variable, value: str) -> Misread | None:
     if value == value.strip(_AROUND):
         return None
-    return Misread("is taken with what surrounds it", f"{variable.name} is text, read as it stands.")
+    return Misread("includes the surrounding characters", f"{variable.name} is read literally.")
 
 
 def _refused(variable: Variable, why: str, instead: str | None) -> Misread:
     if variable.otherwise == "hangs":
-        return Misread("is not accepted: init_process_group hangs or aborts in torch 2.13", why, instead, fate="hangs")
-    becomes = "stops torchrun" if variable.owner == "torchrun" else "is refused with an error"
+        return Misread("is invalid: init_process_group hangs or aborts in torch 2.13", why, instead, fate="hangs")
+    becomes = "stops torchrun" if variable.owner == "torchrun" else "is invalid and raises an error"
     return Misread(becomes, why, instead, fate="refused")
 
 
@@ -328,8 +330,8 @@ _READERS: dict[str, Reader] = {
     "strict_bool": _strict_bool,
     "strict_int": _strict_int,
     "python_int": _python_int,
-    "node_range": _like(r"[0-9]+(:[0-9]+)?", "It is a number of nodes, or MIN:MAX."),
-    "process_count": _like(r"[0-9]+|auto|cpu|gpu|xpu", "It is a number, auto, cpu, gpu or xpu."),
+    "node_range": _like(r"[0-9]+(:[0-9]+)?", "Valid values: a number of nodes, or MIN:MAX."),
+    "process_count": _like(r"[0-9]+|auto|cpu|gpu|xpu", "Valid values: a number, auto, cpu, gpu or xpu."),
     "flag": _flag,
     "switch": _switch,
     "omp_threads": _omp_threads,

@@ -51,11 +51,11 @@ def debugging_setting_left_on(node: InForce) -> Iterator[Draft]:
         names = (name, "NCCL_DEBUG_SUBSYS") if name == "NCCL_DEBUG" and logs_calls else (name,)
         yield setting_draft(
             names,
-            f"Debugging is left on: {node.listed(names)}",
+            f"Debugging setting is still active: {node.listed(names)}",
             node.listed(names),
             effect.source,
             node.without(names, "for debugging", proof=_STEP),
-            detail="Every rank writes a line for every collective." if len(names) > 1 else effect.why,
+            detail="Every rank logs a line for every collective." if len(names) > 1 else effect.why,
             severity=Severity.INFO if effect.mild and len(names) == 1 else None,
         )
 
@@ -86,14 +86,14 @@ def old_cure_left_on(node: InForce) -> Iterator[Draft]:
         spares = scope(name) == "nvls" and node.hardware.gpus is None  # memory, for which some set it on purpose
         mild = effect.mild or is_a_choice(name, node.values[name]) or unread or spares
         cost = variables()[name].needed_for or "a hang or wrong data may return if it was set against them"
-        without = node.without([name], "NCCL chooses by itself then", f"Unset {name} and measure again", NO_TRIAL)
+        without = node.without([name], "NCCL then chooses by itself", f"Unset {name}, then measure again", NO_TRIAL)
         yield setting_draft(
             (name,),
-            f"{node.listed([name])} costs speed",
+            f"{node.listed([name])} slows the job",
             node.listed([name]),
             effect.source,
             without.model_copy(update={"cost": cost}),
-            detail=f"{effect.why} If it was set against a fault, that fault is still there.",
+            detail=f"{effect.why} If it was set to avoid a fault, that fault still exists.",
             severity=Severity.INFO if mild else None,
             confidence=Confidence.POSSIBLE if node.hardware.gpus is None else Confidence.LIKELY,
         ).model_copy(update={"reproduced_by": _REPRODUCER if node.backend == "nccl" else None})
@@ -139,7 +139,7 @@ def setting_risks_wrong_data_or_hangs(node: InForce) -> Iterator[Draft]:
         unread = node.backend not in ("nccl", "") and name.startswith(("NCCL_", "TORCH_NCCL_"))
         yield setting_draft(
             (name,),
-            f"{node.listed([name])} risks wrong data or hangs",
+            f"{node.listed([name])} can cause wrong data or hangs",
             node.listed([name]),
             effect.source,
             node.without([name], "unsafe", proof=_AT_RANDOM),

@@ -46,17 +46,17 @@ def loopback_between_nodes(recording: Recording) -> Iterator[Draft]:
         for name, lost in found.items():
             by_option = name == _ENDPOINT
             lines = [each.line for each in text.written if (each.name, each.value) == (name, lost.value)]
-            pair = f"torchrun is told to meet at {lost.value}" if by_option else shown(name, lost.value)
+            pair = f"rendezvous endpoint {lost.value}" if by_option else shown(name, lost.value)
             where = f"line {lost.launch.line} starts ranks" if lost.launch else "the lines for SLURM ask for them"
             by_name = by_option or name == "MASTER_ADDR"
             fails = "or the first collective fails" if name == NCCL_IFNAME else "fails or hangs"
             yield setting_draft(
                 [name],
-                f"{pair} leads to no other node, and the job has {lost.nodes}",
+                f"{pair} reaches no other node, but the job has {lost.nodes} nodes",
                 f"{pair}{f' in line {lines[-1]}' if lines else ''}; {lost.nodes} nodes: {where}",
-                "the loopback interface of a host reaches that host alone",
-                in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it leads to no other node"),
-                detail=f"Each rank looks for the others on its own node: init_process_group() {fails}.",
+                "a loopback interface reaches only its own host",
+                in_job_script(_FIRST_NODE) if by_name else unset({name: lost.value}, "it reaches no other node"),
+                detail=f"Each rank looks for the other ranks on its own node, so init_process_group() {fails}.",
             )
 
 
@@ -155,7 +155,7 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
         if job is None or job.nodes is None or fewest <= job.nodes[1] or launch.path:
             return None
         why = f"--nnodes {fewest}; line {job.line}: {job.nodes[1]} nodes"
-        return _Fault(f"torchrun waits for {fewest} nodes, and the job has {job.nodes[1]}", why)
+        return _Fault(f"torchrun waits for {fewest} nodes, but the job has {job.nodes[1]}", why)
     if nodes is None or each is None:
         return None
     count = nodes * each
@@ -165,7 +165,7 @@ def _other_number_of_torchruns(job: Launch | None, launch: Launch) -> _Fault | N
     if count <= most and not (count < fewest and is_whole):
         return None
     needs = f"takes {most}" if count > most else f"waits for {fewest}"
-    return _Fault(f"{count} torchruns start, and --nnodes={expected} {needs}", why)
+    return _Fault(f"{count} torchruns start, but --nnodes={expected} {needs}", why)
 
 
 def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
@@ -177,7 +177,7 @@ def _more_ranks_than_gpus(job: Launch | None, launch: Launch) -> _Fault | None:
     gpus, ranks = _gpus_of_a_node(job, launch, each), each * inside
     made = f"{each} tasks of {inside} ranks" if each > 1 and by_torchrun else f"{ranks} of them"
     if gpus and ranks > gpus and (by_torchrun or "MASTER_ADDR" in launch.environment):
-        title = f"{ranks} ranks start on each node, and {gpus} GPU{'s' * (gpus > 1)} of it are asked for"
+        title = f"{ranks} ranks start on each node, but the job requests {gpus} GPU{'s' * (gpus > 1)} per node"
         return _Fault(title, f"{made} on a node, {gpus} GPUs", None if by_torchrun else Severity.WARNING)
     if gpus is None and each > 1 and inside > 1 and launch.agents is None:
         why = f"{made} on a node, each torchrun a job of its own"

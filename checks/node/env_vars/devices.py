@@ -57,7 +57,7 @@ def setting_names_absent_interface(recording: Recording) -> Iterator[Draft]:
             names = [there.name for there in first.fact.interfaces if there.running and there.addresses]
             usable = first_names(names, _INTERFACES_SHOWN) or "none"
             nodes = node_names(recording, group)
-            fails = f"{backend_name(backend)} would not start with {shown(name, value)}"
+            fails = f"{backend_name(backend)} cannot start with {shown(name, value)}"
             title = f"{nodes}: {fails}: {error}"
             if missing:
                 has, it = ("has", "it") if len(group) == 1 else ("have", host(recording, first.node))
@@ -110,11 +110,11 @@ def setting_names_absent_rdma_device(node: InForce) -> Iterator[Draft]:
     if missing:
         yield setting_draft(
             (HCA,),
-            f"{HCA} names {name_list(missing)}, which no RDMA device of this host matches",
+            f"{HCA} matches no RDMA device of this host: {name_list(missing)}",
             f"{shown(HCA, node.values[HCA])}; RDMA devices of this host: {name_list(names) or 'none'}",
             "NCCL src/transport/net_ib/init.cc and src/misc/utils.cc, matchIfList",
-            node.without([HCA], "NCCL finds active ports itself"),
-            detail="NCCL does not warn: between nodes it uses the devices that do match, or TCP.",
+            node.without([HCA], "NCCL finds active ports by itself"),
+            detail="NCCL does not warn. Between nodes it uses the devices that match, or TCP.",
         )
 
 
@@ -136,7 +136,7 @@ def gloo_and_nccl_use_different_interfaces(node: InForce) -> Iterator[Draft]:
         names = (GLOO_IFNAME, NCCL_IFNAME)
         yield setting_draft(
             names,
-            f"gloo and NCCL are told to use different interfaces: {node.listed(names)}",
+            f"gloo and NCCL use different interfaces: {node.listed(names)}",
             node.listed(names),
             "gloo takes exact names, NCCL prefixes: torch ProcessGroupGloo.cpp, NCCL src/misc/utils.cc",
             detail="Both networks must reach all nodes.",

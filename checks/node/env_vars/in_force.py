@@ -67,7 +67,7 @@ def _on_nodes(recording: Recording, alike: Mapping[Draft, list[FactAt[EnvVars]]]
     )
     title, evidence = draft.title, draft.evidence
     if recording.several_nodes:
-        also = f"; alike on {node_names(recording, others)}" if others else ""
+        also = f"; similar on {node_names(recording, others)}" if others else ""
         title = f"{title} (on {node_names(recording, group)}{also})"
     if others:
         evidence = tuple(
@@ -200,7 +200,7 @@ class InForce:
         if not in_files:
             return unset(pairs, why, summary, proof or FOLLOWS)
         return Remedy(
-            summary=f"Take {' and '.join(in_files)} out of {' and '.join(dict.fromkeys(in_files.values()))}",
+            summary=f"Remove {' and '.join(in_files)} from {' and '.join(dict.fromkeys(in_files.values()))}",
             settings=tuple(_overruled(name, why, in_files) for name in pairs),
             cost="breaks anything that relies on it; the environment overrides the file until it is corrected",
             undo="restore the line",

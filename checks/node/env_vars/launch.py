@@ -70,15 +70,15 @@ def faults(env: Mapping[str, str], launcher: Launcher | None) -> Iterator[Fault]
     numbers = {name: number for name in NUMBERS if (number := _number(env.get(name))) is not None}
     for name in NUMBERS:
         if env.get(name) and name not in numbers:
-            yield Fault((name,), f"{shown(name, env[name])} is no number", fatal=name in RENDEZVOUS)
+            yield Fault((name,), f"{shown(name, env[name])} is not a number", fatal=name in RENDEZVOUS)
     for rank in ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK"):
         size = "WORLD_SIZE" if rank == "RANK" else rank.replace("RANK", "WORLD_SIZE")
         is_fatal = rank == "RANK"
         if rank in numbers and numbers[rank] < 0:
-            yield Fault((rank,), f"{rank}={numbers[rank]} is not possible: ranks count from 0", is_fatal)
+            yield Fault((rank,), f"{rank}={numbers[rank]} is out of range: ranks start at 0", is_fatal)
         elif rank in numbers and size in numbers and numbers[rank] >= max(numbers[size], 1):
-            last = f"the last is {numbers[size] - 1}"
-            fault_text = f"{rank}={numbers[rank]} is not possible with {size}={numbers[size]}: {last}"
+            last = f"the last rank is {numbers[size] - 1}"
+            fault_text = f"{rank}={numbers[rank]} is out of range with {size}={numbers[size]}: {last}"
             yield Fault((rank, size), fault_text, is_fatal)
     yield from _sizes(numbers, launcher)
     yield from _meeting_point(env, numbers, launcher)
@@ -96,27 +96,27 @@ def _number(value: str | None) -> int | None:
 def _sizes(numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fault]:
     for size in SIZES:
         if size in numbers and numbers[size] < 1:
-            yield Fault((size,), f"{size}={numbers[size]} is not possible: it is at least 1", size == "WORLD_SIZE")
+            yield Fault((size,), f"{size}={numbers[size]} is out of range: the minimum is 1", size == "WORLD_SIZE")
     world, local = numbers.get("WORLD_SIZE", 1), numbers.get("LOCAL_WORLD_SIZE", 1)
     if launcher == "torchrun":  # counts the workers itself, and nodes may have different numbers of them
         return
     if "WORLD_SIZE" in numbers and world >= 1 and local > 1 and world % local:
-        text = f"WORLD_SIZE={world} is no multiple of LOCAL_WORLD_SIZE={local}"
+        text = f"WORLD_SIZE={world} is not a multiple of LOCAL_WORLD_SIZE={local}"
         yield Fault(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), text)
 
 
 def _meeting_point(env: Mapping[str, str], numbers: Mapping[str, int], launcher: Launcher | None) -> Iterator[Fault]:
     port, address = numbers.get("MASTER_PORT"), env.get("MASTER_ADDR", "").strip()
     if port is not None and not 0 <= port <= 65535:
-        yield Fault(("MASTER_PORT",), f"MASTER_PORT={port} is not possible: ports end at 65535", fatal=True)
+        yield Fault(("MASTER_PORT",), f"MASTER_PORT={port} is out of range: the maximum is 65535", fatal=True)
     if port == 0 and numbers.get("WORLD_SIZE", 1) > 1:
-        text = "MASTER_PORT=0 lets each rank pick a port of its own"
+        text = "MASTER_PORT=0 lets each rank choose a different port"
         yield Fault(("MASTER_PORT",), text, fatal=True)
     if "/" in address or re.fullmatch(r"[^:]+:[0-9]+", address):
         text = f"{shown('MASTER_ADDR', address)} is not a bare host name or address"
         yield Fault(("MASTER_ADDR",), text, fatal=True)
     elif is_loopback(address) and (nodes := _nodes(env, numbers, launcher)) > 1:
-        text = f"MASTER_ADDR={address} means every node itself, but the job has {nodes} nodes"
+        text = f"MASTER_ADDR={address} is a different machine on each node, but the job has {nodes} nodes"
         yield Fault(("MASTER_ADDR",), text)
 
 
@@ -158,20 +158,20 @@ def consequence(env: Mapping[str, str]) -> str:
     """What a script that is started by hand in this environment would do."""
     rank, lacking = env.get("RANK"), missing(env, None)
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return "init_process_group() looks for a store that torchrun alone starts, and waits until its time-out."
+        return "init_process_group() looks for a store that only torchrun starts, and waits until its timeout."
     if is_alone(env):
-        return "They describe a job of one rank, which needs no other."
+        return "They describe a job with a single rank."
     if not rank:
-        return "A script that reads them takes itself for one rank of a larger job."
+        return "A script that reads them acts as one rank of a larger job."
     rank = printable(rank)
     if lacking:
         unset = ", ".join(lacking)
-        return f"A script started here takes itself for rank {rank}, and init_process_group() fails without {unset}."
+        return f"A script started here acts as rank {rank}, and init_process_group() fails without {unset}."
     fault = next((fault.text for fault in faults(env, None) if fault.fatal), None)
     if fault:
         return f"init_process_group() fails: {fault}."
     size, address, port = (printable(env[name]) for name in RENDEZVOUS[1:])
-    return f"A script started here joins as rank {rank} of {size} at {address}:{port} and waits for the others."
+    return f"A script started here joins as rank {rank} of {size} at {address}:{port} and waits for the other ranks."
 
 
 def gpus_shown(devices: str) -> int:
@@ -182,11 +182,11 @@ def gpus_shown(devices: str) -> int:
 
 
 _LAUNCHERS = "neither torchrun nor srun nor mpirun"
-_NO_LAUNCHER = "neither TORCHELASTIC_RUN_ID nor a SLURM step nor an Open MPI rank in the environment"
+_NO_LAUNCHER = "the environment has no TORCHELASTIC_RUN_ID, SLURM step or Open MPI rank"
 _STARTED_BY: dict[Launcher | None, str] = {
-    "torchrun": "torchrun started this process, by TORCHELASTIC_RUN_ID",
-    "slurm": "srun started this process, by SLURM_STEP_ID and SLURM_PROCID",
-    "mpi": "mpirun started this process, by OMPI_COMM_WORLD_RANK",
+    "torchrun": "torchrun started this process (TORCHELASTIC_RUN_ID)",
+    "slurm": "srun started this process (SLURM_STEP_ID and SLURM_PROCID)",
+    "mpi": "mpirun started this process (OMPI_COMM_WORLD_RANK)",
     None: "torch/distributed/rendezvous.py reads them",
 }
 #: Where launchers other than torchrun say which rank a process is, in the whole job and on its node.
@@ -195,7 +195,7 @@ _PLACES: dict[Launcher | None, tuple[str, str]] = {
     "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
 }
 _PER_TASK = "Start the ranks with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each task"
-_MEETING = "set MASTER_ADDR to a name of node 0 that the others resolve, MASTER_PORT to a free port, both for all ranks"
+_MEETING = "Set MASTER_ADDR to a name of node 0 that all nodes resolve, and MASTER_PORT to a free port, for all ranks"
 
 
 @rule_of_nodes("DD101", "leftover-launch-variables", Consequence.RISK)
@@ -219,7 +219,8 @@ def leftover_launch_variables(node: InForce) -> Iterator[Draft]:
     if pairs:
         yield setting_draft(
             pairs,
-            f"{listed(pairs)} {'is' if len(pairs) == 1 else 'are'} set, though {_LAUNCHERS} started this process",
+            f"{listed(pairs)} {'is' if len(pairs) == 1 else 'are'} set without a launcher:"
+            f" {_LAUNCHERS} started this process",
             listed(pairs),
             _NO_LAUNCHER,
             unset(pairs, "left over from another launch"),
@@ -265,7 +266,7 @@ def _inconsistent(env: Mapping[str, str], fault: Fault, launcher: Launcher | Non
         listed(saw),
         _STARTED_BY[launcher],
         in_job_script(_MEETING if set(fault.names) <= {"MASTER_ADDR", "MASTER_PORT"} else _PER_TASK),
-        detail="init_process_group() reads them: it would fail, or wait in vain for the other ranks.",
+        detail="init_process_group() reads them and fails, or waits for the other ranks without success.",
         severity=severity,
     )
 
@@ -291,10 +292,12 @@ def local_rank_beyond_visible_gpus(node: InForce) -> Iterator[Draft]:
             pairs = {name: value, "CUDA_VISIBLE_DEVICES": env["CUDA_VISIBLE_DEVICES"]}
             yield setting_draft(
                 pairs,
-                f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES shows {count}",
+                f"{shown(name, value)} needs {int(value) + more} GPUs, but CUDA_VISIBLE_DEVICES has {count}",
                 listed(pairs),
-                "torch.cuda.set_device(LOCAL_RANK) counts through the visible GPUs",
-                in_job_script("Start one rank per visible GPU, or list more GPUs; with one GPU per task use device 0"),
+                "torch.cuda.set_device(LOCAL_RANK) counts the visible GPUs",
+                in_job_script(
+                    "Start one rank per visible GPU or list more GPUs; use device 0 if each task has one GPU"
+                ),
                 detail='Ranks fail with "invalid device ordinal", unless they share a GPU or use the CPU.',
                 confidence=Confidence.LIKELY,
             )
@@ -317,12 +320,12 @@ def torchrun_options_left_behind(node: InForce) -> Iterator[Draft]:
     if fact.is_written:
         return
     if pairs and fact.launcher is None and not fact.in_kubernetes and "SLURM_JOB_ID" not in env:
-        title = (
-            "torchrun would use options from environment variables, unless its command line gives others:"
-            f" {listed(pairs)}"
+        title = f"torchrun takes options from environment variables unless its command line sets them: {listed(pairs)}"
+        detail = (
+            "If they are left over from another job, torchrun waits for nodes that"
+            " never join, or uses another endpoint."
         )
-        detail = "If they are left over from another job, it waits for nodes that never come, or meets them elsewhere."
-        remedy = unset(pairs, "an option of torchrun")
+        remedy = unset(pairs, "a torchrun option")
         source, sure = "torch/distributed/argparse_util.py", Confidence.LIKELY
         yield setting_draft(pairs, title, listed(pairs), source, remedy, detail=detail, confidence=sure)
 
@@ -360,8 +363,8 @@ def group_takes_another_gpu_than_the_rank(node: InForce) -> Iterator[Draft]:
     pairs = {name: env[name] for name in (chosen_by, on_node)}
     yield setting_draft(
         pairs,
-        f"For local rank {local_rank} NCCL would use GPU {group_gpu}, not GPU {own_gpu}: torch takes {chosen_by}"
-        f" modulo the number of visible GPUs ({taken} modulo {visible})",
+        f"NCCL uses GPU {group_gpu} for local rank {local_rank}, not GPU {own_gpu}: torch"
+        f" takes {chosen_by} modulo visible GPUs ({taken} modulo {visible})",
         listed(pairs),
         "torch 2.15 torch/distributed/distributed_c10d.py, _nccl2_device",
         in_job_script(

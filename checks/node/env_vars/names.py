@@ -38,16 +38,16 @@ def variable_misspelled(node: InForce) -> Iterator[Draft]:
             continue
         wrong = misread(meant, value)
         better = wrong.instead if wrong and wrong.instead else value
-        why = f"{name} is read by nothing"
+        why = f"no program reads {name}"
         yield setting_draft(
             (name,),
-            f"Nothing reads {name}; did you mean {meant}?",
+            f"{name} has no effect: typo for {meant}",
             shown(name, value),
             f"not among the variables of {RELEASES}",
             set_to(meant, better, why, (name, value))
             if meant not in env and node.installed.reads(meant)
             else unset({name: value}, why),
-            detail=f"So {shown(meant, env[meant])} stands." if meant in env else f"So {meant} keeps its default.",
+            detail=f"{shown(meant, env[meant])} stays in effect." if meant in env else f"{meant} keeps its default.",
             confidence=Confidence.LIKELY,
             severity=Severity.INFO if env.get(meant) == value else None,
         )
@@ -67,11 +67,11 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
         if never:
             yield setting_draft(
                 (name,),
-                f"Nothing reads {name}",
+                f"{name} has no effect: no library reads it",
                 shown(name, value),
                 never.source,
-                unset({name: value}, "read by nothing", _see(name, never.instead)),
-                detail=f"What it seems to ask for is {never.meant}.",
+                unset({name: value}, "no library reads it", _see(name, never.instead)),
+                detail=f"The name suggests {never.meant}.",
             )
     unknown = {name: value for name, value in node.env.items() if name not in never_read() and is_unknown(name)}
     strange = {name: value for name, value in unknown.items() if not name.startswith("PET_") and not nearest(name)}
@@ -88,7 +88,7 @@ def variable_read_by_nothing(node: InForce) -> Iterator[Draft]:
 
 
 def _see(name: str, instead: str | None) -> str:
-    return f"Unset {name}; see {instead}" if instead else f"Unset {name}"
+    return f"Unset {name} (see {instead})" if instead else f"Unset {name}"
 
 
 @rule_of_nodes("DD113", "variable-obsolete", Consequence.NO_EFFECT)
@@ -109,11 +109,9 @@ def variable_obsolete(node: InForce) -> Iterator[Draft]:
             continue
         at, library = installed.of(old), _library(old)
         gone = status_at(old, at) != "read" if at else is_gone(old)
-        until = f"{library} {old.last} was the last to read it" if old.last else "it is deprecated, though still read"
+        until = f"removed after {library} {old.last}" if old.last else "deprecated, but still read"
         here = f" in {library} {dotted(at)}" if at else ""
-        title = f"{name} does nothing{here}: {until}" if gone else f"{name} is outdated: {until}"
-        if old.replaced_by:
-            title += f"; use {old.replaced_by}"
+        title = f"{name} has no effect{here}: {until}" if gone else f"{name} is deprecated: {until}"
         if not gone and (effects(name, value) or out_of_range(name, env, installed.nccl)):
             continue  # reported as one to remove, for what it does
         if not gone and old.replaced_by and not installed.reads(old.replaced_by):
@@ -142,11 +140,11 @@ def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
         if not at or new is None or status_at(new, at) != "not yet":
             continue
         library = _library(new)
-        since = f"read from {library} {new.first} on"
+        since = f"supported since {library} {new.first}"
         a_torch = "a torch with NCCL" if library == "NCCL" else "torch"
         yield setting_draft(
             (name,),
-            f"{name} does nothing in {library} {dotted(at)}: it is read from {new.first} on",
+            f"{name} has no effect in {library} {dotted(at)}: supported since {new.first}",
             shown(name, value),
             new.source,
             unset({name: value}, since, f"Unset {name}, or install {a_torch} {new.first} or newer"),
@@ -156,7 +154,7 @@ def variable_not_yet_read(node: InForce) -> Iterator[Draft]:
 def _renamed(env: Mapping[str, str], old: Variable, value: str, installed: Installed) -> Remedy:
     new = variables().get(old.replaced_by or "")
     if new and new.type == old.type and new.name not in env and installed.reads(new.name):
-        summary = f"Set {new.name} in the place of {old.name}"
+        summary = f"Replace {old.name} with {new.name}"
         return set_to(new.name, value, f"replaces {old.name}", (old.name, value), summary)
     return unset({old.name: value}, "obsolete", _see(old.name, old.replaced_by))
 
@@ -189,8 +187,8 @@ def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
         relied_on = variables()[meant].lost_on_nccl2 if node.installed.backend == "nccl2" else None
         yield setting_draft(
             (name,),
-            f"{shown(name, value)} does nothing: only torch's NCCL backend {known.backend} reads it, and"
-            f" {node.installed.backend} is in use",
+            f"{shown(name, value)} has no effect: only torch's NCCL backend {known.backend}"
+            f" reads it, but {node.installed.backend} is in use",
             shown(name, value),
             known.source,
             *_remedies(node, known, value, variables()[meant].other_backend_reads, wanted),
@@ -203,7 +201,7 @@ def setting_of_the_other_nccl_backend(node: InForce) -> Iterator[Draft]:
 def _remedies(node: InForce, known: Variable, value: str, other: str | None, wanted: str) -> Iterator[Remedy]:
     env, why = node.env, f"only {known.backend} reads it"
     if other is not None and other not in env and node.installed.reads(other):
-        instead = f"any backend reads {other}, and only {known.backend} reads {known.name}"
+        instead = f"every backend reads {other}; only {known.backend} reads {known.name}"
         yield set_to(other, wanted, instead, (known.name, value), f"Set {shown(other, wanted)}")
     yield unset({known.name: value}, why)
     if node.installed.reads(SWITCH):
@@ -211,7 +209,7 @@ def _remedies(node: InForce, known: Variable, value: str, other: str | None, wan
         backend, switch = ("nccl2", "1") if known.backend == "nccl2" else ("nccl-legacy", "0")
         older = "an older backend class, which later torch releases may not have"
         yield Remedy(
-            summary=f'Have "nccl" stand for {backend}, with {shown(SWITCH, switch)} on all ranks',
+            summary=f'Set {shown(SWITCH, switch)} on all ranks, which makes {backend} the "nccl" backend',
             settings=(Setting(name=SWITCH, value=switch, why=f"{backend} reads the variable"),),
             cost="a different backend class, which reads other variables" if switch == "1" else older,
             undo=f"export {shown(SWITCH, env[SWITCH])}" if SWITCH in env else f"unset {SWITCH}",

@@ -64,7 +64,7 @@ def _value(wrong: MisreadValue, severity: Severity | None) -> Draft:
     variable, value, found = wrong.variable, wrong.value, wrong.found
     name = variable.name
     if found.instead is None:
-        remedies = [unset({name: value}, found.becomes, f"Unset {name}, or give it a valid value")]
+        remedies = [unset({name: value}, found.becomes, f"Unset {name} or set a valid value")]
     elif variable.type in _NUMBERS:  # nobody has had what it says until now: what NCCL or torch takes comes first
         meant = f"Set {shown(name, found.instead)} only if that was intended"
         remedies = [unset({name: value}, found.becomes), set_to(name, found.instead, found.why, (name, value), meant)]
@@ -94,17 +94,17 @@ def setting_without_effect_beside_another(node: InForce) -> Iterator[Draft]:
         if row.name in reported or not names:
             continue
         pairs = node.listed((*([row.name] if row.name in node.values else []), *names))
-        verb = "does" if len(names) == 1 else "do"
+        verb = "has" if len(names) == 1 else "have"
         lacking = row.needed and not node.values.get(row.name)
         value = shown(row.name, node.values.get(row.name, ""))
         beside = f"unless {row.name} is set" if lacking else f"while {value} is set"
         yield setting_draft(
             names,
-            f"{name_list(names)} {verb} nothing {beside}",
+            f"{name_list(names)} {verb} no effect {beside}",
             pairs,
             row.source,
-            node.without(names, "without effect"),
-            *([] if row.needed else [node.without([row.name], "it keeps the others from their effect")]),
+            node.without(names, "no effect"),
+            *([] if row.needed else [node.without([row.name], "disables the other settings")]),
             detail=row.why,
         )
 
@@ -154,11 +154,11 @@ def old_and_new_name_disagree(node: InForce) -> Iterator[Draft]:
     for old, new in disagreeing(node.values, node.installed).items():
         yield setting_draft(
             (old,),
-            f"{node.listed((old,))} is ignored: its newer name is set too, and {node.listed((new,))} counts",
+            f"{node.listed((old,))} is ignored: its newer name is set ({node.listed((new,))})",
             node.listed((new, old)),
             "torch/csrc/distributed/c10d/Utils.hpp and NCCL src/graph/connect.cc",
             node.without([old], f"{new} is set"),
-            detail="Both are names of one setting, whose newer name wins.",
+            detail="Both names are the same setting, and the newer name wins.",
         )
 
 
@@ -179,8 +179,8 @@ def value_out_of_range(node: InForce) -> Iterator[Draft]:
             variable = variables()[name]
             default = (default_at(variable, node.nccl) if node.nccl else variable.default) or ""
             # Not the largest if there is a default: NCCL_IB_TIMEOUT=31 waits for hours.
-            number, why = (default, "the default") if default.isdecimal() else (str(known.most), "the largest number")
-            within = set_to(name, number, why, (name, value), f"Set {shown(name, number)}, {why}")
+            number, why = (default, "the default") if default.isdecimal() else (str(known.most), "the maximum")
+            within = set_to(name, number, why, (name, value), f"Set {shown(name, number)} ({why})")
             yield setting_draft(
                 (name,),
                 f"{shown(name, value)} {known.says}",
