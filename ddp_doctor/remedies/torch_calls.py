@@ -12,7 +12,7 @@ from ddp_doctor.remedies.kinds import in_code, remedy
 DOCS = "https://docs.pytorch.org/docs/stable/"
 
 ONE_GPU_EACH = in_code(
-    "Choose the device by LOCAL_RANK before the group is made, and start no more ranks than there are GPUs",
+    "Choose the device by LOCAL_RANK before creating the group, and start at most one rank per GPU",
     "device = torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     "torch.cuda.set_device(device)",
     "torch.distributed.init_process_group('nccl', device_id=device)   # torch 2.3 and newer",
@@ -35,7 +35,7 @@ def in_model_code(
 
 
 HUNG_CODE = in_model_code(
-    "Look at what this line waits for: the network, a lock, a terminal, an endless loop, or a collective that"
+    "Find out what this line waits for: the network, a lock, a terminal, an endless loop, or a collective that"
     " not all ranks call"
 )
 

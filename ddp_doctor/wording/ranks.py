@@ -113,9 +113,9 @@ def capital(sentence: str) -> str:
 
 
 def line_in_the_job(rank: RankEvidence) -> str:
-    """``, net.py:31 `time.sleep(10)```: where it is in the job's own code; nothing where it could not say."""
+    """`` at net.py:31 `time.sleep(10)```: where the rank is in the job's own code; empty if unknown."""
     for _, line, text in _job_frames(rank):
-        return f", {line}{text}"
+        return f" at {line}{text}"
     return ""
 
 
@@ -123,11 +123,11 @@ def stack_in_the_job(rank: RankEvidence) -> str:
     """Its stack in the job's own code, as a line of evidence."""
     frames = [f"{line} in {function}{text}" for function, line, text in _job_frames(rank)]
     if not frames:
-        return f"rank {rank.rank} could not say where it stands"
+        return f"rank {rank.rank}: position unknown"
     left = len(frames) - _MOST_FRAMES
     frames = [*frames[:_MOST_FRAMES], *([f"{left} more"] if left > 0 else [])]
     used = f"; {rank.cpu_s_per_s:.0%} of a core in the last second" if rank.cpu_s_per_s is not None else ""
-    return f"rank {rank.rank} stands in {', called from '.join(frames)}{used}"
+    return f"rank {rank.rank} is at {', called from '.join(frames)}{used}"
 
 
 def _job_frames(rank: RankEvidence) -> Iterator[tuple[str, str, str]]:
@@ -144,7 +144,7 @@ def ended(rank: RankEvidence) -> str:
     if code >= 0:
         return f"exited early with code {code}"
     if rank.out_of_memory and -code == signal.SIGKILL:
-        return "was killed by the kernel for lack of memory (OOM, SIGKILL)"
+        return "was killed by the kernel: out of memory (OOM, SIGKILL)"
     known = {number.value: number.name for number in signal.Signals}
     return f"was killed by {known.get(-code, f'signal {-code}')}"
 
@@ -161,5 +161,5 @@ def cause(message: str) -> str:
     """
     after = _LAST_ERROR.split(message, maxsplit=1)[1:]
     lines = [line.strip() for line in "".join(after).splitlines() if line.strip()]
-    first = (lines or message.strip().splitlines() or ["no words"])[0]
+    first = (lines or message.strip().splitlines() or ["no message"])[0]
     return _ENFORCE.sub("", first) or first

@@ -60,10 +60,10 @@ class Case:
 
     @property
     def step_words(self) -> str:
-        """``all_reduce 17 of the check allreduce``: where those who wait stand; of an axis the group, too."""
+        """The step in which ranks wait, ``all_reduce #17``, with the ranks of its group on a mesh axis."""
         step = self.judgement.step
         of_group = f" ({rank_list(step.members)})" if step is not None and step.members else ""
-        return f"{step_words(step)}{of_group} of the check {self.check}"
+        return f"{step_words(step)}{of_group}"
 
     @property
     def culprits(self) -> tuple[Culprit, ...]:
@@ -77,18 +77,19 @@ class Case:
 
     @property
     def who_waits(self) -> str:
-        """``; ranks 0, 2 wait``, or nothing where nobody does."""
-        waiting = self.judgement.waiting
-        return f"; {rank_list(waiting)} {'wait' if len(waiting) > 1 else 'waits'}" if waiting else ""
+        """``Ranks 0, 2 wait for it in check allreduce. ``; empty if no rank waits."""
+        waiting, it = self.judgement.waiting, "it" if len(self.judgement.suspects) == 1 else "them"
+        wait = f"{capital(rank_list(waiting))} {'wait' if len(waiting) > 1 else 'waits'}"
+        return f"{wait} for {it} in check {self.check}. " if waiting else ""
 
     def rank_evidence(self, rank: RankEvidence) -> Evidence:
         """One rank's process state, position and processor time."""
         place = f"{host(self.recording, rank.node)}, " if self.recording.several_nodes else ""
         parts = [f"rank {rank.rank} ({place}pid {rank.pid}): {process_words(rank)}", stands(rank)]
         if rank.cpu_s_per_s is not None and rank.exited_at is None:
-            granted = f" ({rank.cpu_granted:.0%} of the time it wanted)" if rank.cpu_granted is not None else ""
+            granted = f" ({rank.cpu_granted:.0%} of the CPU time it requested)" if rank.cpu_granted is not None else ""
             parts.append(f"{rank.cpu_s_per_s:.0%} of a core in the last second{granted}")
-        return Evidence(check=self.check, text="; ".join(parts))
+        return Evidence(check=self.check, text=", ".join(parts))
 
     @property
     def waiting_evidence(self) -> tuple[Evidence, ...]:
@@ -96,7 +97,7 @@ class Case:
         waiting, step = self.judgement.waiting, self.judgement.step
         if not waiting or step is None:
             return ()
-        text = f"{rank_list(waiting)} entered {step_words(step)} at {short(step.where)} and did not leave it"
+        text = f"{rank_list(waiting)}: in {step_words(step)} at {short(step.where)} without leaving it"
         waited_s = round(self.trial.waited_s, 1) or None  # a rank that is gone is judged at once
         return (Evidence(check=step.check, text=text, value=waited_s, unit="s" if waited_s else None),)
 
@@ -106,7 +107,7 @@ class Case:
         shown, left = self.judgement.suspects[:MOST_LINES], self.judgement.suspects[MOST_LINES:]
         guilty = [self.rank_evidence(self.of_rank(rank)) for rank in shown]
         if left:
-            guilty.append(Evidence(check=self.check, text=f"alike: {rank_list(left)}"))
+            guilty.append(Evidence(check=self.check, text=f"similar: {rank_list(left)}"))
         return (*guilty, *self.waiting_evidence)
 
     @property
@@ -191,13 +192,13 @@ def _may_be_refused(case: Case) -> bool:
 
 
 def step_words(step: Step | None) -> str:
-    """``all_reduce 17``, as the evidence counts the steps of a check; a group is made once."""
+    """``all_reduce #17``, as the evidence counts the steps of a check; a group is made once."""
     if step is None:
         return "its next step"
     if step.name == OUTCOMES:
         return f"the comparison after {step.detail}"
     of_axis = f" of axis {step.axis}" if step.axis else ""
-    return step.name if step.name == INIT else f"{step.name} {step.seq}{of_axis}"
+    return step.name if step.name == INIT else f"{step.name} #{step.seq}{of_axis}"
 
 
 def culprits(recording: Recording, numbers: tuple[int, ...]) -> tuple[Culprit, ...]:
@@ -215,19 +216,20 @@ _LIBRARY = re.compile(r"/torch/|/ddp_doctor/ranks/|/lib/python3[^/]*/(?!site-pac
 
 
 def stands(rank: RankEvidence) -> str:
-    """Where the rank is, as far as the process could still report."""
+    """``at train.py:41 in never_enters()``: where the rank is, as far as the process could still report."""
     if rank.stack:
-        return f"it {'stands' if rank.exited_at is None else 'stood'} in {_frame(rank)}"
+        return f"at {_frame(rank)}"
     if rank.steps:
         last = rank.steps[-1]
-        return f"its last step was {step_words(last)} at {short(last.where)}"
-    return "it never said where it stands"
+        return f"last step {step_words(last)} at {short(last.where)}"
+    return "position unknown"
 
 
 def _frame(rank: RankEvidence) -> str:
     """The innermost frame that is no library's."""
     own = [frame for frame in rank.stack if not _LIBRARY.search(frame)]
-    return short((own or list(rank.stack))[-1])
+    frame = short((own or list(rank.stack))[-1])
+    return f"{frame}()" if re.search(r" in \w+$", frame) else frame
 
 
 def place(rank: RankEvidence) -> str | None:
@@ -240,7 +242,7 @@ def place(rank: RankEvidence) -> str | None:
 def process_words(rank: RankEvidence) -> str:
     """What the kernel says of the rank's process."""
     if rank.exited_at is not None:
-        return f"gone {rank.exited_at:.1f} s after the start"
+        return f"exited {rank.exited_at:.1f} s after the start"
     states = {"R": "running", "S": "sleeping", "D": "uninterruptible", "T": "stopped", "t": "traced", "Z": "dead"}
     wait = f" in {rank.wait_channel}" if rank.wait_channel and rank.wait_channel != "0" else ""
     return f"process {states.get(rank.state or '', 'state unknown')}{wait}"
@@ -274,8 +276,7 @@ def _network_remedy(recording: Recording, pairs: Collection[tuple[int, int]]) ->
     paths = sorted((source, target) for source, target in nodes if source != target)
     traces = (f"tracepath {host(recording, target)}   # on {host(recording, source)}" for source, target in paths[:2])
     return remedy(
-        "Look at what connects them: firewall rules, the interface, the name each resolves to, the largest"
-        " packet that passes",
+        "Check the path between them: firewall rules, interface, name resolution, largest packet that passes",
         "ss -tnp",
         "sudo nft list ruleset",
         *traces,
@@ -283,5 +284,5 @@ def _network_remedy(recording: Recording, pairs: Collection[tuple[int, int]]) ->
 
 
 _WITHOUT_P2P = DISABLE_P2P.model_copy(
-    update={"summary": "Turn GPU peer-to-peer off to prove the cause; then repair ACS, the IOMMU or the link"}
+    update={"summary": "Disable GPU peer-to-peer to prove the cause, then repair ACS, the IOMMU or the link"}
 )

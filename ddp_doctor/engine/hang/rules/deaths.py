@@ -41,14 +41,14 @@ def died(recording: Recording) -> Iterator[Draft]:
         first, step, yours = case.first, case.judgement.step, ""
         if step is not None and step.name == OUTCOMES:  # where ranks tell each other how the user's code went
             yours = YOURS.get(re.split(r"[( ]", step.detail)[0], "")
-        where = f"{yours}{line_in_the_job(first)}" if yours else f"the check {case.check}; {stands(first)}"
+        where = f"{yours}{line_in_the_job(first)}" if yours else f"check {case.check}: {stands(first)}"
         named = _cause(recording, first, case.check)
         yield proved(
             case.culprits,
-            f"{_deaths(case, case.judgement.suspects)} in {where}{case.who_waits}",
+            f"{_deaths(case, case.judgement.suspects)} in {where}",
             (*case.evidence, *named.evidence),
             *named.remedies,
-            detail=f"The errors of the other ranks only follow from it.{case.proof_words}{named.sentence}",
+            detail=f"{case.who_waits}Errors of other ranks are consequences.{case.proof_words}{named.sentence}",
         )
     trials = [case.trial for case in cases(recording, "died-everywhere")]
     for group in grouped((frozenset(map(ended, _dead(trial))), trial) for trial in trials).values():
@@ -74,7 +74,7 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
     )
     module, _, factory = recording.options.model.partition(":")
     alone = remedy(
-        "Run that line alone, without DDP; a library in it crashes or ends the process",
+        "Run that line alone, without DDP, to find the library that crashes or ends the process",
         f"python -X faulthandler -c 'import {module}; {module}.{factory}()'",
         scope="code",
     )
@@ -86,23 +86,23 @@ def _all_died(recording: Recording, trials: Sequence[TrialRecord]) -> Draft:
         (*map(case.rank_evidence, dead[:MOST_LINES]), *elsewhere, *named.evidence),
         *without(recording, to_blame or settings),
         *([alone] if yours else named.remedies),
-        detail="No rank ended because another one did: the cause is what they share, the code, a library, a"
-        f" setting or the machine.{named.sentence}",
+        detail="No rank exited because of another rank. They share the cause: the code, a library, a setting or"
+        f" the machine.{named.sentence}",
         reproduced_by=repeating(trial, first.steps[-1] if first.steps else None) if settings else None,
     )
 
 
 def _where(trial: TrialRecord, rank: RankEvidence) -> str:
-    """``all_reduce 29 of the check allreduce``."""
+    """``all_reduce #29 of check allreduce``."""
     check = trial.judged_check or rank.check or trial.checks[0]
-    return f"{step_words(rank.open_step)} of the check {check}" if rank.open_step else f"the check {check}"
+    return f"{step_words(rank.open_step)} of check {check}" if rank.open_step else f"check {check}"
 
 
 def _deaths(case: Case, ranks: Sequence[int]) -> str:
     """How these ranks ended; those that ended the same way are named together."""
     deaths = {rank: ended(case.of_rank(rank)) for rank in ranks}
     if case.trial.launcher == "torchrun":  # 0 is a code that it did not tell
-        deaths |= {rank: "ended early" for rank in ranks if not case.of_rank(rank).exit_code}
+        deaths |= {rank: "exited early" for rank in ranks if not case.of_rank(rank).exit_code}
     alike = grouped((death, rank) for rank, death in deaths.items())
     ends = [f"{ranks_at(case.recording, alike_ranks)} {death}" for death, alike_ranks in alike.items()]
     return capital(", ".join(ends))
@@ -124,32 +124,32 @@ def _after_death(recording: Recording, rank: RankEvidence) -> Remedy:
     if rank.out_of_memory:
         return remedy("Give the job more memory (cgroup or --mem), or run fewer ranks per node", killed, scope="job")
     if code >= 0:
-        return remedy("Read the rank's last output: no signal ended it", scope="code")
+        return remedy("Read the rank's last output; it exited without a signal", scope="code")
     if code == -signal.SIGKILL:
-        return remedy(f"{_WHO_SENT}: the kernel for lack of memory, a time limit, an epilog, an administrator", killed)
+        return remedy(f"{_WHO_SENT}: the out-of-memory killer, a time limit, an epilog, an administrator", killed)
     return next(
         (cure for signals, cure in _CURES if -code in signals),
         remedy(f"{_WHO_SENT}: a time limit, an epilog, an administrator"),
     )
 
 
-_WHO_SENT = "Find out who sent the signal"
+_WHO_SENT = "Find out what sent the signal"
 _CURES = (
     (
         (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL),
         remedy(
-            "Look for clashing native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
+            "Look for conflicting native libraries (LD_LIBRARY_PATH, LD_PRELOAD) or a full /dev/shm",
             "ldconfig -p | grep -e nccl -e cuda",
             "df -h /dev/shm",
         ),
     ),
     (
         (signal.SIGXCPU, signal.SIGXFSZ),
-        remedy("Raise the limit: of processor time (SIGXCPU), or of a file's size (SIGXFSZ)", "ulimit -a"),
+        remedy("Raise the limit of CPU time (SIGXCPU) or file size (SIGXFSZ)", "ulimit -a"),
     ),
     (
         (signal.SIGABRT, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS),
-        remedy("Look at where it stood and what it printed last: the process ended itself", scope="code"),
+        remedy("Read its last line of code and its last output; the process ended itself", scope="code"),
     ),
 )
 
@@ -170,7 +170,7 @@ def raised(recording: Recording) -> Iterator[Draft]:
             continue  # process-group-cannot-start, or a rule of the cause, names who is concerned
         first = case.first
         assert first.raised is not None
-        where = f"{first.raised.type} at {short(first.raised.where)} in the check {case.check}"
+        where = f"{first.raised.type} at {short(first.raised.where)} in check {case.check}"
         if first.raised.type == "StepFailed" and first.steps:
             name = first.steps[-1].name
             model = "your model" if name in STEPS_OF_A_JOB else "your model in DDP"
@@ -178,14 +178,15 @@ def raised(recording: Recording) -> Iterator[Draft]:
         named = named_cause(recording, first, case.check)
         words = " ".join(words_of(first)[:400].split()) or "nothing"
         end = "" if words[-1] in ".!?" else "."
-        correct = remedy("Correct what the exception reports; the other ranks only wait for this one")
+        correct = remedy("Fix the cause that the exception reports; the other ranks only wait")
         yield finding(
             case.culprits,
-            f"{case.names} raised {where}{case.who_waits}",
+            f"{case.names} raised {where}",
             (*case.evidence, *(named.evidence if named else ())),
             *(named.remedies if named else [correct]),
             confidence=case.confidence,
-            detail=f"It says: {words}{end}{named.sentence if named else ''}{case.proof_words}",
+            detail=f"Its message: {words}{end} {case.who_waits}".rstrip()
+            + f"{named.sentence if named else ''}{case.proof_words}",
         )
 
 

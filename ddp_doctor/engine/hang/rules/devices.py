@@ -15,7 +15,7 @@ from ddp_doctor.views.failed_trials import UsedElsewhere, used_elsewhere
 from ddp_doctor.wording.findings import proved
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE
 
-_MOVE_TENSOR = in_model_code("Move the tensor to the GPU that the group is bound to")
+_MOVE_TENSOR = in_model_code("Move the tensor to the GPU of the process group")
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def another_gpu(recording: Recording) -> Iterator[Draft]:
         (
             Evidence(
                 check=rank.check,
-                text=f"rank {rank.rank} used {rank.devices.used} in {rank.doing}; its group is bound to"
+                text=f"rank {rank.rank} used {rank.devices.used} in {rank.doing}, but its group is bound to"
                 f" {rank.devices.bound}",
             )
             for rank in ranks[:MOST_LINES]
         ),
         _MOVE_TENSOR if all(rank.where for rank in ranks) else ONE_GPU_EACH,
-        detail="torch.cuda.set_device() alone does not decide which GPU a group is bound to: since torch 2.15 it is"
-        " device_id, else LOCAL_RANK modulo the number of GPUs, else the global rank modulo that number.",
+        detail="torch.cuda.set_device() alone does not bind a group to a GPU. Since torch 2.15, device_id does, then"
+        " LOCAL_RANK modulo the number of GPUs, then the global rank modulo that number.",
     )
 
 
@@ -94,4 +94,4 @@ def _title(recording: Recording, ranks: list[_Rank]) -> str:
         return f"{who} used {used}, but {its} bound to {bound}"
     each = [f"rank {rank.rank} used {rank.devices.used}, not {rank.devices.bound}" for rank in ranks]
     more = ", and so on" if each[NAMES_IN_A_SENTENCE:] else ""
-    return f"{who} used other GPUs than their NCCL groups are bound to: {', '.join(each[:NAMES_IN_A_SENTENCE])}{more}"
+    return f"{who} used GPUs to which their NCCL groups are not bound: {', '.join(each[:NAMES_IN_A_SENTENCE])}{more}"

@@ -29,7 +29,7 @@ _OTHER_VERSION = "Mismatched NCCL version"
 _DUPLICATE = re.compile(
     r"Duplicate GPU detected\s*: rank (\d+) and rank (\d+) both on CUDA device (\w+)", re.IGNORECASE
 )
-_CORRECT = remedy("Correct what the exception names", scope="job")
+_CORRECT = remedy("Fix the cause that the exception names", scope="job")
 
 
 @rule("DD617", "process-group-cannot-start", Consequence.FAILS)
@@ -112,10 +112,10 @@ def _one_gpu(recording: Recording, sharing: dict[tuple[int, str], set[int]]) -> 
     more = f"; and {len(places) - MOST_LINES} more GPUs" if places[MOST_LINES:] else ""
     return proved(
         culprits(recording, ranks),
-        f"NCCL cannot start because ranks share a GPU: {'; '.join(places[:MOST_LINES])}{more}",
+        f"Ranks share a GPU, so NCCL cannot start: {'; '.join(places[:MOST_LINES])}{more}",
         (Evidence(check=PROCESS_GROUP, text=f"NCCL: {place}") for place in places[:MOST_LINES]),
         ONE_GPU_EACH,
-        detail='NCCL refuses a GPU that two ranks use ("Duplicate GPU detected"); each needs its own.',
+        detail='NCCL requires one GPU per rank and fails with "Duplicate GPU detected".',
     )
 
 
@@ -159,7 +159,7 @@ def _who_raised(trial: TrialRecord, ranks: Sequence[RankEvidence]) -> str:
     who = f"{'Both' if len(ranks) == 2 else f'All {len(ranks)}'} ranks" if everyone else raising
     kinds = name_list(list(dict.fromkeys(rank.raised.type for rank in ranks if rank.raised)))
     waiting = sorted({*trial.ranks} - {rank.rank for rank in ranks})
-    others = "" if everyone else f"; {rank_list(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it"
+    others = "" if everyone else f". {capital(rank_list(waiting))} {'waits' if len(waiting) == 1 else 'wait'} for it"
     return f"{who} raised {kinds} in {ranks[0].steps[-1].name}{others}."
 
 
@@ -168,9 +168,9 @@ def _after_refusal(message: str, to_blame: Sequence[str]) -> tuple[Remedy, ...]:
         name = to_blame[0]
         if name.endswith("_SOCKET_IFNAME"):
             return (remedy(f"Set {name} to an interface of this host", "ip -br address", scope="job"),)
-        return (remedy(f"Set {name} to what this NCCL and these nodes have", f"ddp-doctor explain {name}"),)
+        return (remedy(f"Set {name} to a value that this NCCL and these nodes support", f"ddp-doctor explain {name}"),)
     if "interface" in message:
-        return (remedy("Correct the interface that the error names", "ip -br address", scope="job"),)
+        return (remedy("Set the interface to one that exists on this host", "ip -br address", scope="job"),)
     if _OTHER_VERSION in message:
         return (remedy("Start all nodes from the same image, module or virtual environment"),)
     return ()
@@ -197,14 +197,13 @@ def at_odds(recording: Recording) -> Iterator[Draft]:
     step = step_words(ranks[0].steps[-1]) if ranks[0].steps else "their first step"
     yield likely(
         NOBODY,
-        f"The ranks do not understand each other in {step} of the check {checks[0]}:"
-        f" {ranks_at(recording, [rank.rank for rank in ranks])} got what does not fit"
-        f" ({cause(words_of(ranks[0]))[:160]})",
+        f"{capital(ranks_at(recording, [rank.rank for rank in ranks]))} received mismatched data in {step} of check"
+        f" {checks[0]}: {cause(words_of(ranks[0]))[:160]}",
         (
             *(Evidence(check=checks[0], text=text) for text in _alike(ranks)),
             *first.waiting_evidence,
-            *(Evidence(check=check, text=f"the same in the check {check}") for check in checks[1:MOST_LINES]),
+            *(Evidence(check=check, text=f"the same in check {check}") for check in checks[1:MOST_LINES]),
         ),
-        remedy("Give all ranks the same settings and the same NCCL, and let them make the same calls"),
-        detail="Who reads first says so, and may be the one that is right: no rank is blamed.",
+        remedy("Use the same settings, the same NCCL and the same calls on all ranks"),
+        detail="The rank that reads first reports the mismatch, and may be correct, so the faulty rank is unknown.",
     )

@@ -36,22 +36,25 @@ def never_entered(recording: Recording) -> Iterator[Draft]:
     """
     for case in cases(recording, "never-entered"):
         first, waiting, evidence = case.first, case.judgement.waiting, case.evidence
+        is_busy = (first.cpu_s_per_s or 0.0) > 0.5 or (first.state == "R" and first.cpu_granted is not None)
         if yours := called(first.stack):
             hangs = "hangs" if len(case.culprits) == 1 else "hang"
-            waits = f"{rank_list(waiting)} {'has' if len(waiting) == 1 else 'have'} waited {case.trial.waited_s:.0f} s"
-            title = f"{hangs} in {yours}{line_in_the_job(first)}; {waits}"
+            title = f"{hangs} in {yours}{line_in_the_job(first)}"
+            has = f"{capital(rank_list(waiting))} {'has' if len(waiting) == 1 else 'have'}"
+            waits = f"{has} waited {case.trial.waited_s:.0f} s. "
             evidence = (Evidence(check=case.check, text=stack_in_the_job(first)),)
         else:
-            title = f"never entered {case.step_words}; {stands(first)}{case.who_waits}"
-        is_busy = (first.cpu_s_per_s or 0.0) > 0.5 or (first.state == "R" and first.cpu_granted is not None)
-        doing = "it is busy, not waiting" if is_busy else process_words(first)
+            state = "" if not first.stack else "busy " if is_busy else "stuck "
+            title = f"never entered {case.step_words}: {state}{stands(first)}"
+            waits = case.who_waits
+        doing = "Its process is busy, not waiting" if is_busy else capital(process_words(first))
         yield finding(
             case.culprits,
             f"{case.names} {title}",
             evidence,
-            HUNG_CODE if yours else remedy(f"Find out what keeps it: {stands(first)}"),
+            HUNG_CODE if yours else remedy(f"Find out why it does not reach the collective: {stands(first)}"),
             confidence=case.confidence,
-            detail=f"{capital(doing)}.{case.proof_words}",
+            detail=f"{waits}{doing}.{case.proof_words}",
         )
 
 
@@ -68,18 +71,18 @@ def not_running(recording: Recording) -> Iterator[Draft]:
     """
     for case in cases(recording, "stopped", "uninterruptible"):
         stopped, first = case.judgement.kind == "stopped", case.first
-        what = "is stopped (state T)" if stopped else f"hangs in the kernel ({first.wait_channel or 'state D'})"
-        cure = remedy("Repair or reboot the node: no signal ends such a process")
+        what = "is stopped (state T)" if stopped else f"is stuck in the kernel ({first.wait_channel or 'state D'})"
+        cure = remedy("Repair or reboot the node; no signal ends such a process")
         if stopped:
-            on = f"kill -CONT PID  # the doctor's own was {first.pid}"
-            cure = remedy("Find out who stopped it; SIGCONT lets it go on", on)
+            on = f"kill -CONT PID  # in this test: {first.pid}"
+            cure = remedy("Find out what stopped it, and continue it with SIGCONT", on)
         yield finding(
             case.culprits,
-            f"{case.names} {what} in the check {case.check}; {stands(first)}{case.who_waits}",
+            f"{case.names} {what} in check {case.check}: {stands(first)}",
             case.evidence,
             cure,
             confidence=Confidence.PROVED if stopped else Confidence.LIKELY,  # D may pass
-            detail=f"Its peers cannot tell this from a slow network.{case.proof_words}",
+            detail=f"{case.who_waits}For its peers it looks like a slow network.{case.proof_words}",
         )
 
 
@@ -97,10 +100,10 @@ def never_began(recording: Recording) -> Iterator[Draft]:
         by = " by torchrun" if case.trial.launcher == "torchrun" else ""
         yield likely(
             case.culprits,
-            f"{case.names} {were} started{by} and never reported in{case.who_waits}",
+            f"{case.names} {were} started{by} but never checked in",
             case.evidence,
-            remedy("In the job, look at what this rank's process does", "py-spy dump --pid PID"),
-            detail="; ".join(case.trial.notes[:1]),
+            remedy("Show what this rank's process does in the job", "py-spy dump --pid PID"),
+            detail=f"{case.who_waits}{'; '.join(case.trial.notes[:1])}".strip(),
         )
 
 
@@ -134,10 +137,11 @@ def nobody_left(recording: Recording) -> Iterator[Draft]:
         ended = _none_left(trial) or f"none left it {within}"
         several = judgement.step is None or not judgement.step.members
         who = f"All {len(trial.ranks)} ranks{where}" if several else capital(rank_list(judgement.waiting))
-        title = f"{who} entered {case.step_words} and {ended}"
+        title = f"{who} entered {case.step_words} of check {case.check} and {ended}"
         if judgement.kind == "left-behind":
             left = rank_list(sorted({*trial.ranks} - {*judgement.waiting}))
-            title = f"{names(recording, judgement.waiting)} did not leave {case.step_words} {within}; {left} did"
+            step = f"{case.step_words} of check {case.check}"
+            title = f"{names(recording, judgement.waiting)} did not leave {step} {within}; {left} did"
         yield likely(
             NOBODY,
             title,
@@ -160,9 +164,9 @@ def _none_left(trial: TrialRecord) -> str:
 
 
 def _link_words(trial: TrialRecord, judgement: Judgement) -> str:
-    found = "All processes run, so a link between them is to blame; which one is not known."
+    found = "All processes run, so a link between them is faulty. Which one is unknown."
     if not connects(judgement.step):
         return found
-    how = "NCCL connects them: over sockets, then from GPU to GPU"
+    how = "NCCL connects them over sockets, then between GPUs"
     how = how if trial.backend == "nccl" else f"{trial.backend} connects them over sockets"
     return f"{found} In {INIT} the ranks meet at the store, and {how}."

@@ -13,7 +13,7 @@ _LEAP_YEAR = 2000
 class NamedCause(NamedTuple):
     """What a finding about a rank takes from the cause that the rank named."""
 
-    sentence: str  # " In its words: GPU memory ran out on rank 1 (ddp-doctor explain DDJ110)."
+    sentence: str  # " Cause: GPU memory ran out on rank 1 (ddp-doctor explain DDJ110)."
     evidence: tuple[Evidence, ...]
     remedies: tuple[Remedy, ...]
 
@@ -30,8 +30,8 @@ def named_cause(recording: Recording, rank: RankEvidence, check: str) -> NamedCa
     if judged is None:
         return None
     finding = finding_of(judged, check, recording.world.backend if recording.world else None)
-    evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} said: {line.text}") for line in judged.lines[:1])
-    sentence = f" In its own words: {finding.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
+    evidence = tuple(Evidence(check=check, text=f"rank {rank.rank} printed: {line.text}") for line in judged.lines[:1])
+    sentence = f" Cause from its output: {finding.title.rstrip('.')} (ddp-doctor explain {judged.cause.code})."
     return NamedCause(sentence, evidence, tuple(map(_by_hand, finding.remedies)))
 
 

@@ -42,20 +42,20 @@ def mismatch(recording: Recording) -> Iterator[Draft]:
         mine = sorted({calls[rank] for rank in judgement.suspects if rank in calls})
         if judgement.suspects and mine:
             title = (
-                f"{case.names} called {', '.join(mine)} where"
-                f" {rank_list(judgement.waiting)} called {', '.join(theirs)} in the check {case.check}"
+                f"{case.names} called {', '.join(mine)} in check {case.check}, but"
+                f" {rank_list(judgement.waiting)} called {', '.join(theirs)}"
             )
         else:
             every = "; ".join(f"{ranks} called {call}" for call, ranks in _by_call(calls).items())
-            title = f"The ranks call different collectives in the check {case.check}"
+            title = f"Ranks call different collectives in check {case.check}"
             title += f": {every}" if every else ""
         yield finding(
             case.culprits,
             title,
             (*recorded, *case.waiting_evidence),
-            remedy("Make that rank call the same collectives as the others", scope="code"),
+            remedy("Make that rank call the same collectives as the other ranks", scope="code"),
             confidence=case.confidence if judgement.suspects else Confidence.LIKELY,
-            detail="Collectives must be called by all ranks in the same order with the same shape and type."
+            detail="All ranks must call collectives in the same order, with the same shape and type."
             f"{case.proof_words}",
         )
 
@@ -126,11 +126,11 @@ def _one_pair(case: Case, ends: tuple[int, int], others: str) -> Draft:
     left = f"{rank_list(receivers)} did not leave it" if receivers else "neither left it"
     return likely(
         (pair_culprit(recording, lower, higher),),
-        f"The link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step} and"
+        f"Link between {rank_at(recording, lower)} and {rank_at(recording, higher)} hangs: both entered {step},"
         f" {left}{within}",
         (case.rank_evidence(case.of_rank(rank)) for rank in (lower, higher)),
         *link_remedies(recording, [ends], judgement.step),
-        detail=f"Both processes run, so what connects them is to blame.{others}",
+        detail=f"Both processes run, so the link between them is faulty.{others}",
         reproduced_by=between(recording, ends),
     )
 
@@ -201,8 +201,8 @@ def _many_pairs(recording: Recording, common: int, stuck: _Stuck) -> Draft:
     case = next(iter(stuck.values()))
     return likely(
         (rank_culprit(recording, common),),
-        f"{names(recording, (common,))} exchanges nothing with {ranks_at(recording, others)}: each of"
-        " these links hangs with both ends inside the transfer",
+        f"{names(recording, (common,))} cannot exchange data with {ranks_at(recording, others)}:"
+        " each transfer hangs at both ends",
         case.rank_evidence(case.of_rank(common)),
         *link_remedies(recording, stuck),
         detail=f"{len(stuck)} stuck pairs share this rank, and pairs without it work.",
@@ -215,10 +215,10 @@ def _between_nodes(recording: Recording, nodes: tuple[int, ...], stuck: _Stuck) 
     where = f"{hosts[0]} and {hosts[1]}" if hosts[1:] else f"{hosts[0]} and the other nodes"
     return likely(
         (node_pair(recording, *nodes) if hosts[1:] else node_culprit(recording, *nodes),),
-        f"The links between {where} hang: {len(stuck)} pairs of ranks entered a transfer and did not leave it",
+        f"Links between {where} hang: {len(stuck)} pairs of ranks are stuck in a transfer",
         _pair_lines(recording, stuck),
         *link_remedies(recording, stuck),
-        detail="All processes run, and pairs of ranks elsewhere work, so the path over the network is to blame.",
+        detail="All processes run and other pairs of ranks work, so the network path is faulty.",
         reproduced_by=between(recording, next(iter(stuck)), stuck),
     )
 
@@ -230,11 +230,11 @@ def _is_every_pair(recording: Recording, pairs: set[tuple[int, int]]) -> bool:
 
 
 def _everywhere(recording: Recording, stuck: _Stuck) -> Draft:
-    title = f"{len(stuck)} pairs of ranks entered a transfer and did not leave it"
-    detail = "All processes run. The pairs have no rank and no node in common, so nobody is named."
+    title = f"{len(stuck)} pairs of ranks are stuck in a transfer"
+    detail = "All processes run. The pairs share no rank and no node, so the cause is unknown."
     if recording.world and _is_every_pair(recording, set(stuck)):
         title = f"No two of the {recording.world.world_size} ranks exchange data: {title}"
-        detail = "All processes run, so what connects all of them is to blame."
+        detail = "All processes run, so a link or network that they all share is faulty."
     return likely(
         NOBODY,
         title,
@@ -256,5 +256,5 @@ def _pair_lines(recording: Recording, stuck: _Stuck) -> tuple[Evidence, ...]:
         for (lower, higher), case in list(stuck.items())[:MOST_LINES]
     ]
     left = len(stuck) - len(lines)
-    more = [(lines[0][0], f"and {left} pairs more")] if left else []
+    more = [(lines[0][0], f"and {left} more pairs")] if left else []
     return tuple(Evidence(check=check, text=text) for check, text in (*lines, *more))

@@ -57,20 +57,20 @@ def _late_draft(recording: Recording, late: Sequence[_Late], allowed_s: float) -
     """One finding for the late ranks of a node: what slows one of them mostly slows its neighbours."""
     worst = max(late, key=lambda rank: rank.delay_s)
     ranks = tuple(sorted(rank.rank for rank in late))
-    alone = "this rank alone" if len(ranks) == 1 else "these ranks alone"
+    alone = "only this rank" if len(ranks) == 1 else "only these ranks"
     return likely(
         (rank_culprit(recording, number) for number in ranks),
-        f"{names(recording, ranks)} entered {step_words(worst.step)} of the check {worst.step.check}"
-        f" {worst.delay_s:.1f} s after the others",
+        f"{names(recording, ranks)} entered {step_words(worst.step)} of check {worst.step.check}"
+        f" {worst.delay_s:.1f} s after the other ranks",
         Evidence(
             check=worst.step.check,
-            text=f"rank {worst.rank} came last to {step_words(worst.step)}",
+            text=f"delay of rank {worst.rank} at {step_words(worst.step)}",
             value=round(worst.delay_s, 2),
             unit="s",
             expected=allowed_s,
-            expected_from="ranks that run the same code enter within this time of each other",
+            expected_from="at most, between ranks that run the same code",
         ),
-        remedy("Compare this rank's CPU core, clocks and the other programs on its node with its peers'"),
+        remedy("Compare this rank's CPU core, clocks and the other programs on its node with other ranks"),
         detail=f"All ranks run the same code, so {alone} lost the time.",
         nodes=tuple({rank.node for rank in late}),
     )
@@ -145,8 +145,8 @@ def slow(recording: Recording) -> Iterator[Draft]:
         trial = case.trial
         yield likely(
             NOBODY,
-            f"The check {trial.judged_check} is slow, not hung: it was still going on after {trial.waited_s:.0f} s",
-            case.waiting_evidence or (Evidence(check=trial.judged_check or "", text="steps were still being entered"),),
+            f"Check {trial.judged_check} is slow, not hung: still running after {trial.waited_s:.0f} s",
+            case.waiting_evidence or (Evidence(check=trial.judged_check or "", text="ranks still entered new steps"),),
             remedy("Run again on an idle machine, or with --budget and fewer checks", scope="job"),
-            detail=f"{rank_list(case.judgement.waiting).capitalize()} went on from step to step until the end.",
+            detail=f"{rank_list(case.judgement.waiting).capitalize()} entered new steps until the end.",
         )
