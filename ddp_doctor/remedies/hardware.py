@@ -14,28 +14,28 @@ from ddp_doctor.remedies.kinds import by_administrator, by_operator, remedy
 from ddp_doctor.wording.pcie import CUDA_IOMMU, NCCL_ACS, bare_metal, iommu_evidence, redirecting_above_gpus
 
 COOL_DOWN = by_operator(
-    "Have cooling and power inspected: air flow, fans, heat sinks, power supplies and their cables.",
+    "Inspect cooling and power: air flow, fans, heat sinks, power supplies and their cables",
     "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
     cost="node unavailable until then",
     references=(CLOCK_EVENTS_API,),
 )
 FIND_GPU = by_operator(
-    "Look at the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors); then reboot "
-    "or take the node out.",
+    "Search the kernel log for the missing GPU (RmInitAdapter failed, Xid 79, PCIe errors),"
+    " then reboot or drain the node",
     "sudo dmesg | grep -i -e nvrm -e xid -e pcieport",
     "lspci -nn -d 10de:",
     cost="node unavailable until then",
     references=(XID_CATALOG,),
 )
 REBOOT = by_operator(
-    "Reboot the node; before that, look for the Xid that began it and for processes in state D.",
+    "Find the first Xid and the processes in state D, then reboot the node",
     "sudo dmesg | grep -i -e xid -e nvrm",
     "ps -eo pid,stat,wchan:32,cmd | awk '$2 ~ /^D/'",
     cost="ends all jobs of the node",
     references=(XID_CATALOG, PERSISTENCE_GUIDE),
 )
 REBOOT_NODE = by_operator(
-    "Drain the node and reboot it; have power, cooling and the slot inspected if it returns.",
+    "Drain and reboot the node; inspect power, cooling and the slot if the fault returns",
     "sudo reboot",
     cost="ends all jobs of the node",
     references=(XID_CATALOG,),
@@ -54,7 +54,7 @@ LOAD_PEERMEM = by_administrator(
 NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html"
 
 
-UNCHANGED = "the doctor changes no limit of the host"
+UNCHANGED = "ddp-doctor does not change limits of the host"
 _of_a_limit = partial(remedy, untried=UNCHANGED, references=(NCCL_GUIDE,))
 
 
@@ -65,7 +65,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     """
     if found_bytes >= LARGE_SHM_BYTES:
         return _of_a_limit(
-            "Delete the segments in /dev/shm that no process uses any more",
+            "Delete unused segments in /dev/shm",
             "ls -l /dev/shm",
             "fuser -v /dev/shm/*",
             cost="segments still in use must stay",
@@ -74,8 +74,8 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
     gib = math.ceil(wanted / GIB)
     if in_container:
         return _of_a_limit(
-            f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes mount an "
-            f"emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
+            f"Start the container with --shm-size={gib}g or --ipc=host; in Kubernetes, mount"
+            f" an emptyDir with medium: Memory and sizeLimit: {gib}Gi at /dev/shm",
             f"docker run --shm-size={gib}g IMAGE",
             "docker run --ipc=host IMAGE",
             cost="memory, as far as it is used; --ipc=host shares the host's segments",
@@ -83,7 +83,7 @@ def shared_memory(found_bytes: int, ranks: int, *, in_container: bool) -> Remedy
             container=(f"--shm-size={gib}g",),
         )
     return _of_a_limit(
-        f"Delete segments that no process uses any more, or give /dev/shm {gib} GiB",
+        f"Delete unused segments, or enlarge /dev/shm to {gib} GiB",
         "ls -l /dev/shm",
         f"mount -o remount,size={gib}g /dev/shm",
         cost="memory, as far as it is used",
@@ -96,7 +96,7 @@ def mount_shared_memory(*, in_container: bool) -> Remedy:
     if in_container:
         return shared_memory(0, 1, in_container=True)
     return _of_a_limit(
-        "Mount a tmpfs at /dev/shm that every user may write to",
+        "Mount a tmpfs at /dev/shm that every user can write to",
         "sudo mkdir -p /dev/shm",
         "sudo mount -t tmpfs -o rw,mode=1777 tmpfs /dev/shm",
         cost="memory, as far as it is used",
@@ -109,13 +109,10 @@ def locked_memory(launcher: str, *, in_container: bool) -> Remedy:
     if in_container:
         summary, command = ("Start the container with --ulimit memlock=-1", "docker run --ulimit memlock=-1 IMAGE")
     elif launcher == "slurm":
-        summary = (
-            "Let jobs take slurmd's limit, and make that unlimited: PropagateResourceLimitsExcept=MEMLOCK in "
-            "slurm.conf and LimitMEMLOCK=infinity in slurmd.service"
-        )
+        summary = "Set PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd.service"
         command = "systemctl edit slurmd"
     else:
-        summary = 'Allow it in /etc/security/limits.d ("* - memlock unlimited") and log in again'
+        summary = 'Add "* - memlock unlimited" to /etc/security/limits.d and log in again'
         command = "ulimit -l unlimited"
     return _of_a_limit(
         summary,
@@ -135,7 +132,7 @@ def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
     shown = bridges[:MOST_COMMANDS]
     controls = {device.bus_id: device.acs_control or 0 for device in fact.devices}
     return by_administrator(
-        "Turn off ACS on these PCIe bridges; in the BIOS for good, or at each boot with setpci",
+        "Turn off ACS on these PCIe bridges, permanently in the BIOS or at each boot with setpci",
         *(f"sudo setpci -s {bus} ECAP_ACS+0x6.w=0000" for bus in shown),
         cost="no isolation of devices below one switch; unsuitable if virtual machines use the GPUs",
         undo="; ".join(f"sudo setpci -s {bus} ECAP_ACS+0x6.w={controls[bus]:04x}" for bus in shown[:4])
@@ -145,7 +142,7 @@ def redirect_off(fact: PcieFact, bridges: Sequence[str]) -> Remedy:
 
 
 PASS_THROUGH = by_administrator(
-    "Put the IOMMU into pass-through mode, or turn it off in the BIOS: iommu=pt on the kernel's command line",
+    "Set the IOMMU to pass-through mode (kernel option iommu=pt), or turn it off in the BIOS",
     "cat /proc/cmdline",
     "sudo grubby --update-kernel=ALL --args=iommu=pt   # or edit /etc/default/grub",
     cost="a reboot; devices of the host can then reach all of its memory",

@@ -43,7 +43,7 @@ def by_setting(
 
 
 ALLOW_NUMA = remedy(
-    "Start the container with --cap-add SYS_NICE, which lets NCCL place host memory near each GPU",
+    "Start the container with --cap-add SYS_NICE, so that NCCL can place host memory near each GPU",
     "docker run --cap-add SYS_NICE IMAGE",
     "# Kubernetes: securityContext.capabilities.add: [SYS_NICE]",
     cost="container processes may raise their own priority",
@@ -55,14 +55,14 @@ ALLOW_NUMA = remedy(
 
 
 WITHOUT_NVLS = by_setting(
-    "Let NCCL do without NVLink SHARP",
-    Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no multicast of the NVSwitches"),
+    "Disable NVLink SHARP",
+    Setting(name="NCCL_NVLS_ENABLE", value="0", why="NCCL then needs no NVSwitch multicast"),
     cost="slower large all-reduces within the node; NVLink stays in use",
 )
 
 
 REPAIR_PATH = remedy(
-    "Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, and measure again",
+    "Repair the path: turn off ACS on the PCIe bridges, or the IOMMU, then measure again",
     "sudo lspci -vvv | grep ACSCtl   # SrcValid+ means that ACS is on",
     "cat /proc/cmdline",
     cost="administrator access to the BIOS or the kernel command line, and a reboot",
@@ -82,7 +82,7 @@ DISABLE_P2P = by_setting(
 
 #: NCCL user guide, NCCL_PROTO: LL128 corrupts data where it is enabled on platforms unfit for it.
 SIMPLE_PROTOCOL = by_setting(
-    "Repeat the check with NCCL's Simple protocol alone",
+    "Repeat the check with only NCCL's Simple protocol",
     Setting(name="NCCL_PROTO", value="Simple", why="rules out LL and LL128"),
     cost="slower small messages",
 )
@@ -91,15 +91,15 @@ SIMPLE_PROTOCOL = by_setting(
 def keep_near_p2p(limit: str) -> Remedy:
     """Take P2P from far GPUs alone."""
     return by_setting(
-        f"Leave P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
-        Setting(name="NCCL_P2P_LEVEL", value=limit, why="none of the pairs that stall is so near"),
+        f"Limit P2P to near GPUs, up to {limit}, as NCCL does by itself since 2.23",
+        Setting(name="NCCL_P2P_LEVEL", value=limit, why="no stalled pair is that near"),
         cost="host memory traffic between farther GPUs; nearer GPUs keep P2P and NVLink",
     )
 
 
 #: Ring adds in an order that the ranks' places fix.
 ONE_ALGORITHM = by_setting(
-    "Set NCCL_ALGO to one fixed algorithm where bit-for-bit repeatability matters",
+    "Set NCCL_ALGO to one fixed algorithm if results must repeat bit for bit",
     Setting(name="NCCL_ALGO", value="Ring", why="a ring adds in one fixed order"),
     cost="slower when trees or NVLink SHARP would be faster",
 ).model_copy(
@@ -117,7 +117,7 @@ def against_wrong_sums(recording: Recording) -> Iterator[Remedy]:
             )
         yield SIMPLE_PROTOCOL
     yield by_administrator(
-        "Look for memory errors; then take another release of the library, NCCL or torch",
+        "Check for memory errors, then try another release of the library, NCCL or torch",
         "nvidia-smi -q -d ECC",
         "sudo dmesg | grep -i -e xid -e edac -e mce",
     )

@@ -42,7 +42,7 @@ def gpu_draft(
         here, at = seen(gpu), f" on {host(recording, node)}" if recording.several_nodes else ""
         lines.append(here.model_copy(update={"text": f"{gpu.label}{at}: {here.text}"}))
     if hits[LINES_OF_EVIDENCE:]:
-        lines.append(Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} GPUs more, named in the JSON report"))
+        lines.append(Evidence(text=f"and {len(hits) - LINES_OF_EVIDENCE} more GPUs, listed in the JSON report"))
     return finding(
         gpu_culprits(recording, hits),
         f"{gpu_names(recording, hits)}: {what}",

@@ -89,10 +89,10 @@ def stuck_evidence(view: NodeView, process: StuckProcess) -> Evidence:
         f"pid {process.pid} ({process.name}) in state D",
         f"in {process.wait_channel}" if process.wait_channel else "",
         f"holds {process.device}" if process.device else "",
-        f"blocked for more than {ago(since_s)}, says the kernel" if since_s else "",
+        f"blocked for more than {ago(since_s)} (kernel)" if since_s else "",
     )
     text = ", ".join(part for part in parts if part) + f"; it did not run in {process.watched_s:g} s"
-    return Evidence(check="kernel", text=text, expected_from="a call into the driver ends, or can be interrupted")
+    return Evidence(check="kernel", text=text, expected_from="driver calls return or can be interrupted")
 
 
 def stuck_processes(recording: Recording, nodes: Container[int]) -> tuple[Evidence, ...]:

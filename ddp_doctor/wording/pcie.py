@@ -26,7 +26,7 @@ def iommu_evidence(fact: PcieFact) -> Evidence | None:
     kinds = sorted({device.iommu or "" for device in fact.endpoints() if device.kind == "gpu" and translated(device)})
     if not kinds:
         return None
-    options = " ".join(fact.iommu_options) or "no option about it on the kernel's command line"
+    options = " ".join(fact.iommu_options) or "no option for it on the kernel command line"
     text = f"the IOMMU translates the addresses of GPUs (group type {', '.join(kinds)}; {options})"
     return Evidence(check="pcie", text=text, expected_from=CUDA_IOMMU)
 

@@ -157,23 +157,22 @@ def reasons(names: Iterable[str]) -> str:
 
 
 COMPARE = by_operator(
-    "Compare its clocks, power limit, temperature and ECC errors with its peers' while both are at work; where "
-    "they are alike, reset the GPU, and have it exchanged if it stays slow.",
+    "Compare its clocks, power limit, temperature and ECC errors with its peers under load;"
+    " if they are the same, reset the GPU, and replace it if it stays slow",
     "nvidia-smi -q -d PERFORMANCE,CLOCK,POWER,TEMPERATURE,ECC",
     cost="node unavailable until then",
     references=(CLOCK_EVENTS_API,),
 )
 RESEAT = by_operator(
-    "Look at the slot, riser and cable of the GPU, and at the link that the slot is wired and set up for in the "
-    "firmware; reseat the GPU.",
+    "Check slot, riser and cable of the GPU and the slot's lanes in the firmware, then reseat the GPU",
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,"
     "pcie.link.width.max --format=csv",
     "sudo lspci -vv -d 10de: | grep -e LnkCap: -e LnkSta:",
     cost="node unavailable until then",
 )
 FOLLOW_THE_PATH = by_operator(
-    "Compare every link on the way from the processor to the GPU with its capability; a PCIe switch above the "
-    "GPU may run with fewer lanes or at a lower speed, or be shared with other devices at work.",
+    "Compare every PCIe link between CPU and GPU with its capability; a switch above the GPU"
+    " may run with fewer lanes, at a lower speed, or be shared with other busy devices",
     "nvidia-smi topo -m",
     "lspci -tv",
     "sudo lspci -vv | grep -e '^[0-9a-f]' -e LnkCap: -e LnkSta:",
@@ -196,7 +195,7 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
         own_w, peers_w = load.power_limit_w, usual.power_limit_w
         if own_w and peers_w and _is_lower(own_w, peers_w, gpu_speed.POWER_LIMIT_LOWER_SHARE):
             raise_limit = by_operator(
-                f"Give it the power limit of its peers, {peers_w:.0f} W; its own is {own_w:.0f} W.",
+                f"Raise its power limit from {own_w:.0f} W to {peers_w:.0f} W, the limit of its peers",
                 f"sudo nvidia-smi -i {index} -pl {peers_w:.0f}",
                 cost="root access; more load on power supply and cooling",
                 undo=f"sudo nvidia-smi -i {index} -pl {own_w:.0f}",
@@ -209,7 +208,7 @@ def remedies(recording: Recording, gpus: Sequence[Measured]) -> tuple[Remedy, ..
             set_clocks.append(index)
     if set_clocks:
         free_clocks = by_operator(
-            f"Reset the application clocks of {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}.",
+            f"Reset the application clocks of {'this GPU' if len(set_clocks) == 1 else 'these GPUs'}",
             "nvidia-smi -q -d CLOCK",
             *(f"sudo nvidia-smi -i {index} {option}" for index in set_clocks for option in ("-rgc", "-rac")),
             cost="root access; may undo a deliberate limit, such as one for power",
@@ -242,11 +241,11 @@ def _load_text(load: GpuLoad, usual: GpuLoad) -> str:
         others = f" (others {usual.sm_clock_mhz})" if usual.sm_clock_mhz is not None else ""
         parts.append(f"SM clock {_of(load.sm_clock_mhz, load.sm_clock_max_mhz)} MHz{others}")
     if load.power_w is not None:
-        others = f" (others' limit {usual.power_limit_w:.0f})" if usual.power_limit_w is not None else ""
+        others = f" (limit of others {usual.power_limit_w:.0f})" if usual.power_limit_w is not None else ""
         parts.append(f"{_of(load.power_w, load.power_limit_w)} W{others}")
     if load.temperature_c is not None:
         parts.append(f"{load.temperature_c} °C")
-    parts.append(", ".join(sorted(load.clock_events)) or "nothing holds its clocks down")
+    parts.append(", ".join(sorted(load.clock_events)) or "no clock throttling")
     return ", ".join(parts)
 
 
@@ -274,7 +273,7 @@ def gpu_measured_beside_another_program(recording: Recording) -> Iterator[Draft]
                 Evidence(text=f"{rank_at(recording, rank)}: {_holders(crowded[rank], gpu)}")
                 for rank, gpu in sorted(shared.items())[:LINES_OF_EVIDENCE]
             ),
-            detail="Its rates are shown and not judged.",
+            detail="Its rates are shown but not evaluated.",
         )
 
 
@@ -282,8 +281,8 @@ def _holders(busy_gpu: BusyGpu | None, gpu: Measured) -> str:
     """The processes that held memory before the run; without NVML, how much memory was not free."""
     if busy_gpu is None:
         used = (gpu.fact.memory_total_bytes - gpu.fact.memory_free_bytes) / _GIB
-        return f"{used:.1f} GiB in use, more than CUDA and NCCL take; by whom was not read"
-    names = process_list(busy_gpu.holders) or "no process that can be seen from here"
+        return f"{used:.1f} GiB in use, more than CUDA and NCCL need, by an unknown process"
+    names = process_list(busy_gpu.holders) or "no visible process"
     held = f"{busy_gpu.used_bytes / _GIB:.1f} GiB" if busy_gpu.used_bytes is not None else "memory"
     return f"{held} in use before the run, by {names}"
 

@@ -52,15 +52,14 @@ def gpu_pcie_link_reduced(recording: Recording) -> Iterator[Draft]:
             is_fault = rank_of(those[0]) in few
             links = " and ".join(sorted({_now(gpu.fact.load) for gpu in those}))
             most = " and ".join(sorted({_most(gpu.fact.load) for gpu in those}))
-            whose = "its peers have more" if is_fault else "some slots are wired with fewer lanes"
+            whose = "Its peers have more" if is_fault else "Some slots are wired with fewer lanes"
             yield finding(
                 comparison.culprits(recording, those),
-                f"{capital(ranks_at(recording, map(rank_of, those)))}: the PCIe link runs at {links}, the GPU "
-                f"supports {most}; {whose}",
+                f"{capital(ranks_at(recording, map(rank_of, those)))}: PCIe link runs at {links}, GPU supports {most}",
                 (_link_evidence(recording, gpu) for gpu in those[:LINES_OF_EVIDENCE]),
                 comparison.RESEAT,
                 confidence=Confidence.LIKELY if is_fault else Confidence.POSSIBLE,
-                detail="Read while copies ran over the link, so it is not reduced to save power.",
+                detail=f"{whose}. Read during copies over the link, so it was not reduced to save power.",
                 severity=severity,
             )
 

@@ -19,7 +19,7 @@ from ddp_doctor.views.gpus import power_limited
 from ddp_doctor.wording.findings import LINES_OF_EVIDENCE, NOBODY, likely, possible, proved
 from ddp_doctor.wording.ranks import capital, pair_culprit, rank_at, rank_of, ranks_at
 
-_DETAIL = "In DDP every rank waits for the slowest one, in every step."
+_DETAIL = "In DDP, every rank waits for the slowest rank in every step."
 #: Rates that are too low.
 Slow = list[comparison.Compared]
 
@@ -51,10 +51,10 @@ def gpu_slower_than_its_peers(recording: Recording) -> Iterator[Draft]:
                 who = capital(ranks_at(recording, map(rank_of, gpus)))
                 yield proved(
                     comparison.culprits(recording, gpus),
-                    f"{who}: {_how_slow(those)} than on the other {those[0].others} {those[0].gpu.fact.gpu_name}",
+                    f"{who}: {_how_slow(those)} than on {those[0].others} other {those[0].gpu.fact.gpu_name}",
                     (*_rates(recording, those), *comparison.evidence(recording, gpus, gpus)),
                     *(() if is_known else comparison.remedies(recording, gpus)),
-                    detail=f"This is what the lowered power limit costs (DD318). {_DETAIL}" if is_known else _DETAIL,
+                    detail=f"The lowered power limit causes it (DD318). {_DETAIL}" if is_known else _DETAIL,
                     severity=severity,
                 )
 
@@ -90,15 +90,15 @@ def gpus_of_one_model_unequally_fast(recording: Recording) -> Iterator[Draft]:
             worst = max(compared.factor for compared in slow)
             yield likely(
                 (pair_culprit(recording, ranks[0][0], ranks[1][0]),) if pair else comparison.culprits(recording, below),
-                f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on "
-                f"{ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}; unsure which is at fault",
+                f"{capital(ranks_at(recording, ranks[0]))}: {_how_slow(slow)} than on"
+                f" {ranks_at(recording, ranks[1])}, {both} {slow[0].gpu.fact.gpu_name}",
                 (
                     *_rates(recording, slow),
                     *comparison.evidence(recording, below, below),
                     *comparison.evidence(recording, above, above),
                 ),
                 *comparison.remedies(recording, below),
-                detail=_DETAIL,
+                detail=f"{_DETAIL} It is unknown which GPU is at fault.",
                 severity=of_slowdown(worst),
             )
 
@@ -142,7 +142,7 @@ def _rates(recording: Recording, slow: Slow) -> Iterator[Evidence]:
             expected=round(compared.typical, 2),
             expected_from=f"median of the other {compared.others} of this run"
             if compared.others > 1
-            else "the other one of this run",
+            else "the other GPU of this run",
         )
 
 
@@ -174,7 +174,7 @@ def gpu_slowed_under_load(recording: Recording) -> Iterator[Draft]:
                 f"{capital(ranks_at(recording, map(rank_of, gpus)))} under load: {comparison.reasons(names)}",
                 (*_lines(recording, gpus), *comparison.evidence(recording, gpus, gpus)),
                 COOL_DOWN,
-                detail="Seen by the driver during a fraction of a second of matrix products; a job lasts longer.",
+                detail="The driver reported it during a fraction of a second of matrix products. A job lasts longer.",
                 severity=severity,
             )
 
@@ -222,8 +222,8 @@ def _lines(recording: Recording, gpus: Sequence[Measured]) -> Iterator[Evidence]
         factor = slower.get(rank_of(gpu), 1.0)
         rate = f"; {comparison.slower(factor)} than its peers" if factor >= 1 / (1 - gpu_speed.SLOWER_SHARE) else ""
         yield Evidence(
-            text=f"{rank_at(recording, rank_of(gpu))}: {reasons} of {gpu.fact.load.looks} looks{rate}",
-            expected_from="none of them in a well cooled and well fed GPU",
+            text=f"{rank_at(recording, rank_of(gpu))}: {reasons} of {gpu.fact.load.looks} samples{rate}",
+            expected_from="none, with good cooling and power",
         )
 
 
@@ -270,5 +270,5 @@ def gpu_model_below_published_rate(recording: Recording) -> Iterator[Draft]:
                     *comparison.evidence(recording, gpus[:4], gpus),
                 ),
                 *comparison.remedies(recording, gpus)[:1],
-                detail="Another machine's rate is no promise for this one.",
+                detail="The rate of another machine is only a reference.",
             )

@@ -31,8 +31,7 @@ def by_severity(recording: Recording, severity_of: Callable[[Gpu], Severity | No
 
 
 RESET_GPU = by_operator(
-    "Drain the node, then reset the GPU; where it does not come back, reboot, and if the fault returns, "
-    "have the GPU replaced.",
+    "Drain the node and reset the GPU; reboot if that does not help, and replace the GPU if the fault returns",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
     "sudo dmesg | grep -i xid",
     "sudo nvidia-smi --gpu-reset -i INDEX",
@@ -60,7 +59,7 @@ def gpu_needs_recovery(recording: Recording) -> Iterator[Draft]:
             " and ".join(dict.fromkeys(_recovery_words(gpu) for _, gpu in hits)),
             _recovery_evidence,
             REBOOT_NODE if any(_needs_reboot(gpu) for _, gpu in hits) else RESET_GPU,
-            detail="The driver says so itself. Other GPUs of the node may stop answering with it.",
+            detail="The driver reports it. Other GPUs of the node may also stop responding.",
             severity=severity,
             beside=xids_of(recording, hits),
         )
@@ -82,7 +81,7 @@ def _needs_reboot(gpu: Gpu) -> bool:
 def _recovery_words(gpu: Gpu) -> str:
     if gpu.error is None:
         action = gpu.recovery_action or ""
-        return f"the driver asks for {nvml.RECOVERY_ACTIONS.get(action, action)}"
+        return f"the driver requests {nvml.RECOVERY_ACTIONS.get(action, action)}"
     return nvml.GPU_ERRORS.get(gpu.error, f"the driver cannot use it ({gpu.error})")
 
 
@@ -165,7 +164,7 @@ def gpu_slowed_by_hardware(recording: Recording) -> Iterator[Draft]:
             " and ".join(dict.fromkeys(nvml.SLOWDOWNS[name] for _, gpu in hits for name in _slowdowns(gpu))),
             _slowdown_evidence,
             COOL_DOWN,
-            detail="In force at two looks half a second apart, before the job put any load on it.",
+            detail="Seen in two samples half a second apart, before the job put any load on it.",
             severity=severity,
         )
 
@@ -191,7 +190,7 @@ def _slowdown_evidence(gpu: Gpu) -> Evidence:
 
 
 REPLACE_GPU = by_operator(
-    "Drain the node and run NVIDIA's field diagnostic on the GPU: if it confirms the fault, replace the GPU.",
+    "Drain the node and run NVIDIA's field diagnostic on the GPU; replace the GPU if it confirms the fault",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     "nvidia-bug-report.sh",
     cost="node unavailable until then",
@@ -199,7 +198,7 @@ REPLACE_GPU = by_operator(
 )
 
 WATCH_GPU = by_operator(
-    "Watch the counters; have the GPU looked at when they grow, or at the next maintenance.",
+    "Watch the counters; have the GPU inspected when they grow, or at the next maintenance",
     "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT",
     references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
 )
@@ -222,10 +221,10 @@ def gpu_memory_repair_failed(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "a bad row of its memory could not be replaced",
+            "a bad memory row could not be replaced",
             lambda gpu: Evidence(text=f"row remapping failed; {_rows(gpu)}", expected_from=nvml.MEMORY_ERRORS),
             REPLACE_GPU,
-            detail="A reset does not fix it: the bank of memory has no spare row left, or the ROM took no entry.",
+            detail="A reset does not fix it, because the memory bank has no spare row or the ROM accepted no entry.",
             beside=xids_of(recording, hits),
         )
 
@@ -256,18 +255,18 @@ def gpu_memory_repair_pending(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "needs a reset to take bad memory out of use",
+            "a reset is needed to disable bad memory",
             lambda gpu: Evidence(text=_repair_words(gpu), expected_from=nvml.MEMORY_ERRORS),
             by_operator(
-                "Reset the GPU when the node is idle, or reboot: only then is the bad memory taken out of use.",
+                "Reset the GPU when the node is idle, or reboot, to disable the bad memory",
                 "nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT",
                 "sudo nvidia-smi --gpu-reset -i INDEX",
                 cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
                 references=(nvml.MEMORY_ERRORS, nvml.PAGE_RETIREMENT),
             ),
-            detail="Until then the driver lets no program use it."
+            detail="Until then, the driver lets no program use it."
             if severity is Severity.ERROR
-            else "Jobs can run meanwhile: the driver keeps the bad memory away from them.",
+            else "Jobs can run until then, because the driver keeps them off the bad memory.",
             severity=severity,
             beside=xids_of(recording, hits),
         )
@@ -313,7 +312,7 @@ def gpu_memory_wears_out(recording: Recording) -> Iterator[Draft]:
             " and ".join(dict.fromkeys(_wear(gpu)[1] for _, gpu in hits)),
             lambda gpu: Evidence(text=_wear(gpu)[2], expected_from=nvml.MEMORY_ERRORS),
             WATCH_GPU if severity is Severity.INFO else REPLACE_GPU,
-            detail="All errors so far are dealt with; the next one of this kind may not be.",
+            detail="All errors so far are handled, but the next one may not be.",
             severity=severity,
         )
 
@@ -348,11 +347,10 @@ def gpu_inforom_corrupted(recording: Recording) -> Iterator[Draft]:
             "its InfoROM is corrupted",
             lambda _: Evidence(text="the InfoROM fails its checksum", expected_from="the driver verifies it"),
             by_operator(
-                "Have the GPU looked at by its vendor: what the InfoROM keeps, such as bad rows and error counts, is"
-                " not safe.",
+                "Have the vendor inspect the GPU",
                 "nvidia-smi -q | grep -i -A 6 inforom",
                 "nvidia-bug-report.sh",
                 references=("DCGM, DCGM_FR_CORRUPT_INFOROM",),
             ),
-            detail="It keeps the list of bad memory rows and the error counts.",
+            detail="The InfoROM keeps the list of bad memory rows and the error counts, which are not reliable now.",
         )

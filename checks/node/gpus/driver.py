@@ -44,7 +44,7 @@ def nvidia_driver_not_working(recording: Recording) -> Iterator[Draft]:
         granted = f"{fact.granted} granted by the scheduler or container runtime" if fact.has_grant() else ""
         yield proved(
             of_nodes(recording, group),
-            f"The GPUs of {{who}} cannot be used: {fault.meaning}",
+            f"GPUs of {{who}} are unusable: {fault.meaning}",
             (
                 *tuple(dict.fromkeys(_nvml_evidence(node.fact) for node in group))[:LINES_OF_EVIDENCE],
                 *_gpu_log_evidence(recording, group),
@@ -69,7 +69,7 @@ def _nvml_evidence(fact: GpusFact) -> Evidence:
     assert error is not None
     module = f"; loaded: {fact.kernel_module}" if fact.kernel_module else ""
     text = f"{error.call or 'the program that asks NVML'}: {error.code}, {error.text}{module}"
-    return Evidence(text=text, expected_from="NVML answers wherever the driver works")
+    return Evidence(text=text, expected_from="NVML answers on every node with a working driver")
 
 
 @rule("DD302", "nvidia-driver-hangs", Consequence.HANGS, GpusFact)
@@ -88,19 +88,19 @@ def nvidia_driver_hangs(recording: Recording) -> Iterator[Draft]:
         nodes = node_culprits(recording, group)
         yield likely(
             (node.model_copy(update={"gpu": error.gpu}) for node in nodes),
-            f"The NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
+            f"NVIDIA driver hangs on {node_names(recording, group)}: no answer to {call}",
             (
                 Evidence(
-                    text=f"{call} without an answer",
+                    text=f"{call}: no answer",
                     value=group[0].fact.nvml_elapsed_s,
                     unit="s",
-                    expected_from="NVML answers in a second, without persistence mode in some seconds per GPU",
+                    expected_from="one second, or a few seconds per GPU without persistence mode",
                 ),
                 *_gpu_log_evidence(recording, group),
                 *stuck_processes(recording, {node.node for node in group}),
             ),
             REBOOT,
-            detail="A call of NVML never came back; the program that made it was killed.",
+            detail="An NVML call never returned, and ddp-doctor killed the process that made it.",
             severity=severity_of_use(recording, group),
         )
 
@@ -120,20 +120,20 @@ def driver_library_differs_from_module(recording: Recording) -> Iterator[Draft]:
     for (library, module), group in by_cause(recording.facts(GpusFact), _two_versions).items():
         yield possible(
             of_nodes(recording, group),
-            f"The NVIDIA driver on {{who}} is of two versions: library {library}, kernel module {module}",
+            f"NVIDIA driver on {{who}} has mismatched versions: library {library}, kernel module {module}",
             Evidence(
                 text=f"libnvidia-ml.so.1 of {library}; loaded: {group[0].fact.kernel_module}",
-                expected_from="both come from one installation",
+                expected_from="both from one installation",
             ),
             by_operator(
-                "Bring library and kernel module to one version: reload the module or reboot after an update, and"
-                " remove copies of the libraries from other places.",
+                "Install library and kernel module in one version: reload the module or"
+                " reboot after an update, and remove other copies of the libraries",
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep -e libcuda -e libnvidia-ml",
                 cost="ends all GPU jobs of the node",
                 references=(nvml.NVML_API,),
             ),
-            detail="NVML, and so nvidia-smi, works all the same; CUDA may not.",
+            detail="NVML and nvidia-smi still work, but CUDA may fail.",
             severity=asked_for(recording, _if_cuda_may_fail(recording)),
         )
 
@@ -151,8 +151,8 @@ def _two_versions(fact: GpusFact) -> tuple[str, str] | None:
 
 
 FABRIC_MANAGER = by_operator(
-    "Start the fabric manager of exactly the driver's version, and read in its log why it did not register "
-    "the GPU; if the node has just booted, wait a minute.",
+    "Start the fabric manager in exactly the driver's version; its log shows why it did not"
+    " register the GPU (wait a minute after a boot)",
     "systemctl status nvidia-fabricmanager",
     "nv-fabricmanager --version; cat /proc/driver/nvidia/version",
     "tail -n 50 /var/log/fabricmanager.log",
@@ -162,13 +162,13 @@ FABRIC_MANAGER = by_operator(
 )
 
 
-_802 = "Until then CUDA answers with error 802, system not yet initialized, and no rank starts."
+_802 = "Until then, CUDA fails with error 802 (system not yet initialized) and no rank starts."
 
 
 #: By whether the fabric manager's process runs.
 _MANAGER = {
-    None: "Whether the fabric manager runs cannot be seen from here.",
-    True: "The fabric manager runs; its version must be that of the driver, {driver}.",
+    None: "It is unknown whether the fabric manager runs.",
+    True: "The fabric manager runs. Its version must match the driver, {driver}.",
     False: "The fabric manager does not run on the node.",
 }
 
@@ -211,14 +211,13 @@ def nvlink_fabric_not_ready(recording: Recording) -> Iterator[Draft]:
         done = registered == "registered"
         yield finding(
             of_nodes(recording, group),
-            "No fabric manager runs on {who}, which has NVSwitches",
+            "Fabric manager does not run on {who}, which has NVSwitches",
             Evidence(
-                text="/dev/nvidia-nvswitchctl is there, and no process nv-fabricmanager",
-                expected_from=nvml.FABRIC_GUIDE,
+                text="/dev/nvidia-nvswitchctl exists, but no process nv-fabricmanager", expected_from=nvml.FABRIC_GUIDE
             ),
             FABRIC_MANAGER,
             confidence=Confidence.LIKELY if done else Confidence.POSSIBLE,
-            detail="The GPUs are registered, but faults of the NVSwitches now go unseen." if done else _802,
+            detail="The GPUs are registered, but NVSwitch faults go unnoticed." if done else _802,
             severity=asked_for(recording, Severity.INFO if done else _if_cuda_may_fail(recording)),
         )
 
@@ -238,7 +237,7 @@ def _state_words(gpu: Gpu) -> str | None:
     if gpu.mig_enabled:
         return None  # slices do not use the fabric
     if gpu.fabric_state == "completed":
-        return f"the NVLink fabric refused it ({gpu.fabric_status})" if gpu.fabric_status else None
+        return f"the NVLink fabric rejected it ({gpu.fabric_status})" if gpu.fabric_status else None
     waits_for = nvml.FABRIC_STATES.get(gpu.fabric_state or "")
     return f"the NVLink fabric is not ready, {waits_for}" if waits_for else None
 
@@ -277,11 +276,13 @@ def nvlink_fabric_unhealthy(recording: Recording) -> Iterator[Draft]:
             lambda gpu: Evidence(text=f"fabric health: {_fault_words(gpu)}", expected_from=nvml.FABRIC_API),
             FABRIC_MANAGER.model_copy(
                 update={
-                    "summary": "Look for NVLinks that are down, and in the fabric manager's log for the reason; "
-                    "its version must be exactly the driver's."
+                    "summary": (
+                        "Find NVLinks that are down; the fabric manager's log shows the reason,"
+                        " and its version must match the driver exactly"
+                    )
                 }
             ),
-            detail="As the driver reports it; nothing was measured.",
+            detail="The driver reports it; nothing was measured.",
             confidence=Confidence.LIKELY,
         )
 

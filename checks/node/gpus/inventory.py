@@ -82,7 +82,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
         have = f"only {short.have}" if short.have else "none"
         missing = f"; missing: {', '.join(short.named)}" if short.named else ""
         nodes = {node.node for node in group}
-        shows = "the driver shows" if of_node else "the job can use"
+        shows = "the driver lists" if of_node else "the job can use"
         # Who writes --require-gpus wants them, whatever else is set; else it is as grave as the job's use of GPUs.
         wanted = Severity.ERROR if short.source == REQUIRED else severity_of_use(recording, group)
         yield proved(
@@ -90,7 +90,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
             f"{{who}}: {shows} {have} of {short.expected} GPUs{missing}",
             (
                 Evidence(
-                    text="what the driver shows" if of_node else "what the job can count on",
+                    text="GPUs of the driver" if of_node else "usable GPUs",
                     value=short.have,
                     unit="GPUs",
                     expected=short.expected,
@@ -99,7 +99,7 @@ def gpus_missing(recording: Recording) -> Iterator[Draft]:
                 *xid_lines(recording, partial(_is_missing, nodes, short.named)),
             ),
             _show_all(group[0].fact) if short.source == REQUIRED and not of_node else FIND_GPU,
-            detail=f"{capital(shows)} {short.have}; {short.source} says {short.expected}.",
+            detail=f"{capital(shows)} {short.have} GPUs, but {short.source} has {short.expected}.",
             severity=short.severity if wanted.at_least(short.severity) else wanted,
         )
 
@@ -112,10 +112,10 @@ def _show_all(fact: GpusFact) -> Remedy:
     """What gives the job more GPUs: CUDA_VISIBLE_DEVICES, where that is what keeps them away."""
     value = fact.environment.get("CUDA_VISIBLE_DEVICES")
     if value is None or len(fact.visible) >= len(fact.gpus):
-        return by_operator("Ask the scheduler for more GPUs, or take a machine that has them.", scope="job")
+        return by_operator("Request more GPUs from the scheduler, or use a machine that has them", scope="job")
     why = f"it shows {len(fact.visible)} of {len(fact.gpus)} GPUs"
     unset = by_operator(
-        "Correct or unset CUDA_VISIBLE_DEVICES; leave it alone where the scheduler set it.",
+        "Correct or unset CUDA_VISIBLE_DEVICES, unless the scheduler set it",
         scope="job",
         cost="other GPUs may be in use on a shared machine",
         undo=f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
@@ -146,31 +146,31 @@ def job_sees_too_few_gpus(recording: Recording) -> Iterator[Draft]:
         short, fact = seen.ranks > seen.shown, group[0].fact
         is_fatal = short or (not seen.shown and not recording.command.is_of_root)  # that has a CPU job's, too
         count = f"{seen.ranks} ranks, but {seen.words()}" if short else seen.words()
-        stop = f'; CUDA stops at its entry "{seen.rejected}"' if seen.rejected else ""
+        stop = f'; CUDA stops at entry "{seen.rejected}"' if seen.rejected else ""
         setting = f" with {seen.setting}" if seen.setting else ""
         name = (seen.setting or "").partition("=")[0]
         remedies = [_show_all(fact)]
         if short and seen.shown:
-            remedies.append(by_operator(f"Start one rank a GPU: --nproc-per-node {seen.shown}.", scope="job"))
+            remedies.append(by_operator(f"Start one rank per GPU: --nproc-per-node {seen.shown}", scope="job"))
         if not seen.shown:
-            remedies.append(by_operator("Where the CPU is meant, say so: --backend gloo.", scope="job"))
+            remedies.append(by_operator("Use --backend gloo for a job on CPUs", scope="job"))
         sliced = any(gpu.mig_enabled for gpu in fact.gpus)
         there = f"The driver has {len(fact.gpus)} GPUs there."
         if not fact.visible:
             no_grant = "SLURM_PROCID" in fact.environment and not fact.granted
-            there = f"{'SLURM granted this step none. ' if no_grant else ''}The job would compute on the CPU."
+            there = f"{'SLURM granted this step none. ' if no_grant else ''}The job would run on the CPU."
         yield proved(
             (*([Culprit(kind="setting", name=name)] if name else []), *node_culprits(recording, group)),
             f"{node_names(recording, group)}: {count}{setting}{stop}",
             Evidence(
-                text=f"a process of the job is shown {seen.shown} GPUs{setting}{stop}",
+                text=f"GPUs visible to a process of the job: {seen.shown}{setting}{stop}",
                 value=seen.shown,
                 unit="GPUs",
                 expected=seen.ranks if short else None,
-                expected_from="one GPU a rank" if short else "every entry names a GPU",
+                expected_from="one GPU per rank" if short else "every entry names a GPU",
             ),
             *remedies,
-            detail=there + (" With MIG a process is shown one slice, whatever their number." if sliced else ""),
+            detail=there + (" With MIG, a process sees only one slice." if sliced else ""),
             severity=asked_for(recording, Severity.ERROR if is_fatal else Severity.WARNING),
         )
 
@@ -224,10 +224,10 @@ def gpu_in_mig_mode(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "in MIG mode: each process sees one slice of it",
+            "MIG mode is on, so each process sees one slice",
             lambda gpu: Evidence(text=f"MIG mode on, {len(gpu.mig_uuids)} slices", expected_from=nvml.MIG_GUIDE),
             by_operator(
-                "For DDP over several GPUs ask for whole GPUs; an operator can turn MIG mode off.",
+                "Request whole GPUs for DDP, or have an operator turn MIG mode off",
                 "sudo nvidia-smi -i INDEX -mig 0",
                 scope="cluster",
                 cost="root access and an idle GPU; removes the slices",
@@ -256,20 +256,24 @@ def gpu_models_differ(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             few,
-            f"not all are of one model: {' and '.join(sorted(models))}"
+            f"models differ: {' and '.join(sorted(models))}"
             if few is hits
-            else f"another model than the others: {' and '.join(sorted({gpu.name or 'unknown' for _, gpu in few}))},"
-            f" not {usual}",
-            lambda gpu: Evidence(text=f"{gpu.name}", expected_from=f"one model is best; most are {usual}"),
+            else (
+                "model differs from other GPUs:"
+                f" {' and '.join(sorted({gpu.name or 'unknown' for _, gpu in few}))}, not"
+                f" {usual}"
+            ),
+            lambda gpu: Evidence(text=f"{gpu.name}", expected_from=f"one model; most are {usual}"),
             by_operator(
-                "Use GPUs of one model: name them in CUDA_VISIBLE_DEVICES by UUID, or ask the scheduler for one type.",
+                "Use GPUs of one model: list them by UUID in CUDA_VISIBLE_DEVICES, or"
+                " request one type from the scheduler",
                 "nvidia-smi --query-gpu=index,name,uuid --format=csv",
                 scope="job",
                 cost="fewer GPUs in the job",
                 undo="unset CUDA_VISIBLE_DEVICES",
                 references=(nvml.CUDA_VARIABLES,),
             ),
-            detail="The job will run at the speed, and with the memory, of the weakest.",
+            detail="The job runs at the speed and with the memory of the weakest GPU.",
         )
 
 

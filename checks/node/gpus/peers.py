@@ -35,16 +35,18 @@ def ecc_differs_between_gpus(recording: Recording) -> Iterator[Draft]:
             yield gpu_draft(
                 recording,
                 few,
-                f"ECC is {state}, unlike on other GPUs of this model",
-                lambda gpu: Evidence(text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="alike on all"),
+                f"ECC is {state}, but not on other GPUs of this model",
+                lambda gpu: Evidence(
+                    text=f"ECC {'on' if gpu.ecc_enabled else 'off'}", expected_from="the same on all GPUs"
+                ),
                 by_operator(
-                    "Set ECC the same on all GPUs of one model, and reboot: on, if memory errors must be detected.",
+                    "Set ECC the same on all GPUs of one model (on, to detect memory errors), and reboot",
                     "sudo nvidia-smi -i INDEX -e 1",
                     cost="root access and a reset or reboot; memory and bandwidth on cards without HBM",
                     undo="sudo nvidia-smi -i INDEX -e 0, then reset",
                     references=("nvidia-smi manual, --ecc-config",),
                 ),
-                detail=f"Of model {model}, {len(off)} of {len(off) + len(on)} GPUs run without ECC.",
+                detail=f"{len(off)} of {len(off) + len(on)} GPUs of model {model} run without ECC.",
             )
 
 
@@ -72,7 +74,7 @@ _POWER = _Limit(
     lambda gpu: gpu.power_limit_w,
     lambda gpu: gpu.power_limit_default_w,
     by_operator(
-        "Set the power limit alike on all GPUs, or find out who lowered it: a script, a power budget, the BMC.",
+        "Set the same power limit on all GPUs, or find out what lowered it: a script, a power budget, the BMC",
         "nvidia-smi -q -d POWER",
         "sudo nvidia-smi -i INDEX -pl WATTS",
         cost="root access; more power and heat for the node",
@@ -86,7 +88,7 @@ _CLOCK = _Limit(
     lambda gpu: gpu.application_clock_mhz,
     lambda gpu: gpu.application_clock_default_mhz,
     by_operator(
-        "Reset the application clocks.",
+        "Reset the application clocks",
         "nvidia-smi -q -d CLOCK",
         "sudo nvidia-smi -i INDEX -rac",
         cost="root access; more power and heat",
@@ -144,9 +146,11 @@ def _lowered(recording: Recording, limit: _Limit) -> Iterator[Draft]:
                 f"{limit.words} {words}",
                 partial(_limit_evidence, limit, expected, source),
                 limit.remedy_for(low, expected),
-                detail="All GPUs of the model are alike, so none waits for another; the job is slower than it could be."
+                detail=(
+                    "All GPUs of the model have it, so no GPU waits for another, but the job is slower than possible."
+                )
                 if alike
-                else "In every step the other ranks wait for the slowest GPU.",
+                else "The other ranks wait for the slowest GPU in every step.",
                 severity=Severity.INFO if alike else Severity.WARNING,
             )
 
@@ -174,13 +178,13 @@ def gpus_of_one_model_differ(recording: Recording) -> Iterator[Draft]:
             yield gpu_draft(
                 recording,
                 few,
-                f"{'another VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
+                f"{'different VBIOS' if by_vbios else 'less memory'} than other GPUs of this model",
                 _firmware_evidence,
                 by_operator(
-                    "No action is needed now; bring the GPUs to one VBIOS at the next maintenance.",
+                    "Install one VBIOS on the GPUs at the next maintenance; no action is needed now",
                     "nvidia-smi --query-gpu=index,name,vbios_version,memory.total --format=csv",
                 ),
-                detail="Worth knowing where one GPU or node behaves unlike the others.",
+                detail="Useful to know if one GPU or node behaves differently.",
             )
 
 
@@ -205,4 +209,6 @@ def _odd_sizes(hits: Hits) -> Hits:
 def _firmware_evidence(gpu: Gpu) -> Evidence:
     size = (gpu.memory_total_bytes or 0) / thresholds.GIB
     gsp = f", GSP firmware {gpu.gsp_firmware_version}" if gpu.gsp_firmware_version else ""
-    return Evidence(text=f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="one version on all is usual")
+    return Evidence(
+        text=f"VBIOS {gpu.vbios_version}, {size:.1f} GiB{gsp}", expected_from="usually one version on all GPUs"
+    )

@@ -17,7 +17,7 @@ from ddp_doctor.views.gpus import Hits, hits_of
 from ddp_doctor.wording.gpus import gpu_draft, process_list
 
 FREE_MEMORY = by_operator(
-    "End what still runs there, or ask for other GPUs.",
+    "Stop the processes on the GPU, or request other GPUs",
     "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv",
     "sudo fuser -v /dev/nvidia*",
     cost="the processes may belong to another user's job",
@@ -43,10 +43,10 @@ def gpu_memory_in_use(recording: Recording) -> Iterator[Draft]:
             yield gpu_draft(
                 recording,
                 those,
-                f"{full}memory in use {holder.words}",
+                f"{full}memory is in use {holder.words}",
                 _memory_evidence,
                 holder.remedy,
-                detail=f"Read before the doctor started anything on the GPU. {holder.detail}",
+                detail=f"Measured before ddp-doctor used the GPU. {holder.detail}",
                 severity=severity,
                 confidence=Confidence.PROVED if holder is _NAMED else Confidence.LIKELY,
             )
@@ -61,25 +61,24 @@ class _Holder:
     remedy: Remedy
 
 
-_NAMED = _Holder("by other processes", "A pid may be another container's.", FREE_MEMORY)
+_NAMED = _Holder("by other processes", "A pid may belong to another container.", FREE_MEMORY)
 _HIDDEN = _Holder(
-    "by a process that this container does not see",
-    "In a container the driver names only processes of the container itself.",
+    "by a process outside of this container",
+    "In a container, the driver lists only the container's own processes.",
     by_operator(
-        "Ask on the host who holds the memory: it may be another container's job, or left over from one.",
+        "Find the process on the host; it may belong to a job in another container, or be left over from one",
         "nvidia-smi --query-compute-apps=pid,name,used_memory,gpu_uuid --format=csv   # on the host",
         "sudo fuser -v /dev/nvidia*   # on the host",
         cost="the processes may belong to another user's job",
     ),
 )
-_UNLISTED = _Holder("by others", "The driver lists no processes here.", FREE_MEMORY)
+_UNLISTED = _Holder("by other processes", "The driver lists no processes.", FREE_MEMORY)
 _LEAKED = _Holder(
-    "without a process that the driver names",
-    "Most likely it is left over from a job that was killed: a process that cannot end, or memory that nobody"
-    " holds any more.",
+    "by a process that the driver does not list",
+    "Most likely a killed job left it: a process that cannot exit, or memory without an owner.",
     by_operator(
-        "Look for processes that hold the GPU's device files, as root, which alone sees those of others, and end "
-        "them; where there are none, or they do not end, reset the GPU, or reboot.",
+        "End the processes that hold the GPU's device files (root sees all of them); if none"
+        " is left or they do not exit, reset the GPU or reboot",
         "sudo fuser -v /dev/nvidia*",
         "ps -eo pid,ppid,user,stat,wchan:32,cmd | awk '$4 ~ /^[DZ]/'   # defunct (Z), or stuck in the kernel (D)",
         "sudo nvidia-smi --gpu-reset -i INDEX",
@@ -111,13 +110,13 @@ def _memory_evidence(gpu: Gpu) -> Evidence:
         value=round(used, 3),
         unit="GiB",
         expected=thresholds.GPU_MEMORY_IN_USE_BYTES / thresholds.GIB,
-        expected_from="an idle GPU holds some MiB, a bare CUDA context less than 1 GiB",
+        expected_from="an idle GPU uses a few MiB, a bare CUDA context less than 1 GiB",
     )
 
 
 def _process_words(gpu: Gpu) -> str:
     if not gpu.processes:
-        return "and the driver names no process"
+        return "and the driver lists no process"
     return f"by {process_list(gpu.processes)}"
 
 
@@ -136,10 +135,10 @@ def gpu_compute_mode_refuses_ranks(recording: Recording) -> Iterator[Draft]:
         yield gpu_draft(
             recording,
             hits,
-            "its compute mode does not allow the ranks to use it",
-            lambda gpu: Evidence(text=_mode_words(gpu), expected_from="one rank a GPU needs one CUDA context"),
+            "its compute mode does not allow ranks to use it",
+            lambda gpu: Evidence(text=_mode_words(gpu), expected_from="each rank needs one CUDA context"),
             by_operator(
-                "Set the compute mode back to default, or end the process that holds the GPU.",
+                "Set the compute mode to default, or end the process that holds the GPU",
                 "sudo nvidia-smi -i INDEX -c DEFAULT",
                 cost="root access; several processes may share the GPU",
                 undo=f"sudo nvidia-smi -i INDEX -c {' or '.join(modes)}",
@@ -187,13 +186,13 @@ def persistence_mode_off(recording: Recording) -> Iterator[Draft]:
             "persistence mode is off",
             lambda _: Evidence(text="persistence mode off", expected_from=nvml.PERSISTENCE_GUIDE),
             by_operator(
-                "Let nvidia-persistenced run, so that the driver keeps the GPUs initialised between processes.",
+                "Run nvidia-persistenced, which keeps the GPUs initialized between processes",
                 "sudo systemctl enable --now nvidia-persistenced",
                 cost="root access; slightly more idle power",
                 undo="sudo systemctl disable --now nvidia-persistenced",
                 references=(nvml.PERSISTENCE_GUIDE,),
             ),
-            detail="The first job after a pause waits some seconds per GPU while the driver starts it.",
+            detail="The first job after a pause waits a few seconds per GPU while the driver initializes it.",
         )
 
 
@@ -210,11 +209,13 @@ def gpu_without_peer_access(recording: Recording) -> Iterator[Draft]:
     """
     virtual = hits_of(recording, lambda gpu: gpu.virtualization == "vgpu")
     if virtual:
-        yield _draft(recording, virtual, "a virtual GPU (vGPU), which may not copy to others directly (P2P)", "vGPU")
+        yield _draft(
+            recording, virtual, "it is a virtual GPU (vGPU), which may not support direct copies (P2P)", "vGPU"
+        )
     on = [node for node in recording.facts(GpusFact) if node.fact.confidential_compute]
     protected = [(node.node, gpu) for node in on for gpu in node.fact.of_the_job()]
     if protected:
-        words = "confidential computing is on, which encrypts what crosses the bus"
+        words = "confidential computing is on, which encrypts bus traffic"
         yield _draft(recording, protected, words, "confidential computing on")
 
 
@@ -223,7 +224,7 @@ def _draft(recording: Recording, hits: Hits, words: str, seen: str) -> Draft:
         recording,
         hits,
         words,
-        lambda gpu: Evidence(text=f"{seen} ({gpu.name})", expected_from="whole GPUs reach each other directly"),
-        detail="NCCL then moves data through the host's memory, at a fraction of the rate.",
+        lambda gpu: Evidence(text=f"{seen} ({gpu.name})", expected_from="direct copies between whole GPUs"),
+        detail="NCCL then copies data through host memory, at a fraction of the rate.",
         severity=Severity.INFO,
     )

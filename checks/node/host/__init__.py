@@ -55,26 +55,25 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         free, total = fact.shm_free_bytes or 0, fact.shm_total_bytes or 0
         by_nccl = _nccl_shares_memory(short.world, ranks)
         wanted = max(by_nccl * ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
-        text, users = (
-            f"{in_units(total)} in all, of which {in_units(free)} are free",
-            "NCCL" if by_nccl else "data loaders",
-        )
+        text, users = (f"{in_units(free)} of {in_units(total)} free", "NCCL" if by_nccl else "data loaders")
         saw = Evidence(
-            text=f"in /dev/shm {text}",
+            text=f"/dev/shm: {text}",
             value=free,
             unit="B",
             expected=wanted,
-            expected_from=f"segments of {ranks} NCCL ranks; Docker's default"
+            expected_from=f"at least, for the segments of {ranks} NCCL ranks and Docker's default"
             if by_nccl
             else "more than Docker's default",
         )
         title = f"Shared memory on {{who}} is too small for {users}: /dev/shm has {text}"
         remedy = hardware.shared_memory(total, ranks, in_container=fact.in_container)
         detail = (
-            f"It takes {in_units(wanted)} or more. With too little NCCL fails to start, and workers of data loaders"
-            " die of a bus error."
+            (
+                f"The job needs {in_units(wanted)} or more. Otherwise, NCCL fails to start and"
+                " data loader workers crash with a bus error."
+            )
             if by_nccl
-            else "Workers of data loaders die of a bus error if it is full."
+            else "Data loader workers crash with a bus error if it is full."
         )
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
@@ -86,10 +85,10 @@ def _without_shared_memory(recording: Recording) -> Iterator[Draft]:
             continue
         yield proved(
             of_nodes(recording, group),
-            f"No shared memory on {{who}}: {problem}",
-            Evidence(text=problem, expected_from="a tmpfs that every user may write to"),
+            f"Shared memory on {{who}} is unusable: {problem}",
+            Evidence(text=problem, expected_from="a tmpfs that every user can write to"),
             hardware.mount_shared_memory(in_container=group[0].fact.in_container),
-            detail="Data loaders with worker processes fail to start, and so does NCCL between GPUs of one node.",
+            detail="Data loaders with worker processes and NCCL between GPUs of one node fail to start.",
             severity=Severity.ERROR,
         )
 

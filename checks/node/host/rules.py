@@ -84,10 +84,10 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
             recording,
             short,
             f"{ranks} ranks share {has:g} CPUs on {{who}}",
-            Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one for each rank"),
+            Evidence(text=text, value=has, unit="CPUs", expected=ranks, expected_from="one per rank"),
             remedy(
-                f"Give the job at least {2 * ranks} CPUs on the node, or start fewer ranks: --cpus-per-task in "
-                "SLURM, --cpus in Docker, resources.limits.cpu in Kubernetes",
+                f"Request at least {2 * ranks} CPUs on the node (--cpus-per-task in SLURM,"
+                " --cpus in Docker, resources.limits.cpu in Kubernetes), or start fewer ranks",
                 f"sbatch --cpus-per-task={2 * ranks} SCRIPT",
                 f"docker run --cpus={2 * ranks} IMAGE",
                 scope="job",
@@ -95,7 +95,7 @@ def too_few_cpus_for_ranks(recording: Recording) -> Iterator[Draft]:
                 undo="request the previous number of CPUs",
                 untried="ddp-doctor cannot get more CPUs",
             ),
-            detail="A rank that waits for its turn on a CPU makes all others wait at every all-reduce.",
+            detail="A rank that waits for a CPU delays all other ranks at every all-reduce.",
         )
 
 
@@ -121,12 +121,12 @@ def omp_threads_oversubscribe_cpus(recording: Recording) -> Iterator[Draft]:
         threads, has = (fact.omp_num_threads or 1) * ranks, fact.usable_cpus
         text = f"{ranks} ranks with OMP_NUM_THREADS={fact.omp_num_threads}"
         title = f"{text} start {threads} threads on the {has:g} CPUs of {{who}}"
-        detail = "OpenMP threads spin while they wait, so work on the CPU slows down in every rank."
-        saw = Evidence(text=text, value=threads, unit="threads", expected=has, expected_from="one thread for each CPU")
+        detail = "OpenMP threads spin while they wait, which slows CPU work in every rank."
+        saw = Evidence(text=text, value=threads, unit="threads", expected=has, expected_from="one thread per CPU")
         each = max(int(has) // ranks, 1)
         why = f"{int(has)} CPUs shared by {ranks} ranks"
         remedy = Remedy(
-            summary=f"Give each rank {each} OpenMP thread{'s' if each > 1 else ''}",
+            summary=f"Set {each} OpenMP thread{'s' if each > 1 else ''} per rank",
             settings=(Setting(name="OMP_NUM_THREADS", value=str(each), why=why),),
             cost="fewer threads for a rank that alone does heavy CPU work",
             undo="export the previous value",
@@ -161,13 +161,11 @@ def locked_memory_too_low_for_rdma(recording: Recording) -> Iterator[Draft]:
             continue
         fact = short.worst.fact
         allowed, devices = fact.memlock_bytes or 0, ", ".join(fact.rdma_devices)
-        text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} beside {devices}", thresholds.RDMA_MEMLOCK_BYTES
-        saw = Evidence(
-            text=text, value=allowed, unit="B", expected=wanted, expected_from="NCCL's user guide asks for unlimited"
-        )
-        title = f"Only {in_units(allowed)} of memory may be locked on {{who}}, too little for RDMA"
+        text, wanted = f"RLIMIT_MEMLOCK {in_units(allowed)} with {devices}", thresholds.RDMA_MEMLOCK_BYTES
+        saw = Evidence(text=text, value=allowed, unit="B", expected=wanted, expected_from="unlimited, NCCL user guide")
+        title = f"Locked memory on {{who}} is limited to {in_units(allowed)}, too little for RDMA"
         remedy = hardware.locked_memory(short.world.launcher, in_container=fact.in_container)
-        detail = f"NCCL locks the buffers of every connection over {devices} in memory, and fails where it may not."
+        detail = f"NCCL locks the buffers of every connection over {devices} in memory, and fails if it cannot."
         yield shortage_draft(recording, short, title, saw, remedy, detail=detail)
 
 
@@ -197,20 +195,20 @@ def too_little_memory_for_ranks(recording: Recording) -> Iterator[Draft]:
         yield shortage_draft(
             recording,
             short,
-            f"Only {in_units(free)} of memory are free on {{who}}, too little for {ranks} ranks",
+            f"Free memory on {{who}} is {in_units(free)}, too little for {ranks} ranks",
             Evidence(
                 text=f"{in_units(free)} available",
                 value=free,
                 unit="B",
                 expected=wanted,
-                expected_from="measured: a bare rank takes 206 MiB",
+                expected_from="measured: a bare rank uses 206 MiB",
             ),
             remedy(
-                f"Give the job more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
+                f"Request more memory, start fewer than {ranks} ranks, or stop other programs that use the memory",
                 "ps -eo pid,user,rss,comm --sort=-rss | head",
                 untried="ddp-doctor cannot get more memory",
             ),
-            detail="The kernel will kill a rank, and the others will wait for it until their time-out.",
+            detail="The kernel kills a rank, and the other ranks wait for it until their timeout.",
         )
 
 
@@ -247,12 +245,14 @@ def _few_files(recording: Recording, short: Shortage, error: str | None) -> Draf
         value=allowed,
         unit="files",
         expected=wanted,
-        expected_from="a bare rank needs 8 and one per rank (measured), data loaders need more",
+        expected_from="a bare rank needs 8 plus one per rank (measured), data loaders need more",
     )
-    title = f"Only {allowed} files may be open on {{who}}; each of {short.world.world_size} ranks may need {wanted}"
-    detail = 'A rank that runs out of them fails with "Too many open files".'
+    title = (
+        f"Open files on {{who}} are limited to {allowed}, but each of {short.world.world_size} ranks may need {wanted}"
+    )
+    detail = 'A rank at the limit fails with "Too many open files".'
     if error:
-        detail = "Something in this run needed more and failed for it."
+        detail = "A part of this run needed more and failed."
     limit = max(wanted, 4096)
     more = remedy(
         f"Raise the limit of open files to {limit} or more before the job starts",
@@ -286,16 +286,16 @@ def loopback_interface_down(recording: Recording) -> Iterator[Draft]:
         elsewhere = recording.several_nodes and "no address" in problem
         yield proved(
             of_nodes(recording, group),
-            f"The loopback interface of {{who}} cannot be used: {problem}",
+            f"Loopback interface of {{who}} is unusable: {problem}",
             Evidence(text=problem, expected_from="lo is up and has the address 127.0.0.1"),
             by_administrator(
-                "Bring the loopback interface up",
+                "Bring up the loopback interface",
                 "sudo ip link set lo up",
                 "sudo ip address add 127.0.0.1/8 dev lo   # where it has none",
                 "ip address show lo",
                 undo="sudo ip link set lo down",
             ),
-            detail="torchrun and the ranks of a node meet over it, and wait for each other in vain.",
+            detail="torchrun and the ranks of a node connect over it, and wait for each other without success.",
             severity=Severity.WARNING if elsewhere else None,
         )
 
@@ -312,23 +312,23 @@ def slow_clock_or_busy_host(recording: Recording) -> Iterator[Draft]:
     Remedy: See in the kernel log why tsc was given up ("Marking clocksource unstable"); end what keeps the CPUs busy.
     See: https://docs.kernel.org/timers/timekeeping.html
     """
-    detail = "What is measured here may be slower than the job will be."
+    detail = "The job may be faster than these measurements."
     for source, group in by_cause(recording.facts(Host), _slow_clock).items():
         yield proved(
             of_nodes(recording, group),
-            f"Measurements on {{who}} may come out too slow: reading the clock takes long (clock source {source})",
+            f"Measurements on {{who}} may be too slow: reading the clock takes long (clock source {source})",
             Evidence(text=f"clock source {source}", expected_from="tsc or a virtual clock"),
             detail=detail,
         )
     fast_clocks = [node for node in recording.facts(Host) if _slow_clock(node.fact) is None]
     busy = [node for node in fast_clocks if node.fact.load_per_cpu > thresholds.LOAD_PER_CPU]
     if busy:
-        fact, load = busy[0].fact, "more than two processes for each CPU ran or waited for one"
+        fact, load = busy[0].fact, "more than two processes per CPU ran or waited"
         if len(busy) == 1:
             load = f"load {fact.load_1min or 0:.3g} on {fact.host_cpus or fact.cpus} CPUs"
         yield proved(
             of_nodes(recording, busy),
-            f"Measurements on {{who}} may come out too slow: {load}",
+            f"Measurements on {{who}} may be too slow: {load}",
             [_busiest(recording, node) for node in busy[:LINES_OF_EVIDENCE]],
             detail=detail,
         )
@@ -345,5 +345,5 @@ def _busiest(recording: Recording, node: FactAt[Host]) -> Evidence:
         text=f"busiest{at}: {name_list(names)}" if names else f"in the last minute{at}",
         value=round(node.fact.load_per_cpu, 1),
         unit=LOAD,
-        expected_from=f"a load of {thresholds.LOAD_PER_CPU:g} for each CPU at most",
+        expected_from=f"load of at most {thresholds.LOAD_PER_CPU:g} per CPU",
     )

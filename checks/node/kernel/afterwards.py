@@ -108,9 +108,9 @@ def link_failed_during_the_run(recording: Recording) -> Iterator[Draft]:
         for device in fault.view.below(fault.device)
     ]
     if hits:
-        title = f"The link or firmware of {device_names(recording, hits)} failed while the ranks ran"
+        title = f"Link or firmware of {device_names(recording, hits)} failed while the ranks ran"
         repair = by_operator(
-            "Have the device, its slot and its cables inspected; update its firmware.",
+            "Inspect the device, its slot and its cables, and update its firmware",
             "sudo dmesg -T | tail -n 100",
             cost="node unavailable until then",
         )
@@ -126,12 +126,12 @@ def _draft(recording: Recording, title: str, hits: list[Hit], repair: Remedy, se
             Evidence(
                 check="kernel_after",
                 text=f"{host(recording, fault.view.node)}: {fault.event.text}",
-                expected_from=CATALOG if fault.event.kind == "xid" else "the log was free of it before the ranks",
+                expected_from=CATALOG if fault.event.kind == "xid" else "no such line before the ranks ran",
             )
             for fault in hits[:LINES_OF_EVIDENCE]
         ),
         repair,
-        detail="The kernel logged it between the first rank's start and the last one's end.",
+        detail="The kernel logged it between the start of the first rank and the end of the last rank.",
         severity=asked_for(recording, severity),
     )
 

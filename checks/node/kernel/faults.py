@@ -39,18 +39,18 @@ def nvswitch_fatal_error(recording: Recording) -> Iterator[Draft]:
         some = [fault for fault in hits if fault.event.code == code]
         yield possible(
             device_culprits(recording, some),
-            f"An NVSwitch reported a fatal error, SXid {code}: {device_names(recording, some)}",
+            f"NVSwitch reports fatal error SXid {code}: {device_names(recording, some)}",
             (
                 *line_evidence(recording, some, _FABRIC_GUIDE),
                 *_degraded_gpus(recording, {fault.view.node for fault in some}),
             ),
             by_operator(
-                "Drain the node, and reset all GPUs and NVSwitches together, or reboot.",
+                "Drain the node and reset all GPUs and NVSwitches together, or reboot",
                 "sudo nvidia-smi --gpu-reset",
                 cost="ends all GPU jobs of the node",
                 references=(_FABRIC_GUIDE,),
             ),
-            detail="The log does not say that it was reset since.",
+            detail="The log shows no reset since then.",
             severity=asked_for(recording, Severity.ERROR),
         )
 
@@ -87,10 +87,10 @@ def gpu_failed_to_start(recording: Recording) -> Iterator[Draft]:
     for is_unseen, hits in groups.items():
         yield (possible if is_unseen else likely)(
             device_culprits(recording, hits),
-            f"The NVIDIA driver could not start {device_names(recording, hits)}",
+            f"NVIDIA driver cannot start {device_names(recording, hits)}",
             line_evidence(recording, hits, "the driver starts every GPU on the bus"),
             FIND_GPU,
-            detail="The job will have one GPU fewer for each.",
+            detail="The job has one GPU less for each.",
             severity=asked_for(recording, Severity.ERROR),
         )
 
@@ -104,9 +104,9 @@ _PCIE_ERRORS = (
 
 #: Of corrected, uncorrected non-fatal and fatal errors.
 _EFFECTS = (
-    "The link repeated what was lost. This many errors indicate a weak link.",
-    "A transaction was lost. The link itself stayed up.",
-    "The link was reset, with whatever ran over it.",
+    "The link resent lost data. So many errors indicate a weak link.",
+    "A transaction was lost. The link stayed up.",
+    "The link was reset, which interrupts its traffic.",
 )
 
 
@@ -138,8 +138,7 @@ def pcie_errors_on_the_way(recording: Recording) -> Iterator[Draft]:
                 f"{word} PCIe errors on the way to {device_names(recording, hits)}",
                 line_evidence(recording, hits, _AER),
                 by_operator(
-                    "Have the link inspected: reseat the device, its riser and its cables; update the BIOS and"
-                    " firmware.",
+                    "Inspect the link: reseat the device, its riser and its cables, and update BIOS and firmware",
                     "sudo dmesg -T | grep -e 'PCIe Bus Error' -e AER",
                     cost="node unavailable until then",
                     references=(_AER,),
@@ -163,14 +162,14 @@ def nic_firmware_fault(recording: Recording) -> Iterator[Draft]:
     if hits:
         yield possible(
             device_culprits(recording, hits),
-            f"The firmware of {device_names(recording, hits)} failed",
+            f"Firmware of {device_names(recording, hits)} failed",
             line_evidence(recording, hits, "the NIC's health counter moves"),
             by_operator(
-                "Query the NIC's health with devlink; reload its driver, or reboot; update its firmware.",
+                "Query the NIC's health with devlink, then reload its driver or reboot, and update its firmware",
                 *(f"sudo devlink health show pci/{fault.device}" for fault in hits[:8]),
                 cost="breaks connections over the NIC",
             ),
-            detail="Connections over it were lost, and nothing in the log says that it recovered.",
+            detail="Connections over it were lost, and the log shows no recovery.",
         )
 
 
@@ -189,7 +188,7 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
     for (versions, module, in_container), group in by_cause(nodes, _mismatch).items():
         if in_container:
             repair = by_operator(
-                "Remove the driver's libraries from the image; the container runtime brings those of the host.",
+                "Remove the driver's libraries from the image; the container runtime provides the host's libraries",
                 "ldconfig -p | grep libcuda",
                 scope="job",
                 cost="a new image build",
@@ -197,7 +196,7 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
             )
         else:
             repair = by_operator(
-                "Reboot the node, or unload and load the NVIDIA kernel modules.",
+                "Reboot the node, or reload the NVIDIA kernel modules",
                 "cat /proc/driver/nvidia/version",
                 "ldconfig -p | grep libcuda",
                 cost="ends all GPU jobs of the node",
@@ -209,7 +208,7 @@ def libcuda_differs_from_module(recording: Recording) -> Iterator[Draft]:
             f"libcuda {found} on {{who}} does not match the loaded NVIDIA kernel module {module}",
             Evidence(text=f"libcuda: {found}; module: {module}", expected_from="/usr/lib*, as links from libcuda.so.1"),
             repair,
-            detail="CUDA refuses to start. Mostly the driver was updated while the old module stayed loaded.",
+            detail="CUDA cannot start. Usually the driver was updated while the old module stayed loaded.",
             severity=asked_for(recording, Severity.ERROR),
         )
 
@@ -249,10 +248,10 @@ def gpudirect_rdma_off(recording: Recording) -> Iterator[Draft]:
     for (why, devices), group in by_cause(recording.facts(KernelFact), _no_gpudirect).items():
         yield proved(
             of_nodes(recording, group),
-            "GPUDirect RDMA is off on {who}: the NICs cannot reach the memory of the GPUs",
+            "GPUDirect RDMA is off on {who}: NICs cannot access GPU memory",
             Evidence(text=f"active RDMA ports: {devices}; {why}", expected_from=gpudirect.GUIDE),
             LOAD_PEERMEM,
-            detail="NCCL then copies what goes between nodes through host memory.",
+            detail="NCCL then copies traffic between nodes through host memory.",
             severity=asked_for(recording, Severity.WARNING if uses_rdma else Severity.INFO),
         )
 
@@ -280,11 +279,10 @@ def nouveau_holds_the_gpus(recording: Recording) -> Iterator[Draft]:
     for buses, group in by_cause(recording.facts(KernelFact), _nouveau).items():
         yield proved(
             of_nodes(recording, group),
-            f"{len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{who}} cannot run CUDA: the driver nouveau holds"
-            f" {'them' if len(buses) > 1 else 'it'}",
+            f"{len(buses)} GPU{'s' if len(buses) > 1 else ''} of {{who}} cannot run CUDA: bound to the nouveau driver",
             Evidence(text=f"bound to nouveau: {', '.join(buses)}"),
             by_operator(
-                "Keep nouveau from loading, install NVIDIA's driver, and reboot.",
+                "Disable nouveau, install NVIDIA's driver, and reboot",
                 "echo 'blacklist nouveau' | sudo tee /etc/modprobe.d/blacklist-nouveau.conf",
                 "sudo update-initramfs -u   # or: sudo dracut --force",
                 cost="a reboot; a desktop on this GPU then runs on NVIDIA's driver",
@@ -326,7 +324,7 @@ def process_stuck_in_gpu_driver(recording: Recording) -> Iterator[Draft]:
                 (stuck_evidence(view, process) for process in processes[:LINES_OF_EVIDENCE]),
                 REBOOT,
                 confidence=Confidence.POSSIBLE if severity is Severity.INFO else Confidence.LIKELY,
-                detail="No signal ends such a process; what needs the same lock of the driver hangs with it.",
+                detail="No signal ends such a process. Other processes that need the same driver lock also hang.",
                 severity=asked_for(recording, severity),
             )
 
@@ -350,10 +348,10 @@ def kernel_log_not_readable(recording: Recording) -> Iterator[Draft]:
     for reason, group in by_cause(recording.facts(KernelFact), _unread).items():
         yield proved(
             of_nodes(recording, group),
-            "The kernel log of {who} cannot be read: GPU errors in it (Xids) go unseen",
+            "Kernel log of {who} is not readable: GPU errors in it (Xids) go unnoticed",
             Evidence(text=reason),
             by_operator(
-                "Read the log as root, or as a member of the groups adm or systemd-journal.",
+                "Read the log as root, or as a member of the groups adm or systemd-journal",
                 "sudo dmesg -T | grep -i -e xid -e nvrm",
             ),
         )

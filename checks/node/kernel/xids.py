@@ -21,7 +21,7 @@ from ddp_doctor.wording.kernel_log import device_culprits, device_names, line_ev
 def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
     """Reset exactly these GPUs."""
     return by_operator(
-        "Drain the node and reset the GPU, or reboot if it stays away; if the fault returns, the hardware is faulty.",
+        "Drain the node and reset the GPU, or reboot if it stays missing; replace the hardware if the fault returns",
         *(f"sudo nvidia-smi --gpu-reset -i {bus_id}" for bus_id in bus_ids[:8]),
         cost="ends every process on the GPU; GPUs joined by NVSwitch may have to be reset together",
         references=(CATALOG,),
@@ -29,7 +29,7 @@ def reset_gpus(bus_ids: Sequence[str]) -> Remedy:
 
 
 WATCH = by_operator(
-    "Nothing now. If it comes again on the same device, have it inspected.",
+    "Have the device inspected if it happens again; no action is needed now",
     "sudo dmesg -T | grep -i -e xid",
     references=(CATALOG,),
 )
@@ -72,7 +72,7 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
         reboot, back = known.kind == "reboot", standing == "back"
         what = f"Xid {code}, {known.meaning}" if code else f"{known.meaning}, without an Xid"
         if back:
-            what = f"{f'had Xid {code} ({known.meaning})' if code else 'was off the bus'}, works again now"
+            what = f"{f'had Xid {code} ({known.meaning})' if code else 'was off the bus'} and works again"
         yield finding(
             device_culprits(recording, hits),
             f"{device_names(recording, hits)}: {what}",
@@ -85,9 +85,9 @@ def gpu_out_of_order_since_xid(recording: Recording) -> Iterator[Draft]:
 
 
 _DETAILS: dict[Standing, str] = {
-    "out": "NVML agrees: it is missing, fails, or asks for recovery. CUDA programs on it fail or hang.",
-    "unknown": "Whether it was reset since is not known: neither the log nor NVML says so.",
-    "back": "It was reset since, or recovered by itself.",
+    "out": "NVML confirms it: the GPU is missing, fails or requests recovery. CUDA programs on it fail or hang.",
+    "unknown": "It is unknown whether the GPU was reset since then: neither the log nor NVML shows it.",
+    "back": "It was reset since then, or recovered by itself.",
 }
 
 
@@ -106,7 +106,7 @@ def meaning(event: KernelEvent) -> Xid:
         return xid(event.code or 0, event.detail)
     reboot = any(word in event.detail for word in REBOOT_WORDS)
     wanted = event.detail or "recovery"
-    return Xid(f"the driver asks for: {wanted}", "reboot" if reboot else "reset", stays=True)
+    return Xid(f"the driver requests: {wanted}", "reboot" if reboot else "reset", stays=True)
 
 
 #: How grave an Xid is, one of the last day and an older one.
@@ -198,7 +198,7 @@ def gpu_fault_logged(recording: Recording) -> Iterator[Draft]:
             f"{device_names(recording, hits)}: Xid {code}, {meaning(hits[0].event).meaning}",
             line_evidence(recording, hits, CATALOG),
             reset_gpus([fault.device or "" for fault in hits]) if is_open else WATCH,
-            detail=_DETAILS["unknown"] if is_open else "NVML has nothing against the GPU now.",
+            detail=_DETAILS["unknown"] if is_open else "NVML reports no problem of the GPU now.",
             severity=asked_for(recording, severity),
         )
 
@@ -236,5 +236,5 @@ def gpu_programs_crashed(recording: Recording) -> Iterator[Draft]:
             NOBODY,
             f"Programs crashed on {device_names(recording, hits)}: Xid {code}, {xid(code).meaning}",
             line_evidence(recording, hits, CATALOG),
-            detail="Such errors come from the programs, not from the GPU.",
+            detail="Programs cause such errors, not the GPU.",
         )

@@ -45,8 +45,10 @@ def nccl_conf_in_force(recording: Recording) -> Iterator[Draft]:
     """
     for lines, group in _nodes_with_same_lines(recording, _in_force).items():
         path = lines[0].rpartition(":")[0].rpartition(" (")[2]
-        title = f"NCCL on {{who}} takes {_names(lines)} from {path}"
-        yield _draft(recording, group, title, lines, detail="It is in no environment: env does not show it.")
+        title = f"NCCL on {{who}} reads {_names(lines)} from {path}"
+        yield _draft(
+            recording, group, title, lines, detail="The environment does not have it, so `env` does not show it."
+        )
 
 
 def _in_force(files: tuple[ConfFile, ...], fact: NcclFact) -> Iterator[tuple[str, ...]]:
@@ -69,9 +71,9 @@ def nccl_conf_overruled(recording: Recording) -> Iterator[Draft]:
     See: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
     for lines, group in _nodes_with_same_lines(recording, _overruled).items():
-        remedy = _edit("Delete the line, or unset the variable")
-        title = f"The environment overrules {_names(lines)} in nccl.conf on {{who}}"
-        detail = "NCCL takes the value of the environment, and does not warn."
+        remedy = _edit("Delete the line or unset the variable")
+        title = f"The environment overrides {_names(lines)} in nccl.conf on {{who}}"
+        detail = "NCCL uses the environment's value without a warning."
         yield _draft(recording, group, title, lines, remedy, detail=detail)
 
 
@@ -99,13 +101,13 @@ def nccl_conf_line_without_effect(recording: Recording) -> Iterator[Draft]:
     """
     for lines, group in _nodes_with_same_lines(recording, lambda files, _: _useless(files)).items():
         count = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
-        title = f"{count} of nccl.conf on {{who}} {'does' if len(lines) == 1 else 'do'} nothing"
-        remedy = _edit("Write NAME=value at the start of the line: no export, no quotes, no spaces")
-        yield _draft(recording, group, title, lines, remedy, detail="NCCL does not warn of such a line.")
+        title = f"{count} of nccl.conf on {{who}} {'has' if len(lines) == 1 else 'have'} no effect"
+        remedy = _edit("Write NAME=value at the start of the line, without export, quotes or spaces")
+        yield _draft(recording, group, title, lines, remedy, detail="NCCL does not warn about such a line.")
     for problem, group in grouped(_unread_files(recording)).items():
-        title = f"The file that NCCL_CONF_FILE on {{who}} names is not read: {problem}"
-        remedy = _edit("Name a file that is there")
-        yield _draft(recording, group, title, (problem,), remedy, detail="NCCL goes on without its settings.")
+        title = f"NCCL_CONF_FILE on {{who}} is ignored: {problem}"
+        remedy = _edit("Set NCCL_CONF_FILE to an existing file")
+        yield _draft(recording, group, title, (problem,), remedy, detail="NCCL continues without its settings.")
 
 
 def _useless(files: tuple[ConfFile, ...]) -> Iterator[tuple[str, ...]]:
@@ -126,17 +128,17 @@ def _fault(line: ConfLine, before: Mapping[str, str]) -> str | None:
     """What is wrong with a line; None where it does what it says, or where that is not known."""
     name, value = line.name, line.value
     if name is None:
-        return 'there is no "=" in it'
+        return 'it has no "="'
     bare = name.strip().removeprefix("export ").strip()
     if bare != name:
-        return f"it sets a variable called {printable(name)!r}, which nothing reads"
+        return f"it sets {printable(name)!r}, which no library reads"
     if value is None:
         return None
     if before.get(name, value) != value:
-        return f"{name} is set above already, and the first counts"
+        return f"{name} is already set above, and the first line counts"
     if name in never_read() or (is_unknown(name) and nearest(name)):
         meant = nearest(name)
-        return f"{name} is read by nothing" + (f"; did you mean {meant}?" if meant else "")
+        return f"no library reads {name}" + (f"; did you mean {meant}?" if meant else "")
     wrong = misread(name, value)
     return f"{shown(name, value)} {wrong.becomes}" if wrong and not wrong.harmless else None
 
@@ -244,10 +246,10 @@ def _difference_draft(
     ]
     return likely(
         of_nodes(recording, from_file),
-        f"nccl.conf on {{who}} gives {name} another value than the other nodes have",
+        f"nccl.conf on {{who}} sets a different {name} than on other nodes",
         Evidence(text="; ".join(stakes), expected_from=stake.source),
         remedy(
-            "Give all nodes the same nccl.conf, or set the variable in the job script, which overrules it",
+            "Use the same nccl.conf on all nodes, or set the variable in the job script, which overrides it",
             undo="restore the previous file",
             untried="ddp-doctor does not change files",
         ),

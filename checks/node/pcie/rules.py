@@ -72,11 +72,11 @@ def acs_redirects_peer_traffic(recording: Recording) -> Iterator[Draft]:
         iommu = iommu_evidence(fact)
         yield likely(
             of_nodes(recording, group),
-            "The access control (ACS) of the PCIe switches of {who} sends traffic between these devices"
+            "PCIe access control (ACS) of {who} routes traffic between these devices"
             f" through the CPU: {name_list(ends_of)}",
             (acs_evidence(fact, bridges_of), *([iommu] if iommu else [])),
             redirect_off(fact, bridges_of),
-            detail="Direct copies between these devices are slower than they could be, and on some machines hang.",
+            detail="Direct copies between these devices are slower than possible, and hang on some machines.",
             severity=asked_for(recording, severity),
         )
 
@@ -131,10 +131,10 @@ def iommu_translates_gpus(recording: Recording) -> Iterator[Draft]:
     for evidence, group in by_cause(translating, iommu_evidence).items():
         yield possible(
             of_nodes(recording, group),
-            "The IOMMU of {who} translates what GPUs send to each other over PCIe",
+            "IOMMU of {who} translates PCIe traffic between GPUs",
             evidence,
             PASS_THROUGH,
-            detail="It works on many machines. Where copies between GPUs hang or are wrong, this is the first suspect.",
+            detail="It works on many machines. It is the first suspect if copies between GPUs hang or are wrong.",
         )
 
 
@@ -152,10 +152,10 @@ def acs_not_readable(recording: Recording) -> Iterator[Draft]:
     for reason, group in by_cause(nodes, lambda fact: fact.acs_problem).items():
         yield proved(
             of_nodes(recording, group),
-            "The access control (ACS) of the PCIe switches of {who} cannot be read",
+            "PCIe access control (ACS) of {who} is not readable",
             Evidence(text=reason),
             by_operator(
-                "Run lspci as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on.",
+                "Run lspci as root; SrcValid+ or ReqRedir+ on a bridge above GPUs means that ACS is on",
                 "sudo lspci -vvv | grep -e '^[0-9a-f]' -e ACSCtl",
             ),
         )
@@ -230,23 +230,23 @@ def _draft(recording: Recording, link: _Link, peers: list[_Link]) -> Draft:
         culprit = culprit.model_copy(update={"gpu": gpu_numbers(recording, link.node).get(link.device.bus_id)})
     return finding(
         (culprit,) if peers else (),
-        f"The PCIe link of {name} on {where} runs at {link.in_words()}",
+        f"PCIe link of {name} on {where} runs at {link.in_words()}",
         Evidence(
             text=f"{name}{slot}: x{link.width} at {link.speed:g} GT/s{beside}",
             value=link.width,
             unit="lanes",
             expected=link.width_can,
-            expected_from="what both ends of the link can, by the kernel",
+            expected_from="maximum of both ends of the link, from the kernel",
         ),
         by_operator(
-            "Reseat the device, its riser or cable, and look at the slot's bifurcation in the BIOS.",
+            "Reseat the device, its riser or cable, and check the slot's bifurcation in the BIOS",
             f"sudo lspci -vv -s {link.device.bus_id} | grep -e LnkCap -e LnkSta",
             cost="node unavailable until then",
         ),
         confidence=Confidence.LIKELY if peers else Confidence.POSSIBLE,
-        detail="All ranks wait for the one that gets its data slowest."
+        detail="All ranks wait for the rank with the slowest link."
         if peers
-        else "Nothing of the same model is there to compare with: the slot may just have fewer lanes.",
+        else "No device of the same model is present for comparison, so the slot may simply have fewer lanes.",
         severity=asked_for(recording, Severity.WARNING if peers else Severity.INFO),
     )
 

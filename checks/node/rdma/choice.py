@@ -56,9 +56,9 @@ def rdma_ports_of_different_kinds(recording: Recording) -> Iterator[Draft]:
     yield port_draft(
         recording,
         [(port_at, _kind_and_rate(port_at[2])) for port_at in others],
-        f"NCCL may use {these} together with the fast ones",
+        f"NCCL may use {these} along with fast ports",
         *use_ports(recording, fast, "only ports of the fabric between the nodes"),
-        detail="NCCL uses every active port unless it is told otherwise. Mostly it prefers the fast ones.",
+        detail="NCCL uses every active port by default. It usually prefers fast ports.",
         confidence=Confidence.POSSIBLE,
         reproduced_by=everybody(recording),
     )
@@ -93,15 +93,17 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
     for (value, missing, fatal), group in by_cause(users(recording), _unmatched).items():
         setting = shown(HCA, value)
         title = (
-            f"{setting} matches none of the RDMA ports that are up on {node_names(recording, group)}"
+            f"{setting} matches no active RDMA port on {node_names(recording, group)}"
             if fatal
-            else f"{setting} names {name_list(missing)}, which {node_names(recording, group)}"
-            f" {'does' if len(group) == 1 else 'do'} not have"
+            else (
+                f"{setting} names {name_list(missing)}, which {node_names(recording, group)}"
+                f" {'does' if len(group) == 1 else 'do'} not have"
+            )
         )
         detail = (
             "NCCL then uses TCP without a warning, and cannot connect to nodes that use RDMA."
             if fatal
-            else "NCCL uses the others, without a warning."
+            else "NCCL uses the other ports without a warning."
         )
         best = {node.node: fast_and_others(node.fact.candidates()) for node in group}
         fast = {node: ports for node, (ports, _) in best.items()}
@@ -110,8 +112,8 @@ def nccl_ib_hca_matches_nothing(recording: Recording) -> Iterator[Draft]:
             (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
             title,
             (_devices_seen(recording, node) for node in group[:8]),
-            unset({HCA: value}, "NCCL finds active ports itself", proof=NO_TRIAL),
-            *(() if unneeded else use_ports(recording, fast, "the fast ports that are up here", value)),
+            unset({HCA: value}, "NCCL finds active ports by itself", proof=NO_TRIAL),
+            *(() if unneeded else use_ports(recording, fast, "the active fast ports of this node", value)),
             detail=detail,
             severity=Severity.ERROR if fatal else Severity.WARNING,
             reproduced_by=everybody(recording),
@@ -157,11 +159,11 @@ def nccl_ib_hca_takes_more_than_named(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             [(port_at, _kind_and_rate(port_at[2])) for port_at in hits],
-            f"{shown(HCA, value)} matches it too, though it is not named"
+            f"{shown(HCA, value)} also matches it, although it is not named"
             if len({hca.name for _, hca, _ in hits}) == 1
-            else f"{shown(HCA, value)} matches these too, though they are not named",
-            *use_ports(recording, ports, "the names stand for themselves", value),
-            detail="Without = before the first name, all are prefixes: mlx5_1 means mlx5_10 as well.",
+            else f"{shown(HCA, value)} also matches these ports, although they are not named",
+            *use_ports(recording, ports, "exact names", value),
+            detail="Without a leading =, all names are prefixes: mlx5_1 also matches mlx5_10.",
             severity=severity,
             confidence=Confidence.PROVED,
             reproduced_by=everybody(recording),
@@ -208,11 +210,11 @@ def nccl_ib_hca_leaves_out_the_nearest(recording: Recording) -> Iterator[Draft]:
             continue
         yield likely(
             (node_culprit(recording, node.node, kind="setting", name=HCA) for node in group),
-            f'{HCA}="{printable(value)}" on {node_names(recording, group)} leaves out {name_list(names)},'
-            f" the nearest to {name_list(gpus)}",
+            f'{HCA}="{printable(value)}" on {node_names(recording, group)} excludes'
+            f" {name_list(names)}, the nearest to {name_list(gpus)}",
             (Evidence(check="topology", text=text) for text in topologies[group[0].node].nearest_in_words()),
-            unset({HCA: value}, "NCCL takes the ports nearest to each GPU", proof=NO_TRIAL),
-            detail="Their traffic takes ports behind a CPU, through host memory and without GPUDirect RDMA.",
+            unset({HCA: value}, "NCCL uses the nearest ports of each GPU", proof=NO_TRIAL),
+            detail="Their traffic uses ports behind a CPU, through host memory and without GPUDirect RDMA.",
             reproduced_by=everybody(recording),
         )
 

@@ -62,9 +62,9 @@ def rdma_port_down(recording: Recording) -> Iterator[Draft]:
     for key, (node, hca, port) in sorted(hits.items(), key=lambda hit: hit[0]):
         last = (key in named and not named[key][1]) or (key in odd and node in cut_off(recording))
         if last or (node, hca.bus_id) not in failed:
-            peers = f"; {odd[key].peers} like it are up" if key in odd else ""
-            asked = "; NCCL_IB_HCA names it" if key in named else ""
-            words = f"{port.state or 'unknown'}, physically {port.phys_state or 'unknown'}{peers}{asked}"
+            peers = f"; {odd[key].peers} similar ports are up" if key in odd else ""
+            asked = "; named in NCCL_IB_HCA" if key in named else ""
+            words = f"{port.state or 'unknown'}, physical state {port.phys_state or 'unknown'}{peers}{asked}"
             severity = Severity.ERROR if last else for_later_jobs(recording, Severity.WARNING)
             grades.setdefault(severity, []).append((hits[key], words))
     for severity, described in grades.items():
@@ -72,8 +72,8 @@ def rdma_port_down(recording: Recording) -> Iterator[Draft]:
             recording,
             described,
             "the RDMA port is down" if len(described) == 1 else "the RDMA ports are down",
-            look_at_link(described, "A link that is down"),
-            detail="NCCL leaves it out without a warning, and other ports carry its traffic as well.",
+            look_at_link(described, "link is down"),
+            detail="NCCL skips it without a warning, and other ports carry its traffic.",
             severity=severity,
         )
 
@@ -100,16 +100,16 @@ def no_subnet_manager(recording: Recording) -> Iterator[Draft]:
         yield port_draft(
             recording,
             described,
-            "the link is up, but no subnet manager has activated the port",
+            "the link is up, but no subnet manager activated the port",
             by_administrator(
-                "See that a subnet manager runs in this fabric: opensm on one host, or the switch's own",
+                "Start a subnet manager in this fabric: opensm on one host, or the switch's own",
                 "sudo sminfo   # who is the subnet manager",
                 "ibstat",
                 scope="cluster",
                 cost="administrator access; no effect on running jobs",
                 references=("https://docs.kernel.org/infiniband/index.html",),
             ),
-            detail="An InfiniBand port carries nothing before a subnet manager has given it an address.",
+            detail="An InfiniBand port carries no traffic until a subnet manager assigns it an address.",
             severity=severity,
         )
 
@@ -136,15 +136,15 @@ def rdma_port_slower_than_peers(recording: Recording) -> Iterator[Draft]:
     for key, port_at in {**slowest, **{key: port.hit for key, port in odd.items()}}.items():
         than = "the device can do 100 Gb/s or more"
         if key in odd:
-            than = f"{odd[key].peers} like it have {odd[key].usual:g} Gb/s"
+            than = f"{odd[key].peers} similar ports have {odd[key].usual:g} Gb/s"
         described.append((port_at, f"{port_at[2].rate}; {than}"))
     if described:
         yield port_draft(
             recording,
             described,
-            "the link runs at a lower speed than it should",
-            look_at_link(described, "A link that runs at a lower speed"),
-            detail="NCCL's rings go at the pace of their slowest link.",
+            "the link runs below its speed",
+            look_at_link(described, "link runs at a lower speed"),
+            detail="NCCL's rings run at the speed of their slowest link.",
             severity=for_later_jobs(recording, Severity.WARNING),
         )
 
@@ -206,21 +206,21 @@ def rdma_bond_lost_a_link(recording: Recording) -> Iterator[Draft]:
             grades.setdefault(severity, []).append(bond)
     for severity, some in grades.items():
         names = dict.fromkeys((bond.netdev.name, " and ".join(netdev.name for netdev in bond.lost())) for bond in some)
-        what = "; ".join(f"its bond {bond} has lost {slaves}" for bond, slaves in list(names)[:2])
+        what = "; ".join(f"its bond {bond} lost {slaves}" for bond, slaves in list(names)[:2])
         first = some[0].netdev.name
         commands = [(first, f"cat /proc/net/bonding/{first}")]
         commands += [(slave.name, f"ethtool {slave.name}") for slave in some[0].lost()]
         yield port_draft(
             recording,
             [(bond.hit, bond.in_words()) for bond in some],
-            what if len(names) < 3 else "their bonds have lost links",
+            what if len(names) < 3 else "their bonds lost links",
             by_administrator(
-                "Look at the cable, the transceiver and the switch port of the slave that is down",
+                "Check cable, transceiver and switch port of the slave that is down",
                 *(command for name, command in commands if nccl_hca.is_name(name)),
                 cost="physical access to the cable; the bond keeps working",
                 references=("https://docs.kernel.org/networking/bonding.html",),
             ),
-            detail="The RDMA port stays active and shows its usual rate, with fewer cables behind it.",
+            detail="The RDMA port stays active and reports its usual rate, but uses fewer cables.",
             severity=severity,
             confidence=Confidence.PROVED,
         )
@@ -255,18 +255,18 @@ def roce_mtu_smaller_than_peers(recording: Recording) -> Iterator[Draft]:
     described = []
     for few, netdev in zip(odd, small.values(), strict=True):
         packets = f"MTU {netdev.mtu_bytes}, so RDMA packets of {verbs_mtu(netdev.mtu_bytes or 0)} bytes"
-        described.append((few.hit, f"{netdev.name} has {packets}; {few.peers} like it have {few.usual:g}"))
+        described.append((few.hit, f"{netdev.name} has {packets}; {few.peers} similar ports have {few.usual:g}"))
     yield port_draft(
         recording,
         described,
         f"smaller packets (MTU) than {'its' if len(odd) == 1 else 'their'} peers",
         by_administrator(
-            f"Set the MTU to {most}, as the peers have it, after making sure that the switch carries it",
+            f"Set the MTU to {most}, as on the peers, if the switch supports it",
             *(f"sudo ip link set dev {name} mtu {most}" for name in names[:8]),
             cost="disturbs open connections; packets are lost if the MTU is too large for the switch",
             undo="restore the previous MTU",
         ),
-        detail="Both ends of a connection use the smaller size, so every peer of this port is slowed down.",
+        detail="Both ends of a connection use the smaller size, so this port slows all its peers.",
     )
 
 
@@ -300,19 +300,19 @@ def rdma_rails_differ_between_nodes(recording: Recording) -> Iterator[Draft]:
     rates = [sum(rate for _, rate in rails) for rails in compared.values()]
     yield likely(
         odd_culprits(recording, apart),
-        f"The nodes have different RDMA ports: {values_with_nodes(recording, apart)}",
+        f"RDMA ports differ between nodes: {values_with_nodes(recording, apart)}",
         Evidence(text=values_with_nodes(recording, apart)),
         remedy(
-            "Compare the nodes' devices, and give the job nodes of one kind, or one NCCL_IB_HCA for all",
+            "Compare the nodes' devices, then use nodes of one type or one NCCL_IB_HCA for all",
             "ls -l /sys/class/infiniband",
             "ibdev2netdev",
             scope="cluster",
             cost="a different choice of nodes",
             untried="requires other nodes",
         ),
-        detail="InfiniBand ports cannot connect to Ethernet ones."
+        detail="InfiniBand ports cannot connect to Ethernet ports."
         if strangers
-        else "NCCL's rings go at the pace of the node with the least.",
+        else "NCCL's rings run at the speed of the slowest node.",
         severity=Severity.ERROR if strangers else of_detour(max(rates), min(rates)),
     )
 
@@ -351,13 +351,13 @@ def rdma_firmware_differs(recording: Recording) -> Iterator[Draft]:
                 f"RDMA devices of model {board} have different firmware: {names}",
                 Evidence(text="; ".join(listed[:6])),
                 remedy(
-                    "Bring all devices of the model to one firmware when the nodes are serviced next",
+                    "Install one firmware on all devices of the model at the next maintenance",
                     "sudo mlxfwmanager --query",
                     scope="cluster",
                     cost="administrator access and a device reset",
                     untried="ddp-doctor does not change firmware",
                 ),
-                detail="Most versions work together. It is the first difference to look at where a rail misbehaves.",
+                detail="Most versions work together. It is the first difference to check if a rail misbehaves.",
             )
 
 
@@ -386,8 +386,8 @@ def rdma_link_flaps(recording: Recording) -> Iterator[Draft]:
             recording,
             flapping,
             "the link goes up and down",
-            look_at_link(flapping, "A link that is unsteady"),
-            detail="Each time NCCL's connections over it stall, and fail where it lasts longer than their retries.",
+            look_at_link(flapping, "link is unsteady"),
+            detail="NCCL's connections over it stall each time, and fail if that lasts longer than their retries.",
             severity=for_later_jobs(recording, Severity.WARNING),
             expected="a reboot of the node or the switch takes all links down together",
         )

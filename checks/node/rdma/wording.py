@@ -75,7 +75,7 @@ def port_draft(
     return finding(
         (node_culprit(recording, node, kind="nic", name=port_name(hca, port)) for node, hca, port in hits),
         f"{port_names(recording, hits)}: {what}",
-        [*lines, *([Evidence(text=f"and {left} ports more, named in the JSON report")] if left else [])],
+        [*lines, *([Evidence(text=f"and {left} more ports, listed in the JSON report")] if left else [])],
         *remedies,
         confidence=confidence,
         detail=detail,
@@ -108,7 +108,7 @@ def look_at_link(described: Sequence[tuple[Hit, str]], why: str) -> Remedy:
     ethernet = [f"ethtool {netdev}" for netdev in port.netdevs[:1] if nccl_hca.is_name(netdev)]
     infiniband = [f"ibstat {name}", f"sudo mlxlink -d {name} -m -c -e   # from mft; the cable's own readings"]
     return by_administrator(
-        f"{why}: look at the cable, the transceiver and the switch port at its other end",
+        f"Check cable, transceiver and switch port at the other end ({why})",
         *ethernet if port.is_roce and ethernet else infiniband,
         cost="physical access to the cable; a drained node",
     )
@@ -137,27 +137,27 @@ def per_node(
     )
     same = f"Set {shown(name, known[0])}"
     if known[0].startswith("="):
-        same = f'Set {name} to "{printable(known[0])}": the = in front means exact names'
+        same = f'Set {name} to "{printable(known[0])}" (the leading = selects exact names)'
     settings = (Setting(name=name, value=known[0], why=why),) if alike else each
     summary = same if alike else f"Set {name} on each node to its own value"
     return (nccl.by_setting(summary, *settings, cost=cost, undo=undo),)
 
 
 USE_IPV6 = nccl.by_setting(
-    "Or let NCCL look for IPv6 entries, which every port has",
+    "Let NCCL use IPv6 entries, which every port has",
     Setting(name=FAMILY, value="AF_INET6", why="every port has a routable IPv6 entry of RoCE v2"),
     cost="requires a fabric that routes IPv6",
 )
 
 SOCKETS_ON_ALL = nccl.by_setting(
-    "Let all nodes talk over TCP until then, so that they can connect",
+    "Use TCP on all nodes until then, so that they can connect (workaround)",
     Setting(name="NCCL_IB_DISABLE", value="1", why="ranks on TCP and ranks on RDMA cannot connect"),
     cost="a fraction of the RDMA rate between nodes, and CPU time",
     conflicts=("NCCL_IB_HCA",),
 )
 
 UPGRADE_NCCL = remedy(
-    "Or take a torch with NCCL 2.26 or newer, which finds the entry itself, in containers too",
+    "Install a torch with NCCL 2.26 or newer, which finds the entry itself, even in containers",
     scope="job",
     cost="a different release of torch",
     undo="reinstall the previous release",
@@ -166,7 +166,7 @@ UPGRADE_NCCL = remedy(
 
 #: The RDMA devices of a host for a container.
 GIVE_DEVICES = remedy(
-    "Give the container the host's RDMA devices: --device /dev/infiniband, or Kubernetes' device plug-in",
+    "Start the container with the host's RDMA devices: --device /dev/infiniband, or the Kubernetes device plug-in",
     "docker run --device /dev/infiniband --ulimit memlock=-1 --cap-add IPC_LOCK IMAGE",
     cost="the container can access the fabric; its processes may pin memory",
     undo="start without the option",
@@ -177,7 +177,7 @@ GIVE_DEVICES = remedy(
 
 
 LOSSLESS = by_administrator(
-    "Compare flow control (PFC), ECN and the traffic class on hosts and switches with what is intended for this fabric",
+    "Compare flow control (PFC), ECN and traffic class on hosts and switches with the fabric's design",
     "mlnx_qos -i INTERFACE",
     "ethtool -S INTERFACE | grep -e pause -e discard",
     scope="cluster",

@@ -221,7 +221,7 @@ def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
         everywhere = len(found.seen) == len(recording.facts(TopologyFact))
         yield likely(
             (Culprit(kind="setting", name=found.name), *(() if everywhere else node_culprits(recording, found.seen))),
-            f"{shown(found.name, found.value)} keeps NCCL from {kept} between GPUs of {hosts}: {pairs}",
+            f"{shown(found.name, found.value)} disables {kept} between GPUs of {hosts}: {pairs}",
             (
                 Evidence(
                     text=f"{'-'.join(loss.having.gpus)} is {loss.having.code}"
@@ -232,7 +232,7 @@ def setting_forbids_a_faster_way(recording: Recording) -> Iterator[Draft]:
                 for loss in found.losses[: wording.MOST_PAIRS]
             ),
             wording.unset_setting(found.name, found.value, f"NCCL then uses {kept}"),
-            detail=f"They talk over {wording.NAMES[worst.having.choice.kind]} instead.{price}",
+            detail=f"These GPUs use {wording.NAMES[worst.having.choice.kind]} instead.{price}",
             severity=of_detour(worst.without.rate_gb_per_s, worst.having.rate_gb_per_s)
             if found.is_slower
             else Severity.INFO,

@@ -52,11 +52,11 @@ def gpudirect_rdma_not_used(recording: Recording) -> Iterator[Draft]:
                 )
                 for found in group
             ),
-            f"GPUDirect RDMA is not used between NICs and the GPUs near them on {hosts(recording, nodes)}: {pairs}",
+            f"NCCL does not use GPUDirect RDMA between NICs and near GPUs on {hosts(recording, nodes)}: {pairs}",
             map(_evidence, group[: wording.MOST_PAIRS]),
             advice,
             confidence=Confidence.POSSIBLE if advice is wording.SHOW_NETWORK else Confidence.LIKELY,
-            detail=f"NCCL goes through host memory there. {reason}.",
+            detail=f"NCCL copies through host memory instead. {reason}.",
             reproduced_by=between(recording, group[0].crossing.ranks) if advice is not wording.SHOW_NETWORK else None,
         )
 
@@ -73,10 +73,10 @@ def _reason(recording: Recording, found: Staged) -> tuple[str, Remedy]:
     level = found.forbidding_level
     if level is not None:
         unset = wording.unset_setting(GDR_LEVEL, level, "NCCL then uses GPUDirect RDMA")
-        return f"{GDR_LEVEL}={level} forbids it", unset
+        return f"{GDR_LEVEL}={level} disables it", unset
     if found.nic in log_of(recording, found.crossing.node).no_gpu_direct:
-        return "NCCL's log says that it found no module for GPUDirect RDMA", LOAD_PEERMEM
-    return "Nothing that is recorded explains it", wording.SHOW_NETWORK
+        return "NCCL's log shows that it found no module for GPUDirect RDMA", LOAD_PEERMEM
+    return "The recording does not show the reason", wording.SHOW_NETWORK
 
 
 @rule("DD441", "gpudirect-rdma-ends-before-the-nic", Consequence.KNOWN, TopologyFact)
@@ -104,19 +104,19 @@ def gpudirect_rdma_ends_before_the_nic(recording: Recording) -> Iterator[Draft]:
         gpus = name_list([way.gpu for way in ways])
         yield possible(
             NOBODY,
-            f"NCCL does not use GPUDirect RDMA for {gpus} of"
-            f" {hosts(recording, nodes)}: {GDR_LEVEL}={level} may be faster",
+            f"NCCL does not use GPUDirect RDMA for {gpus} of {hosts(recording, nodes)}: the"
+            " nearest NIC is behind the CPU",
             (
                 Evidence(text=f"{way.gpu} to {', '.join(way.nics)} is {way.code}; {way.why}")
                 for way in ways[:MOST_PAIRS]
             ),
             nccl.by_setting(
-                "Measure the job with it and without, on the same nodes, and keep what is faster",
-                Setting(name=GDR_LEVEL, value=level, why="NICs behind the CPU then read and write GPU memory"),
+                f"Measure the job with and without {GDR_LEVEL}={level} on the same nodes, and keep the faster one",
+                Setting(name=GDR_LEVEL, value=level, why="NICs behind the CPU then access GPU memory"),
                 cost="a slower network on every node whose CPU forwards slowly between PCIe devices",
             ),
-            detail="By default NCCL goes through host memory where the nearest NIC is behind the CPU. That is often"
-            " right; nothing was tried.",
+            detail="By default, NCCL copies through host memory if the nearest NIC is behind"
+            " the CPU. That is often right; nothing was tested.",
             reproduced_by=everybody(recording),
         )
 
@@ -162,12 +162,12 @@ def gpus_far_from_every_nic(recording: Recording) -> Iterator[Draft]:
     for gpus, group in by_cause(recording.facts(TopologyFact), _gpus_far_from_nics).items():
         fact = group[0].fact
         near = [gpu for gpu in fact.gpus if gpu not in gpus]
-        detail = "What they send to other nodes crosses the link between the sockets, without GPUDirect RDMA."
+        detail = "Their traffic to other nodes crosses the link between the sockets, without GPUDirect RDMA."
         if all(any(link_codes.nvlinks(fact.links[gpu].get(device, "")) for device in near) for gpu in gpus):
-            detail = "They have NVLink to GPUs that are nearer to one, so NCCL may send through those (PXN)."
+            detail = "They have NVLink to GPUs that are nearer to a NIC, so NCCL may send through those (PXN)."
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across the CPU sockets",
+            f"{name_list(gpus)} of {hosts_of(recording, group)} reach every RDMA NIC only across CPU sockets",
             (Evidence(text=text) for text in fact.nearest_in_words()),
             detail=detail,
         )
@@ -203,13 +203,13 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
         )
         yield proved(
             (culprit(recording, node.node, [gpu]) for node in group for gpu in gpus),
-            f"The job on {hosts_of(recording, group)} is kept off the CPUs near {name_list(gpus)}",
+            f"Job on {hosts_of(recording, group)} cannot use the CPUs near {name_list(gpus)}",
             (
                 Evidence(text=f"CPUs that the job may use: {group[0].fact.allowed_cpus}"),
                 *(Evidence(text=f"CPUs near {gpu}: {group[0].fact.near_cpus[gpu]}") for gpu in gpus),
             ),
             remedy(
-                "Give the job CPUs of the NUMA node of its GPUs",
+                "Bind the job to CPUs of its GPUs' NUMA node",
                 "sbatch --gres-flags=enforce-binding SCRIPT   # SLURM chooses CPUs that fit the GPUs",
                 *pin,
                 scope="job",
@@ -218,7 +218,7 @@ def job_pinned_away_from_its_gpus(recording: Recording) -> Iterator[Draft]:
                 untried="requires another allocation or a restart of the job",
                 references=("https://slurm.schedmd.com/sbatch.html#OPT_gres-flags",),
             ),
-            detail="Whatever goes between host and GPU crosses the link between CPU sockets or NUMA nodes.",
+            detail="Traffic between host and GPU crosses the link between CPU sockets or NUMA nodes.",
             severity=asked_for(recording, Severity.INFO if some else Severity.WARNING),
         )
 

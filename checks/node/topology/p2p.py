@@ -62,18 +62,22 @@ def p2p_stalls_between_gpus(recording: Recording) -> Iterator[Draft]:
     )
     yield finding(
         (culprit(recording, stall.node, stall.gpus, stall.ranks) for stall in found),
-        f"GPUs on {hosts_of(recording, hosts)} stall"
-        f" {'with and without direct copies' if disproved else 'when NCCL copies directly'} between them: {pairs}",
+        f"GPUs on {hosts_of(recording, hosts)} hang"
+        f" {'with and without direct copies' if disproved else 'in direct copies (P2P)'}"
+        f" between them: {pairs}",
         (*_stall_evidence(found, fact), *what_bends_the_path(recording, found[0].node)),
         *_nearer_level(fact, found),
         *(() if disproved else exact_repairs(recording, found[0].node) or (REPAIR_PATH,)),
         DISABLE_P2P,
         *(map(name_hca, _candidate_hca(recording, hosts[0])) if another_hca else []),
         confidence=Confidence.LIKELY,
-        detail="The ranks stall even with NCCL_P2P_DISABLE=1, so the cause is probably not the path between the GPUs."
+        detail="The ranks hang even with NCCL_P2P_DISABLE=1, so the path between the GPUs is probably not the cause."
         if disproved
-        else "Every rank entered the step and none left it, so no rank is late; NCCL's log says that these"
-        " GPUs talk by P2P. The machine offers that path, but data sent over it do not arrive.",
+        else (
+            "Every rank entered the step and none left it, and NCCL's log shows P2P between"
+            " these GPUs. The machine offers that path, but data sent over it does not"
+            " arrive."
+        ),
         reproduced_by=between(recording, found[0].ranks, [stall.ranks for stall in found]),
     )
 
@@ -97,7 +101,7 @@ def _default_p2p_limit(fact: TopologyFact) -> str:
 def _stall_evidence(stalls: Sequence[Stall], fact: TopologyFact) -> Iterator[Evidence]:
     trial = stalls[0].trial
     check = trial.judged_check or ""
-    text = f"{rank_list([rank for stall in stalls for rank in stall.ranks])} entered and did not leave"
+    text = f"time in the step without leaving it, {rank_list([rank for stall in stalls for rank in stall.ranks])}"
     yield Evidence(check=check, text=text, value=trial.waited_s, unit="s")
     for stall in stalls:
         yield Evidence(check=check, text=f"NCCL's log: ranks {stall.ranks[0]} and {stall.ranks[1]} via {stall.via}")
@@ -139,10 +143,12 @@ def p2p_may_cross_sockets(recording: Recording) -> Iterator[Draft]:
             (culprit(recording, node.node, pair) for node in group for pair in pairs),
             f"NCCL may copy directly between GPUs of different CPU sockets on {where} (P2P over SYS): {names}",
             (*paths, *(Evidence(text=text) for text in fact.nearest_in_words())),
-            DISABLE_P2P.model_copy(update={"summary": "If it hangs, send the traffic through host memory"}),
+            DISABLE_P2P.model_copy(
+                update={"summary": ("Disable P2P if the job hangs, to route traffic through host memory (workaround)")}
+            ),
             *([UNSET_LEVEL] if _default_p2p_limit(fact) != "SYS" else []),
             *([] if "NCCL_IB_HCA" in fact.nccl_settings else _candidate_hca(recording, group[0])),
-            detail=f"On some machines such a job hangs in its first all-reduce. P2P may reach so far: {why}.",
+            detail=f"On some machines, such a job hangs in its first all-reduce. Why P2P may reach that far: {why}.",
         )
 
 
@@ -185,7 +191,7 @@ def gid_index_in_words(recording: Recording, node: int, devices: Collection[str]
     if rdma is None or not ports:
         return None
     if not any(port.is_roce for port in ports):
-        return "It is InfiniBand, which needs no NCCL_IB_GID_INDEX"
+        return "InfiniBand needs no NCCL_IB_GID_INDEX"
     if not nccl:
         return None
     unset = {name: value for name, value in rdma.settings.items() if name != roce_gids.INDEX}
@@ -263,14 +269,14 @@ def p2p_over_pcie_unproved(recording: Recording) -> Iterator[Draft]:
         shown = "; ".join(f"{_pairs(pairs)} over {code}" for code, pairs in paths)
         yield possible(
             NOBODY,
-            f"No fault seen, but if a job hangs on {hosts_of(recording, group)}, suspect direct copies (P2P) over PCIe"
-            f" first: {shown}",
+            f"NCCL uses untested direct copies (P2P) over PCIe on {hosts_of(recording, group)}: {shown}",
             (_unproved_evidence(group[0].fact, code, pairs) for code, pairs in paths),
-            DISABLE_P2P.model_copy(update={"summary": "Only if it hangs: one trial shows whether P2P is to blame"}),
-            REPAIR_PATH.model_copy(update={"summary": "If that helps, repair the path: ACS, or the IOMMU"}),
-            detail="Most such machines work. Some announce P2P over PCIe and do not carry it, and the first"
-            " all-reduce spins for ever. Libraries with an all-reduce of their own (vLLM, SGLang) copy directly"
-            " as well; theirs is turned off by --disable-custom-all-reduce.",
+            DISABLE_P2P.model_copy(update={"summary": "Disable P2P if a job hangs, to see whether P2P is the cause"}),
+            REPAIR_PATH.model_copy(update={"summary": "Repair the path (ACS or the IOMMU) if that helps"}),
+            detail="No fault was seen, and most such machines work. On some, P2P over PCIe"
+            " is offered but does not work, and the first all-reduce hangs. Libraries"
+            " with their own all-reduce (vLLM, SGLang) also copy directly;"
+            " --disable-custom-all-reduce turns theirs off.",
         )
 
 
@@ -327,15 +333,15 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
         who, command = _TOPOLOGY_FILES.get(kinds.pop(), _ANY) if len(kinds) == 1 else _ANY
         yield finding(
             NOBODY,
-            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: probably a virtual machine"
-            " that hides the real PCIe tree",
+            f"All GPUs of {hosts_of(recording, group)} appear below one PCIe host bridge: a"
+            " virtual machine hides the real PCIe tree",
             (
-                Evidence(text="every two GPUs are joined by PHB, and all have the same CPUs"),
+                Evidence(text="every GPU pair is PHB, and all GPUs have the same CPUs"),
                 *([Evidence(text=f"all belong to NUMA nodes {ranges}")] if ranges else []),
                 *evidence(recording, group[0].node),
             ),
             remedy(
-                f"Point NCCL_TOPO_FILE at NCCL's topology file of this kind of machine: {who}",
+                f"Set NCCL_TOPO_FILE to NCCL's topology file for this type of machine: {who}",
                 command,
                 scope="job",
                 cost="a file from another type of machine misleads NCCL",
@@ -344,7 +350,7 @@ def pcie_tree_hidden(recording: Recording) -> Iterator[Draft]:
                 references=("https://github.com/NVIDIA/nccl/issues/1298",),
             ),
             confidence=Confidence.LIKELY if "-" in ranges else Confidence.POSSIBLE,
-            detail="NCCL then cannot know which GPUs are near each other. Nothing is wrong while jobs are fast.",
+            detail="NCCL cannot see which GPUs are near each other. If jobs are fast, nothing is wrong.",
         )
 
 

@@ -113,8 +113,9 @@ def hosts(recording: Recording) -> list[Host]:
     return found
 
 
-#: More pairs than this are counted in the title, and left out of the evidence.
+#: The evidence shows the first pairs, and a title counts more than a few.
 _MOST_TOLD = 6
+_PAIRS_IN_A_TITLE = 3
 
 
 @rule("DD410", "nvlink-without-p2p", Consequence.MUCH_SLOWER)
@@ -141,21 +142,21 @@ def nvlink_without_p2p(recording: Recording) -> Iterator[Draft]:
     for broken, group in groups.items():
         yield likely(
             _culprits(recording, group, broken),
-            f"NCCL will fail on {_names(recording, group)}: the driver allows no direct copies (P2P) between GPUs"
+            f"NCCL fails on {_names(recording, group)}: the driver forbids P2P between GPUs"
             f" joined by NVLink: {_listed(broken)}",
             _evidence(broken),
             REPAIR_FABRIC,
             nccl.by_setting(
-                "Let NCCL start without P2P between these GPUs until that is repaired",
+                "Start NCCL without P2P between these GPUs until that is repaired (workaround)",
                 Setting(
                     name="NCCL_IGNORE_DISABLED_P2P",
                     value="1",
-                    why="NCCL then takes another path for these GPUs instead of failing",
+                    why="NCCL then uses another path for these GPUs instead of failing",
                 ),
                 cost="host memory traffic for these GPUs, several times slower than NVLink; all ranks wait for them",
             ),
-            detail="NCCL takes this for broken hardware and ends the job in its first call. Often the fabric"
-            " manager has not set these GPUs up.",
+            detail="NCCL treats this as broken hardware and fails in its first call. Often"
+            " the fabric manager has not set up these GPUs.",
             severity=asked_for(recording, Severity.ERROR),
             reproduced_by=meeting(recording, [host.seen.node for host in group]),
         )
@@ -184,12 +185,11 @@ def p2p_not_available(recording: Recording) -> Iterator[Draft]:
         meanings = name_list([f"{word}: {p2p_status(word).meaning}" for word in words])
         yield finding(
             _culprits(recording, group, lack.shown) if lack.matters else (),
-            f"The driver allows no direct copies (P2P) between GPUs of {_names(recording, group)} ({meanings}):"
-            f" {_listed(lack.shown)}",
+            f"Driver allows no direct copies (P2P) between GPUs of {_names(recording, group)}: {_listed(lack.shown)}",
             _evidence(lack.shown),
             *_remedies(lack),
             confidence=Confidence.PROVED if lack.asked else Confidence.POSSIBLE,
-            detail=_detail(lack),
+            detail=f"Driver status {meanings}. {_detail(lack)}",
             severity=asked_for(recording, Severity.WARNING) if lack.matters else Severity.INFO,
         )
 
@@ -230,20 +230,21 @@ def _within_reach(code: str) -> bool:
 def _detail(lack: _Lack) -> str:
     if not lack.asked:
         return (
-            "The text does not say what was asked. Of reads or writes (-p2p r, -p2p w) this means that NCCL"
-            " copies through host memory; of NVLink (-p2p n) it means only that no NVLink is there."
+            "The text does not show which query it answers. For reads or writes (-p2p r,"
+            " -p2p w), NCCL copies through host memory. For NVLink (-p2p n), it means only"
+            " that there is no NVLink."
         )
     if lack.by_setting:
-        return "NCCL would copy directly here; it goes through host memory because a setting says so."
+        return "NCCL could copy directly here, but a setting forces it through host memory."
     if lack.uneven:
-        return "Other GPUs behind PCIe switches here have P2P, so these are the slow part of every all-reduce."
-    return "NCCL copies through host memory here. That is usual for these GPUs or boards, and nothing fails."
+        return "Other GPUs behind PCIe switches here have P2P, so these GPUs slow every all-reduce."
+    return "NCCL copies through host memory here. That is normal for these GPUs or boards, and nothing fails."
 
 
 def _remedies(lack: _Lack) -> Iterator[Remedy]:
     if lack.by_setting:
         yield by_administrator(
-            "If nobody meant to turn P2P off, take the setting of the kernel module away",
+            "Remove the kernel module setting, unless P2P was turned off on purpose",
             "cat /proc/driver/nvidia/params",
             "grep -r nvidia /etc/modprobe.d/",
             cost="administrator access and a reload of the module",
@@ -252,7 +253,7 @@ def _remedies(lack: _Lack) -> Iterator[Remedy]:
         )
     if lack.uneven:
         yield by_administrator(
-            "Compare the slots, the BIOS and the IOMMU of these GPUs with those of GPUs between which P2P works",
+            "Compare slots, BIOS and IOMMU of these GPUs with GPUs between which P2P works",
             "lspci -tv",
             "cat /proc/cmdline",
             "nvidia-smi topo -p2p r",
@@ -272,13 +273,13 @@ def _culprits(recording: Recording, group: Sequence[Host], refused: Sequence[Ref
 
 def _listed(refused: Sequence[Refused]) -> str:
     names = ["-".join(pair.pair) for pair in refused]
-    return ", ".join(names) if len(names) <= _MOST_TOLD else f"{len(names)} pairs, {names[0]} first"
+    return ", ".join(names) if len(names) <= _PAIRS_IN_A_TITLE else f"{len(names)} pairs, first {names[0]}"
 
 
 def _evidence(refused: Sequence[Refused]) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            text=f"P2P between {'-'.join(pair.pair)} is {pair.word} to the driver"
+            text=f"driver status of P2P between {'-'.join(pair.pair)}: {pair.word}"
             + (f", joined by {pair.code}" if pair.code else "")
         )
         for pair in refused[:_MOST_TOLD]

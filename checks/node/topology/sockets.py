@@ -177,15 +177,15 @@ def setting_forbids_rdma(recording: Recording) -> Iterator[Draft]:
         ports, (name, _, value) = group[0].fact.candidates(), setting.partition("=")
         yield likely(
             (Culprit(kind="setting", name=name), *node_culprits(recording, group)),
-            f"{setting} keeps NCCL from the RDMA ports of {node_names(recording, group)}: {_names(ports)}",
+            f"{setting} disables the RDMA ports of {node_names(recording, group)}",
             (
                 Evidence(check="rdma", text=f"active: {_names(ports)}{_printed_rates(ports)}"),
                 *_file_origins(recording, name, {node.node for node in group}),
             ),
             wording.unset_setting(name, value, "NCCL then uses RDMA between nodes"),
-            detail="Ranks on TCP cannot connect to the ranks of the other nodes, which use RDMA."
+            detail="Ranks on TCP cannot connect to ranks of the other nodes, which use RDMA."
             if mixed
-            else "Traffic between the nodes goes over TCP." + _price(recording, group[0]),
+            else "Traffic between the nodes uses TCP." + _price(recording, group[0]),
             severity=Severity.ERROR if mixed else Severity.INFO if roce else severity_of_tcp(recording, group[0].node),
             reproduced_by=between_nodes(recording),
         )
@@ -195,7 +195,7 @@ def _file_origins(recording: Recording, name: str, nodes: Container[int]) -> Ite
     for node in recording.facts(NcclFact):
         place = set_by_files(files_read(recording, node)).get(name)
         if place is not None and node.node in nodes and name not in node.fact.overruled:
-            text = f"{host(recording, node.node)}: {place[1]} sets {name}, and no environment"
+            text = f"{host(recording, node.node)}: {place[1]} sets {name}, not the environment"
             yield Evidence(check="nccl", text=text)
 
 

@@ -37,11 +37,13 @@ def culprit(recording: Recording, node: int, gpus: Sequence[str], ranks: Sequenc
 NAMES = {"P2P": "direct copies (P2P)", "SHM": "shared memory (SHM)", "NET": "the network (NET)"}
 #: A finding shows no more pairs of GPUs.
 MOST_PAIRS = 6
+#: A title names the first pairs.
+_PAIRS_IN_A_TITLE = 3
 
 
 def pair_names(pairs: Sequence[tuple[str, str]]) -> str:
     """ "GPU0-GPU1, GPU2-GPU3 and 10 more"."""
-    return first_names(["-".join(pair) for pair in dict.fromkeys(pairs)], MOST_PAIRS)
+    return first_names(["-".join(pair) for pair in dict.fromkeys(pairs)], _PAIRS_IN_A_TITLE)
 
 
 def crossings_seen(recording: Recording, crossings: Sequence[Crossing]) -> Iterator[Evidence]:
@@ -60,7 +62,7 @@ def price(fast: float | None, slow: float | None) -> str:
     """What a detour costs, in a sentence, as far as both rates are known and differ."""
     if fast is None or slow is None or slow >= fast:
         return ""
-    return f" By NCCL's own figures that leaves {slow:.3g} GB/s of {fast:.3g} GB/s in each direction."
+    return f" NCCL's own figures: {slow:.3g} GB/s instead of {fast:.3g} GB/s in each direction."
 
 
 def unset_setting(name: str, value: str, gains: str) -> Remedy:
@@ -74,7 +76,7 @@ def unset_setting(name: str, value: str, gains: str) -> Remedy:
 
 
 def _log_more(summary: str, subsystems: str, *commands: str) -> Remedy:
-    why = "the job's own output then says which way NCCL takes, and why"
+    why = "the job's output then shows NCCL's choice and its reason"
     return Remedy(
         summary=summary,
         settings=(
@@ -90,18 +92,18 @@ def _log_more(summary: str, subsystems: str, *commands: str) -> Remedy:
 
 
 SHOW_CHOICE = _log_more(
-    "Start the job with NCCL's log, and look at what the driver says of each pair of GPUs",
+    "Start the job with NCCL's log, and check the driver's P2P status of each GPU pair",
     "INIT,GRAPH,P2P,SHM",
     "nvidia-smi topo -p2p r",
     "nvidia-smi topo -p2p w",
 )
 SHOW_NETWORK = _log_more(
-    "Start the job with NCCL's log, and look at what it says of each network device", "INIT,NET,GRAPH", "ibv_devinfo"
+    "Start the job with NCCL's log, and read its lines about each network device", "INIT,NET,GRAPH", "ibv_devinfo"
 )
 
 ONE_HOST_ID = remedy(
-    "Let all ranks of a machine have one host name and one /dev/shm (one container, or --ipc=host and"
-    " --uts=host for all); NCCL_HOSTID must be the same for them, or unset",
+    "Use one host name and one /dev/shm for all ranks of a machine (one container, or"
+    " --ipc=host and --uts=host for all), with the same NCCL_HOSTID or none",
     scope="job",
     cost="containers see each other's shared memory",
     undo="start them without the option",
@@ -119,8 +121,8 @@ UNSET_HOST_ID = nccl.by_setting(
 
 
 UNSET_LEVEL = nccl.by_setting(
-    "Unset NCCL_P2P_LEVEL, unless somebody needs direct copies over that distance",
-    Setting(name="NCCL_P2P_LEVEL", action="unset", why="it lets P2P reach farther than by default"),
+    "Unset NCCL_P2P_LEVEL, unless the job needs direct copies over that distance",
+    Setting(name="NCCL_P2P_LEVEL", action="unset", why="it extends P2P beyond its default distance"),
     cost="host memory traffic between GPUs beyond the limit, as NCCL intends",
     undo="restore the previous NCCL_P2P_LEVEL",
     conflicts=("NCCL_P2P_DISABLE",),

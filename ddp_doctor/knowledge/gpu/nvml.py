@@ -38,7 +38,7 @@ SLOWDOWNS = {name: words for name, words in SLOWDOWNS_UNDER_LOAD.items() if name
 
 #: NVML's return values where one GPU as a whole does not answer.
 GPU_ERRORS = {
-    "gpu_is_lost": "lost, it has fallen off the bus or does not answer",
+    "gpu_is_lost": "lost, it fell off the bus or does not respond",
     "reset_required": "the driver needs it to be reset before it can be used",
 }
 
@@ -90,51 +90,51 @@ class Fault:
 #: By NVML's return value (nvml.h, nvmlReturn_t), plus what the helper process itself can meet.
 NVML_FAULTS = {
     "library_not_found": Fault(
-        "the NVIDIA driver's library libnvidia-ml.so.1 is not found",
-        "Install the NVIDIA driver, or install it again.",
+        "the driver library libnvidia-ml.so.1 is missing",
+        "Install or reinstall the NVIDIA driver",
         ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version"),
     ),
     "library_not_found_in_container": Fault(
-        "the GPUs were granted, but the driver's library libnvidia-ml.so.1 is not in this container",
-        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the GPU resource of the pod.",
+        "the driver library libnvidia-ml.so.1 is missing in this container",
+        "Start the container with the driver: docker run --gpus all, apptainer --nv, or the pod's GPU resource",
         ("ldconfig -p | grep libnvidia-ml",),
         "job",
     ),
     "driver_not_loaded": Fault(
         "the NVIDIA kernel driver is not loaded",
-        "Load the kernel driver; where that fails, its build for the running kernel is missing.",
+        "Load the kernel driver; rebuild it for the running kernel if that fails",
         ("sudo modprobe nvidia", "sudo dmesg | grep -i nvrm", "dkms status"),
     ),
     "lib_rm_version_mismatch": Fault(
-        "the driver's library and the loaded kernel module are of different versions",
-        "Reboot the node, or unload and load the kernel modules, which ends all GPU jobs of the node: the driver "
-        "was updated while the old module was loaded.",
+        "driver library and loaded kernel module have different versions",
+        "Reboot the node or reload the kernel modules, which ends all GPU jobs of the node;"
+        " the driver was updated while the old module was loaded",
         ("cat /proc/driver/nvidia/version", "sudo reboot"),
     ),
     "no_permission": Fault(
-        "this user may not open the NVIDIA devices",
-        "Give the user access to /dev/nvidia*, or run inside the job's allocation.",
+        "this user cannot open the NVIDIA devices",
+        "Give the user access to /dev/nvidia*, or run inside the job's allocation",
         ("ls -l /dev/nvidia*", "id"),
     ),
     "gpu_is_lost": Fault(
-        "a GPU has fallen off the bus, and the driver answers for none",
-        "Reboot the node; look for Xid 79, and have power, cooling and the slot inspected if it returns.",
+        "a GPU fell off the bus, and the driver responds for no GPU",
+        "Reboot the node; look for Xid 79, and inspect power, cooling and the slot if the fault returns",
         ("sudo dmesg | grep -i xid", "sudo reboot"),
     ),
     "irq_issue": Fault(
-        "the kernel finds interrupt trouble with a GPU",
-        "Reboot the node; if it returns, hand the kernel log to the vendor.",
+        "the kernel reports interrupt problems of a GPU",
+        "Reboot the node; send the kernel log to the vendor if the fault returns",
         ("sudo dmesg | grep -i -e nvrm -e irq",),
     ),
     "crashed": Fault(
-        "the driver's library crashes whoever asks it",
-        "Look for mixed driver versions: library and kernel module must come from one installation.",
+        "the driver library crashes every process that calls it",
+        "Look for mixed driver versions; library and kernel module must come from one installation",
         ("ldconfig -p | grep libnvidia-ml", "cat /proc/driver/nvidia/version", "sudo dmesg | tail"),
     ),
 }
 UNKNOWN_FAULT = Fault(
     "the NVIDIA driver does not work",
-    "Look at what the kernel driver says; a reboot often fixes it, a fault that returns is hardware.",
+    "Read the kernel driver's messages; a reboot often helps, and a fault that returns is hardware",
     ("nvidia-smi", "sudo dmesg | grep -i nvrm"),
 )
 
