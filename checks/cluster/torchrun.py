@@ -94,7 +94,7 @@ def torchrun_does_not_bring_all_ranks_up(recording: Recording) -> Iterator[Draft
 def _by_hand(recording: Recording) -> Remedy:
     ranks = recording.world.nproc_per_node if recording.world else 1
     return remedy(
-        "Run torchrun by hand, and correct what it reports", f"torchrun --nproc-per-node {ranks} --no-python hostname"
+        "Run torchrun by hand and fix the reported error", f"torchrun --nproc-per-node {ranks} --no-python hostname"
     )
 
 
@@ -113,7 +113,7 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
     # Room for nodes that start slowly, so that the rendezvous does not give them up.
     room_s = max(JOIN_TIMEOUT_S, math.ceil(_ROOM * seconds / 60) * 60)
     join_later = remedy(
-        f"Give the rendezvous {room_s} s meanwhile: on a busy day it takes longer than its {JOIN_TIMEOUT_S} s",
+        f"Raise the rendezvous timeout from {JOIN_TIMEOUT_S} s to {room_s} s (workaround)",
         f"torchrun --rdzv-conf join_timeout={room_s} SCRIPT",
         scope="job",
         cost="later detection of a missing node",
@@ -126,15 +126,15 @@ def torchrun_starts_slowly(recording: Recording) -> Iterator[Draft]:
             NOBODY,
             f"torchrun took {seconds:.0f} s to get {rank_at(recording, slowest.rank or 0)} running",
             Evidence(
-                text=f"rank {slowest.rank} arrived last",
+                text=f"arrival of the last rank, {slowest.rank}",
                 value=round(seconds, 1),
                 unit="s",
                 expected=SLOW_START_S,
-                expected_from="the limit of this check; 2.4 s measured for two ranks on a local disk",
+                expected_from="limit of this check; 2.4 s measured for two ranks on a local disk",
             ),
             remedy("Keep the Python environment on a local disk or in a container image", scope="job"),
             *([join_later] if seconds * 2 > JOIN_TIMEOUT_S else []),
-            detail="The time goes into starting Python and importing torch once per rank.",
+            detail="Each rank starts Python and imports torch, which takes the time.",
         )
 
 
@@ -152,7 +152,7 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         note, output = (*trial.notes, "", "")[:2]
         failed = note.startswith("torchrun ended with exit code")
-        stayed = note.startswith("torchrun did not end by itself")
+        stayed = note.startswith("torchrun did not exit by itself")
         if trial.launcher != "torchrun" or trial.outcome != "finished" or not (failed or stayed):
             continue
         if _OUR_SIGNALS.search(output):

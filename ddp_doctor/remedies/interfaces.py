@@ -20,8 +20,8 @@ _GLOO_GUIDE = "https://docs.pytorch.org/docs/stable/distributed.html"
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname"
 
 #: Where the rules are to be read.
-NCCL_ORDER = "NCCL, misc/socket.cc ncclFindInterfaces: the setting, else its own order"
-DIAL_RULE = "gloo, transport/tcp/device.cc: of two sides the one with the larger address dials"
+NCCL_ORDER = "NCCL, misc/socket.cc ncclFindInterfaces: the setting, otherwise its own order"
+DIAL_RULE = "gloo, transport/tcp/device.cc: the side with the larger address connects"
 
 
 def variable(backend: str) -> str:
@@ -88,7 +88,7 @@ def with_rendezvous(
         Setting(
             name=LOCAL_ADDR,
             value=address_of(interface.addresses[0]),
-            why="torchrun gives it to the workers as MASTER_ADDR, where the host's name leads elsewhere",
+            why="torchrun uses it as MASTER_ADDR, because the host's name leads elsewhere",
             node=host(recording, node),
             node_rank=node,
         )

@@ -25,8 +25,8 @@ _FATE = {
     "refused": "connections are refused",
     "timed_out": "connections get no answer",
     "unreachable": "connections end in 'unreachable'",
-    "denied": "connections are forbidden by the calling host itself",
-    "mute": "connections are made and never answered, as by a proxy",
+    "denied": "the connecting host itself forbids connections",
+    "mute": "connections open but are never answered, as by a proxy",
     "foreign": "another program answers",
 }
 
@@ -46,7 +46,7 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
     """
     matrix = Matrix.of(recording)
     found = matrix.blocked  # without nodes where everyone is blocked
-    met = "The nodes met at the roll call, so the network is there."
+    met = "The nodes checked in, so the network works."
     confidence = Confidence.PROVED if len(matrix.nodes) > 2 else Confidence.LIKELY
     groups: dict[str, list[int]] = {"": matrix.nodes} if found.everyone else {}
     for node in found.inbound:
@@ -55,11 +55,11 @@ def inbound_to_node_blocked(recording: Recording) -> Iterator[Draft]:
     for fate, nodes in groups.items():
         paths = list(matrix.seen) if found.everyone else [path for path in matrix.failed if path[1] in nodes]
         where, ports = "every node" if found.everyone else hosts(recording, nodes), _common_port_range(matrix, nodes)
-        title = f"Inbound to {where} is blocked for {wording.port_words(ports)}: {fate}"
+        title = f"Inbound {wording.port_words(ports)} of {where} are blocked: {fate}"
         if found.everyone:
             title = f"{capital(wording.port_words(ports))} are blocked between all {len(nodes)} nodes"
         both = [node for node in nodes if node in found.outbound]
-        more = f" {hosts(recording, both)} cannot dial the others either." if both else ""
+        more = f" {hosts(recording, both)} cannot connect to the other nodes either." if both else ""
         yield _blocked(
             recording,
             (node_culprit(recording, node) for node in nodes),
@@ -91,13 +91,13 @@ def path_between_nodes_blocked(recording: Recording) -> Iterator[Draft]:
         yield _blocked(
             recording,
             wording.path_culprits(recording, paths),
-            f"The path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'} blocked for"
-            f" {wording.port_words(ports)}: {fate}",
+            f"Path{many} {wording.path_words(recording, paths)} {'are' if many else 'is'}"
+            f" blocked for {wording.port_words(ports)}: {fate}",
             paths,
             wording.let_in(hosts(recording, targets), ports, matrix.addresses(source for source, _ in paths)),
             wording.trace_path(recording, paths),
             wording.narrow_ports(ports),
-            detail="The nodes met at the roll call.",
+            detail="The nodes checked in.",
         )
 
 
@@ -122,11 +122,11 @@ def outbound_from_node_blocked(recording: Recording) -> Iterator[Draft]:
     yield _blocked(
         recording,
         (node_culprit(recording, node) for node in nodes),
-        f"Outbound from {names} is blocked for {wording.port_words(ports)}: {fates}",
+        f"Outbound {wording.port_words(ports)} of {names} are blocked: {fates}",
         paths,
         wording.let_out(names, ports),
         wording.narrow_ports(ports),
-        detail="The nodes that it dials are reached by others.",
+        detail="Other nodes reach the nodes that it connects to.",
     )
 
 
@@ -193,11 +193,11 @@ def advertised_address_leads_elsewhere(recording: Recording) -> Iterator[Draft]:
     reached = sorted({address for node, address in met.items() if node in who and address})
     yield proved(
         tuple(node_culprit(recording, node) for node in nodes) or wording.path_culprits(recording, paths),
-        f"{backend_name(recording.backend)} uses {name_list(given_out)}, which other nodes cannot reach;"
-        f" {name_list(reached)} can be reached",
+        f"{backend_name(recording.backend)} uses {name_list(given_out)}, which other nodes"
+        f" cannot reach; {name_list(reached)} is reachable",
         dials_seen(recording, wrong),
         *offered,
-        detail="The network works; only that address is the wrong one.",
+        detail="The network works, but the backend chose the wrong address.",
         reproduced_by=MEET if offered[0].settings else None,
     )
 
@@ -210,7 +210,7 @@ def dials_seen(recording: Recording, paths: list[Path]) -> tuple[Evidence, ...]:
     shown = [path for path in works if path[::-1] in paths] or works
     evidence += [Evidence(text=_dial(recording, path, matrix.seen[path])) for path in shown[:1]]
     if len(paths) > PATHS_SHOWN:
-        text = "paths on which no connection came about"
+        text = "paths without a connection"
         evidence.append(Evidence(text=text, value=len(paths), expected=0))
     return tuple(evidence)
 
@@ -220,6 +220,6 @@ def _dial(recording: Recording, path: Path, peer: PeerConnectivity) -> str:
     result = wording.system_words(peer.error)
     if peer.connect_s is not None:
         result = f"connected after {peer.connect_s * 1e3:.1f} ms"
-    also = f"; at {peer.met_at} it answers" if peer.met_at_outcome == "ok" else ""
+    also = f"; {peer.met_at} answers" if peer.met_at_outcome == "ok" else ""
     source, target = (host(recording, node) for node in path)
-    return f"{source} dials {target} at {address}:{peer.port}: {result}{also}"
+    return f"{source} to {target} at {address}:{peer.port}: {result}{also}"

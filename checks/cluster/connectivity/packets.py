@@ -99,8 +99,8 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
     around = () if quick is None else (take(recording, quick),)
     usual = usual_answer(answers) if not two else quick.answer_s(quick.seen) if quick else None
     severity = Severity.ERROR if slow >= path_quality.VERY_SLOW_ANSWER_S else Severity.WARNING
-    who = f"in {quick.network}" if two and quick else "between the others"
-    against = "" if usual is None else f" against {usual * 1e3:.2f} ms {who}"
+    who = f"in {quick.network}" if two and quick else "between other nodes"
+    against = "" if usual is None else f" instead of {usual * 1e3:.2f} ms {who}"
     return finding(
         blamed(recording, found),
         f"{on_paths(recording, found)} a round trip takes {slow * 1e3:.1f} ms{against}",
@@ -115,13 +115,13 @@ def _slow_answers(recording: Recording, matrix: Matrix, found: Blame, pairs: lis
         ),
         *around,
         wording.diagnosis(
-            "Place the nodes of a job in one site and network; find what the path leads through",
+            "Place the job's nodes in one site and network, and find out what the path passes through",
             *wording.trace_path(recording, pairs).commands,
             scope="cluster",
         ),
         confidence=Confidence.LIKELY if usual else Confidence.POSSIBLE,
-        detail="Every collective waits for its slowest answer. Such times are those of another site, of a tunnel"
-        " or of a host that is asleep or overloaded.",
+        detail="Every collective waits for its slowest answer. Such times indicate another"
+        " site, a tunnel, or a sleeping or overloaded host.",
         severity=unless_over_rdma(recording, Severity.WARNING if usual is None else severity),
         reproduced_by=ANSWER if around else None,
     )
@@ -156,7 +156,7 @@ def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draf
     heavy = delay_s >= (path_quality.SLOW_NODE_RATIO - 1) * median(loss.median_s for loss in losses.values())
     return proved(
         blamed(recording, found),
-        f"{on_paths(recording, found)} packets get lost: {lost} of {trips} round trips had to be sent again",
+        f"{on_paths(recording, found)} packets are lost: {lost} of {trips} round trips were sent again",
         (
             Evidence(
                 text=f"{loss.retransmits} of {loss.round_trips} round trips"
@@ -170,8 +170,9 @@ def _lossy(recording: Recording, found: Blame, losses: dict[Path, Loss]) -> Draf
         ),
         *around,
         wording.look_at_link(recording, found.nodes or [node for pair in losses for node in pair]),
-        detail=f"Each was one small packet on a path that ddp-doctor left idle otherwise. A loss stops a"
-        f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait for it.",
+        detail="Each was one small packet on an otherwise idle path. A loss stops a"
+        f" connection for {path_quality.RETRANSMIT_S:g} s or more, and all ranks wait"
+        " for it.",
         severity=Severity.ERROR if heavy and not goes_over_rdma(recording) else Severity.WARNING,
         reproduced_by=MOVE_MUCH if around else None,
     )
@@ -208,13 +209,14 @@ def path_swallows_large_packets(recording: Recording) -> Iterator[Draft]:
     around = way_out(recording)
     yield proved(
         blamed(recording, found),
-        f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes arrive,"
-        f" of {lost} bytes never do",
+        f"{on_paths(recording, found)} large packets are lost: messages of {passed} bytes"
+        f" arrive, of {lost} bytes never",
         (_swallowed(recording, matrix, path) for path in sorted(about)[:PATHS_SHOWN]),
         *around,
         *_smaller_mtu(recording, matrix, min(about), passed, found),
-        detail="Connections and small messages work, so a job starts; its first large transfer hangs. Some link"
-        " has a smaller MTU than the hosts and drops what is larger without saying so.",
+        detail="Connections and small messages work, so a job starts and hangs in its first"
+        " large transfer. A link with a smaller MTU than the hosts silently drops"
+        " larger packets.",
         severity=Severity.WARNING if goes_over_rdma(recording) else None,
         reproduced_by=MOVE if around else None,
     )
@@ -224,12 +226,12 @@ def _swallowed(recording: Recording, matrix: Matrix, path: Path) -> Evidence:
     peer = matrix.seen[path]
     segments = f", in segments of up to {peer.mss_bytes} bytes" if peer.mss_bytes else ""
     return Evidence(
-        text=f"{wording.path_words(recording, [path])} {peer.lost_bytes} bytes do not arrive{segments}; the longest"
-        " message that does",
+        text=f"{wording.path_words(recording, [path])} {peer.lost_bytes} bytes do not"
+        f" arrive{segments}; longest message that arrives",
         value=peer.passed_bytes,
         unit="B",
         expected=peer.burst_bytes,
-        expected_from="a path carries any length, in packets that fit",
+        expected_from="any length, in packets that fit",
     )
 
 

@@ -73,8 +73,8 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
     )
     return likely(
         (node_culprit(recording, node) for node in nodes),
-        f"The network of {names} is {ratio:.0f} times slower than that of {its} peers: {wording.rate(rate)} against"
-        f" {wording.rate(usual)}",
+        f"Network of {names} is {ratio:.0f} times slower than on {its} peers:"
+        f" {wording.rate(rate)} instead of {wording.rate(usual)}",
         (
             measured(
                 f"throughput of {host(recording, node)}, the median of the best of each slow path",
@@ -86,8 +86,9 @@ def _slow_nodes(recording: Recording, matrix: Matrix, nodes: list[int], found: B
         ),
         *around,
         wording.look_at_link(recording, nodes),
-        detail=f"{on_paths(recording, part)} little gets through, between the others much more: a thin or"
-        f" faulty link, traffic shaping, or a host without a free CPU. Collectives with {names} run at that speed.",
+        detail=f"{on_paths(recording, part)} throughput is low, but high between other nodes:"
+        " a slow or faulty link, traffic shaping, or a host without a free CPU."
+        f" Collectives with {names} run at that speed.",
         severity=unless_over_rdma(recording, Severity.WARNING if of_three else Severity.ERROR),
         reproduced_by=MOVE if around else None,
     )
@@ -105,8 +106,8 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
     grave = (Severity.ERROR if much else Severity.WARNING) if known else Severity.WARNING if much else Severity.INFO
     return finding(
         wording.path_culprits(recording, paths),
-        f"Throughput {wording.path_words(recording, paths)} is {usual / rate:.0f} times lower than on the"
-        f" fastest paths: {wording.rate(rate)} against {wording.rate(usual)}",
+        f"Throughput {wording.path_words(recording, paths)} is {usual / rate:.0f} times lower"
+        f" than on the fastest paths: {wording.rate(rate)} instead of {wording.rate(usual)}",
         (
             measured(f"throughput {wording.path_words(recording, [path])}", rates[path], "B/s", usual)
             for path in paths[:PATHS_SHOWN]
@@ -114,7 +115,7 @@ def _slow_paths(recording: Recording, matrix: Matrix, paths: list[Path]) -> Draf
         *around,
         wording.trace_path(recording, paths),
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
-        detail="The other paths of these nodes are faster." if known else "Perhaps the network is built so.",
+        detail="The other paths of these nodes are faster." if known else "The network may be designed that way.",
         severity=unless_over_rdma(recording, grave),
         reproduced_by=MOVE if around else None,
     )
@@ -154,7 +155,7 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
     ratio = min(other_rate, path_quality.JUDGED_BYTES_PER_S) / rate
     yield likely(
         tuple(_culprits(recording, matrix, mine)),
-        f"{backend} uses the slower network: {wording.rate(rate)} over {mine},"
+        f"{backend} uses the slower network: {wording.rate(rate)} over {mine}, but"
         f" {wording.rate(other_rate)} over {theirs}",
         Evidence(
             text=f"throughput over {mine}, {'the slower direction' if _are_two(matrix) else 'the median'}"
@@ -162,11 +163,12 @@ def slower_of_two_networks_is_used(recording: Recording) -> Iterator[Draft]:
             value=round(rate),
             unit="B/s",
             expected=round(other_rate),
-            expected_from=f"{theirs} of the same nodes, one sample for each path",
+            expected_from=f"{theirs} of the same nodes, one sample per path",
         ),
         take(recording, way),
-        detail=f"All nodes reach each other over {theirs} in {way.network}, {other_rate / rate:.0f} times faster. No"
-        " backend checks which interface is fast.",
+        detail=f"All nodes reach each other over {theirs} in {way.network},"
+        f" {other_rate / rate:.0f} times faster. No backend checks which interface is"
+        " fast.",
         severity=unless_over_rdma(recording, of_slowdown(ratio)),
         reproduced_by=MOVE,
     )

@@ -30,8 +30,8 @@ diagnosis = partial(by_administrator)
 
 #: What a job uses these ports for.
 NEEDED_BY = (
-    "torchrun's c10d rendezvous gives the workers a MASTER_PORT in this range on node rank 0, and gloo and NCCL"
-    " listen in it on every node, so the job would wait there until its time-outs"
+    "torchrun's c10d rendezvous picks a MASTER_PORT in this range on node rank 0, and gloo"
+    " and NCCL listen in it on every node, so the job waits until its timeouts"
 )
 #: Python puts the number of an error before the system's words for it.
 _NUMBER = re.compile(r"^\[Errno -?\d+\] ")
@@ -50,7 +50,7 @@ def port_words(ports: PortRange | None) -> str:
 
 def system_words(error: str | None) -> str:
     """``[Errno 110] Connection timed out`` without the number."""
-    return _NUMBER.sub("", error or "no reason is known")
+    return _NUMBER.sub("", error or "reason unknown")
 
 
 def rate(bytes_per_s: float) -> str:
@@ -108,8 +108,7 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
             legacy = f"sudo {iptables} -I INPUT -p tcp -s {listed.replace(' ', '')} --dport {first}:{last} -j ACCEPT"
             commands += [f"{nft}   # on {where}", f"{legacy}   # or so"]
     return by_administrator(
-        f"Let the nodes of the job in on {port_words(ports)}: in the firewall of {where}, or in the"
-        " cloud's security group",
+        f"Allow {port_words(ports)} from the job's nodes in the firewall of {where}, or in the cloud security group",
         *commands,
         cost="administrator access; opens these ports to the named nodes only",
         undo="delete the rule",
@@ -120,8 +119,7 @@ def let_in(where: str, ports: PortRange | None, sources: Sequence[str]) -> Remed
 def let_out(where: str, ports: PortRange | None) -> Remedy:
     """Open the way out of these nodes."""
     return by_administrator(
-        f"Let {where} out to the other nodes on {port_words(ports)}: in its own firewall, or at the"
-        " edge of its network",
+        f"Allow {port_words(ports)} from {where} to the other nodes in its own firewall, or at the edge of its network",
         "sudo nft list ruleset   # which chain filters the output",
         cost="administrator access",
         undo="delete the rule",
@@ -132,7 +130,7 @@ def let_out(where: str, ports: PortRange | None) -> Remedy:
 def narrow_ports(ports: PortRange | None) -> Remedy:
     """Move the ephemeral ports to where the firewall is open."""
     return by_administrator(
-        "Or give all nodes an ephemeral port range that the firewall already lets in",
+        "Set ip_local_port_range on all nodes to ports that are already open",
         'sudo sysctl -w net.ipv4.ip_local_port_range="FIRST LAST"   # on every node',
         scope="cluster",
         cost="a smaller port range for all programs of these hosts; each rank needs several ports per peer",
@@ -146,7 +144,7 @@ def trace_path(recording: Recording, paths: Iterable[Path]) -> Remedy:
     addresses = Matrix.of(recording).address_of
     known = [(source, addresses[target]) for source, target in sorted(paths) if target in addresses]
     return diagnosis(
-        "Compare firewalls, security groups and access lists of the two ends and what is between them",
+        "Compare firewalls, security groups and access lists at both ends and between them",
         *(f"tracepath -n {address}   # on {host(recording, source)}" for source, address in known[:2]),
         scope="cluster",
     )
@@ -157,9 +155,9 @@ def one_mtu(recording: Recording, node: int, address: str, passed_bytes: int, ms
     headers = _HEADERS_V6 if is_ipv6(address) else _HEADERS_V4
     ping = (mss_bytes or 8948) + _PING
     return by_administrator(
-        "Give interfaces and switch ports on the path one MTU, and let ICMP 'fragmentation needed'"
-        f" pass; packets of {passed_bytes + headers} bytes ({passed_bytes} of data, {headers} of"
-        " headers) are known to arrive",
+        "Set one MTU on all interfaces and switch ports of the path, and allow ICMP"
+        f" 'fragmentation needed'; packets of {passed_bytes + headers} bytes ({passed_bytes}"
+        f" of data, {headers} of headers) arrive",
         f"ping -c 3 -M do -s {ping} {address}   # on {host(recording, node)}",
         f"tracepath -n {address}   # where the size drops",
         "ip link show   # the MTU of each interface",
@@ -174,7 +172,7 @@ def smaller_mtu(places: Sequence[tuple[str, Interface]], passed_bytes: int, *, i
     size = passed_bytes + (_HEADERS_V6 if ipv6 else _HEADERS_V4)
     former = dict.fromkeys(f"sudo ip link set dev {interface.name} mtu {interface.mtu}" for _, interface in places)
     return by_administrator(
-        "Until then send what passes: a smaller MTU, or let TCP find the size by itself",
+        "Set a smaller MTU, or let TCP find the size by itself (workaround)",
         *(f"sudo ip link set dev {interface.name} mtu {size}   # on {name}" for name, interface in places),
         "sudo sysctl -w net.ipv4.tcp_mtu_probing=1   # on every node, instead",
         cost="more packets and CPU time; probing stalls each new connection for seconds",
@@ -188,7 +186,7 @@ def look_at_link(recording: Recording, nodes: Iterable[int]) -> Remedy:
     addresses = Matrix.of(recording).address_of
     named = {node: interface_name(recording, node, addresses.get(node, "")) or "INTERFACE" for node in nodes}
     return diagnosis(
-        "Look at speed, errors and traffic shaping of the interface, then at cable, port and switch",
+        "Check speed, errors and traffic shaping of the interface, then cable, port and switch",
         *(
             command
             for node, interface in list(named.items())[:2]
@@ -226,7 +224,7 @@ def use_met_interface(recording: Recording, met: Mapping[int, str], others: Mapp
     names = {node: interface for node, interface in found.items() if interface is not None}
     if len(set(names.values())) > 1:
         names = {node: interface for node, interface in names.items() if node in met}
-    return use_interfaces(recording, names, "it holds the address with which the nodes met")
+    return use_interfaces(recording, names, "it has the address with which the nodes connected")
 
 
 #: Ranks that do not come together at all.
@@ -287,5 +285,5 @@ def way_out(recording: Recording) -> tuple[Remedy, ...]:
 
 def take(recording: Recording, way: Way, *, rendezvous: bool = False) -> Remedy:
     """Let the backend use this way on all nodes."""
-    why = f"there, in {way.network}, all nodes reach each other"
+    why = f"all nodes reach each other there, in {way.network}"
     return use_interfaces(recording, dict(sorted(way.interfaces.items())), why, rendezvous=rendezvous)

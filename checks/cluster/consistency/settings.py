@@ -91,7 +91,7 @@ def ranks_have_different_settings(recording: Recording) -> Iterator[Draft]:
         title = _title(group, few, many, differences.values_with_ranks(recording, parts))
         detail = f"{group[0].name}: {group[0].effect}."
         if silent:
-            detail += f" Of {silent} more rank{'s' if silent > 1 else ''} the settings are not known."
+            detail += f" The settings of {silent} more rank{'s' if silent > 1 else ''} are unknown."
         culprits = differences.odd_ranks(recording, parts)
         in_words = partial(differences.values_with_ranks, recording)
         yield draft_of(group, title, detail, _SAME_FOR_RANKS, culprits, in_words, check="env_vars")
@@ -103,16 +103,14 @@ def _title(group: Sequence[Difference[Who]], few: str, many: str, values: str) -
         return f"{names} {'differs' if len(group) == 1 else 'differ'}: {values}"
     alone = len(parts.few) == 1
     if len(group) == 1:
-        return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)} where {many} have {parts.usual}"
+        return f"{few} {'has' if alone else 'have'} {differences.odd_values(parts)}, but {many} have {parts.usual}"
     return f"{few} {'differs' if alone else 'differ'} from {many} in {names}"
 
 
 _same_for_all = partial(remedy, scope="job", undo="restore the previous lines")
-_SAME_SETTINGS = _same_for_all(
-    "Give it one value for all nodes in the job script (mpirun: -x NAME), or unset it on all"
-)
+_SAME_SETTINGS = _same_for_all("Set one value for all nodes in the job script (mpirun: -x NAME), or unset it on all")
 _SAME_FOR_RANKS = _same_for_all(
-    "Set it once, before the launcher starts, or take it out of the wrapper script that starts the ranks"
+    "Set it once before the launcher starts, or remove it from the wrapper script that starts the ranks"
 )
 
 
@@ -209,11 +207,10 @@ def nodes_bring_different_numbers_of_ranks(recording: Recording) -> Iterator[Dra
     size = sum(ranks.values())
     yield proved(
         differences.odd_culprits(recording, parts),
-        f"Nodes start different numbers of ranks, {size} in all, and torchrun does not warn:"
-        f" {_unlike(recording, parts)}",
+        f"Nodes start different numbers of ranks ({size} in total): {_unlike(recording, parts)}",
         Evidence(text=differences.values_with_nodes(recording, parts), value=size, unit="ranks"),
         remedy("Start every node with the same --nproc-per-node", scope="job"),
-        detail="torchrun takes any number of ranks from each node and counts them together.",
+        detail="torchrun accepts any number of ranks per node without a warning.",
         nodes=_nodes_with_less(ranks),
     )
 
@@ -269,11 +266,11 @@ def nodes_have_different_gpus(recording: Recording) -> Iterator[Draft]:
         _unlike(recording, parts),
         Evidence(text=differences.values_with_nodes(recording, parts)),
         remedy(
-            "Ask the scheduler for the same number of GPUs on every node, or leave out the node that differs",
+            "Request the same number of GPUs on every node, or exclude the node that differs",
             "nvidia-smi -L",
             "echo $CUDA_VISIBLE_DEVICES",
         ),
-        detail="Ranks need a GPU each, and nodes that bring different numbers of them make an uneven world.",
+        detail="Each rank needs a GPU, so different numbers of GPUs give an uneven number of ranks per node.",
         severity=Severity.ERROR if without or _explained_by_gpus(recording) else Severity.INFO,
         nodes=_nodes_with_less(gpus),
     )

@@ -107,19 +107,19 @@ def clocks_apart(recording: Recording) -> Iterator[Draft]:
         culprits,
         _clock_title(recording, clocks, off, worst),
         Evidence(
-            text=f"clock of {host(recording, worst)} against the middle one",
+            text=f"clock of {host(recording, worst)} compared with the median",
             value=round(off[worst], 1),
             unit="s",
             expected=0,
-            expected_from="clocks kept by NTP agree within milliseconds",
+            expected_from="milliseconds, with NTP",
         ),
         remedy(
-            "Synchronise the clocks of all nodes by NTP, from the same source",
+            "Synchronize the clocks of all nodes by NTP from the same source",
             "chronyc tracking",
             "timedatectl status",
             cost="files appear to come from the future if a clock is set back",
         ),
-        detail=f"Measured against the head's clock over the network, to within {CLOCK_ERROR_S:g} s.",
+        detail=f"Compared with the head node's clock over the network, to within {CLOCK_ERROR_S:g} s.",
         severity=Severity.WARNING if apart > CLOCKS_FAR_APART_S else Severity.INFO,
     )
 
@@ -128,12 +128,12 @@ def _clock_title(recording: Recording, clocks: Mapping[int, float], off: Mapping
     if 2 * len(off) >= len(clocks):
         first, last = min(clocks, key=lambda node: clocks[node]), max(clocks, key=lambda node: clocks[node])
         apart = clocks[last] - clocks[first]
-        return f"The clock of {host(recording, last)} is {_span(apart)} ahead of that of {host(recording, first)}"
+        return f"Clock of {host(recording, last)} is {_span(apart)} ahead of {host(recording, first)}"
     way = "ahead of" if off[worst] > 0 else "behind"
     few = hosts(recording, sorted(off))
     if len(off) == 1:
-        return f"The clock of {few} is {_span(abs(off[worst]))} {way} those of the other {len(clocks) - 1} nodes"
-    return f"The clocks of {few} are up to {_span(abs(off[worst]))} from those of the other nodes"
+        return f"Clock of {few} is {_span(abs(off[worst]))} {way} the other {len(clocks) - 1} nodes"
+    return f"Clocks of {few} differ by up to {_span(abs(off[worst]))} from the other nodes"
 
 
 def _span(seconds: float) -> str:
@@ -162,7 +162,7 @@ def nodes_run_different_versions(recording: Recording) -> Iterator[Draft]:
         parts = group[0].split
         if parts.usual is None:
             names = name_list([difference.name for difference in group])
-            title = f"The nodes run different versions of {names}: {values_with_nodes(recording, parts)}"
+            title = f"Nodes run different versions of {names}: {values_with_nodes(recording, parts)}"
         else:
             here = name_list([f"{difference.name} {odd_values(difference.split)}" for difference in group])
             there = name_list([f"{difference.name} {difference.split.usual}" for difference in group])
@@ -186,12 +186,12 @@ def _versions(recording: Recording) -> Iterator[Difference[int]]:
     software = {node.node: node.fact for node in recording.facts(Software)}
     nccl, cuda = (Severity.ERROR, Severity.WARNING) if recording.on_nccl else (Severity.INFO, Severity.INFO)
     refuses = (
-        "ranks of different releases of NCCL hang, or are refused"
+        "ranks with different NCCL releases hang or cannot connect"
         if recording.on_nccl
-        else "gloo, which this run uses, does without NCCL"
+        else "gloo, which this run uses, does not need NCCL"
     )
-    untested = "different versions of torch are not tested together"
-    kernels, features = "the ranks compute with different kernels", "drivers differ in features and in faults"
+    untested = "different torch versions are not tested together"
+    kernels, features = "the ranks compute with different kernels", "drivers differ in features and faults"
     pickles, driver = "packages and pickled objects may differ", "/proc/driver/nvidia/version"
     # The last number: where only numbers of a version beyond so many differ, it is information.
     for name, field, severity, effect, source, series in (

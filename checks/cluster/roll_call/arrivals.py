@@ -34,13 +34,13 @@ def two_nodes_claim_one_node_rank(recording: Recording) -> Iterator[Draft]:
         addresses = ", ".join(fact.endpoint_addresses) or "unknown here"
         yield proved(
             (_claim(fact.hostname, 0),),
-            f"{fact.hostname} was given node rank 0, but the endpoint {wording.endpoint(fact)} is another host",
+            f"{fact.hostname} has node rank 0, but the endpoint {wording.endpoint(fact)} is another host",
             Evidence(
-                text=f"{fact.endpoint_host} is {addresses}, no address of {fact.hostname}",
+                text=f"{fact.endpoint_host} is {addresses}, not an address of {fact.hostname}",
                 expected_from="node rank 0 runs on the endpoint's host",
             ),
-            wording.start_again(f"Give node rank 0 to {fact.endpoint_host}, or name {fact.hostname} as the endpoint"),
-            detail="The node with rank 0 hosts the meeting, so it must be the host that the endpoint names.",
+            wording.start_again(f"Set node rank 0 on {fact.endpoint_host}, or use {fact.hostname} as the endpoint"),
+            detail="The node with rank 0 hosts the rendezvous, so it must be the endpoint's host.",
         )
 
 
@@ -54,10 +54,13 @@ def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[
     who = name_list(distinct) if len(distinct) > 1 else f"{len(hosts)} starts on {distinct[0]}"
     return proved(
         (_claim(host, rank) for host in distinct),
-        f"{who} have the same node rank {rank}: each needs its own",
+        f"{who} have the same node rank {rank}",
         wording.who_came(fact.present),
         wording.start_again(
-            f"Give each of the {fact.nnodes} hosts its own --node-rank, 0 to {fact.nnodes - 1}, or leave it out on all"
+            (
+                f"Set a different --node-rank on each of the {fact.nnodes} hosts, 0 to"
+                f" {fact.nnodes - 1}, or omit it on all"
+            )
             if len(distinct) > 1
             else f"Start the command once on {distinct[0]}",
             *(
@@ -65,7 +68,7 @@ def _duplicate(recording: Recording, fact: RollCallFact, rank: int, hosts: list[
                 for node_rank, host in zip(free, distinct[1:], strict=False)
             ),
         ),
-        detail=f"They came to {wording.endpoint(fact)} with the same --node-rank. torchrun would hang.",
+        detail=f"They joined {wording.endpoint(fact)} with the same --node-rank, with which torchrun hangs.",
     )
 
 
@@ -93,23 +96,23 @@ def nodes_disagree_on_number_of_nodes(recording: Recording) -> Iterator[Draft]:
                 for host in hosts_by_number[number]
             )
             or (Culprit(kind="setting", name="--nnodes"),),
-            f"--nnodes is not the same on all nodes: {each}",
-            Evidence(text=f"--nnodes by host: {each}", expected_from="one number on all nodes"),
-            wording.start_again("Give all nodes the same --nnodes", wording.command_for(recording, fact)),
-            detail="Each waits for its own number of nodes, so the job would not start on all of them.",
+            f"--nnodes differs between nodes: {each}",
+            Evidence(text=f"--nnodes by host: {each}", expected_from="the same on all nodes"),
+            wording.start_again("Set the same --nnodes on all nodes", wording.command_for(recording, fact)),
+            detail="Each node waits for its own number of nodes, so the job does not start on all nodes.",
         )
     for fact in facts_with(recording, "too_many"):
         yield proved(
             (Culprit(kind="setting", node=fact.hostname, name="--nnodes"),),
-            f"{fact.hostname} is one too many: all {fact.nnodes} nodes had reported in to {wording.endpoint(fact)}",
+            f"{fact.hostname} is one node too many: all {fact.nnodes} nodes had checked in at {wording.endpoint(fact)}",
             Evidence(
-                text=f"{fact.hostname} reported in after the last node",
+                text=f"{fact.hostname} checked in after the last node",
                 expected=fact.nnodes,
                 unit="nodes",
                 expected_from="--nnodes",
             ),
-            wording.start_again("Start as many nodes as --nnodes says, or raise --nnodes on all of them"),
-            detail="Another host has taken the place, or the command was started twice.",
+            wording.start_again("Start exactly --nnodes nodes, or raise --nnodes on all of them"),
+            detail="Another host took its place, or the command was started twice.",
         )
 
 
@@ -167,20 +170,20 @@ def _never_closed(fact: RollCallFact) -> Draft:
     me = wording.reader(fact)
     return likely(
         (me.model_copy(update={"kind": "pair", "peer_node": head}),),
-        f"Contact with head node {head} was lost before all nodes had joined: {me.node} had connected, then heard"
-        " nothing more",
+        f"Head node {head} stopped responding before all nodes had joined: {me.node} was connected",
         Evidence(
-            text=f"on {me.node}, {fact.error or 'the head fell silent'}; waited for it",
+            text=f"on {me.node}, {fact.error or 'the head node stopped responding'}; waited for",
             value=round(fact.waited_s, 1),
             unit="s",
-            expected_from="the head tells several times a second who is here",
+            expected_from="the head node sends several updates per second",
         ),
         wording.advice(
-            f"On {head}, check whether the command still runs; then start it again on all nodes",
+            f"Check on {head} whether the command still runs, then start it again on all nodes",
             f"ss -ltnp 'sport = :{fact.endpoint_port}'   # on {head}",
             untried=wording.ANOTHER_START,
         ),
-        detail="ddp-doctor has ended or stands still on the head, or the path to it broke; no other node is to blame.",
+        detail="ddp-doctor exited or stalled on the head node, or the path to it broke. The"
+        " other nodes are not at fault.",
     )
 
 
@@ -190,18 +193,18 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
     listing = f"nft list chain {closed.chain}" if closed.command == "nft" else "iptables-save"
     return proved(
         (head(fact),),
-        f"The firewall of {fact.hostname} {drops} all connections from other hosts to TCP port"
-        f" {fact.endpoint_port}: no other node can reach it",
+        f"Firewall of {fact.hostname} {drops} all connections from other hosts to TCP port {fact.endpoint_port}",
         (
             Evidence(
-                text=f"{closed.command} on {fact.hostname}: every way of a new connection from another host to TCP"
-                f" port {fact.endpoint_port} ends in {closed.verdict}, in chain {closed.chain}",
+                text=f"{closed.command} on {fact.hostname}: every new connection from another"
+                f" host to TCP port {fact.endpoint_port} ends in {closed.verdict} in chain"
+                f" {closed.chain}",
                 expected_from="the endpoint's port is open to the other nodes",
             ),
             wording.who_came(fact.present),
         ),
         wording.open_port(fact, "", f"sudo {listing}   # on {fact.hostname}"),
-        detail="The missing nodes are not to blame, whether the command was started there or not.",
+        detail="No other node can reach it, so the missing nodes are not at fault.",
         missing=_who_is_missing(recording, fact).nodes,
     )
 
@@ -209,10 +212,10 @@ def _closed(recording: Recording, fact: RollCallFact, closed: ClosedPort) -> Dra
 def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
     gone = _who_is_missing(recording, fact)
     here = name_list([node.hostname for node in fact.present]) or fact.hostname
-    came = f"{len(fact.present)} of {fact.nnodes} nodes reported in within {wording.time_given(fact)}"
+    came = f"{len(fact.present)} of {fact.nnodes} nodes checked in within {wording.time_given(fact)}"
     who = name_list(gone.names) if gone.named else "the others"
     why = f"not started, or cannot reach {wording.endpoint(fact)}"
-    title = f"{who} did not report in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
+    title = f"{who} did not check in ({why}): {came}" if gone.named else f"{came}, only {here}; {who} were {why}"
     reason = f" ({fact.not_started[0].reason})" if len(fact.not_started) == 1 else ""
     return finding(
         _nodes_kept_from_starting(fact, gone),
@@ -220,10 +223,9 @@ def _never_came(recording: Recording, fact: RollCallFact) -> Draft:
         (wording.who_came(fact.present), *_not_started_evidence(fact), *_unreadable_evidence(fact)),
         _start_there(recording, fact, gone),
         confidence=Confidence.PROVED if gone.named else Confidence.LIKELY,
-        detail="Which of the two is not known, so no node is blamed."
+        detail="It is unknown which of the two applies, so no node is named as faulty."
         if not fact.not_started
-        else f"On {name_list([node.hostname for node in fact.not_started])} the command that was to start the doctor"
-        " failed.",
+        else f"The command to start ddp-doctor failed on {name_list([node.hostname for node in fact.not_started])}.",
         missing=gone.nodes,
     )
 
@@ -238,8 +240,9 @@ def _start_there(recording: Recording, fact: RollCallFact, gone: _Missing) -> Re
         named = list(zip(gone.nodes, gone.names, strict=True))[:4]
         commands = [f"{wording.command_for(recording, fact, node.node_rank)}   # on {name}" for node, name in named]
     return wording.start_again(
-        f"Start the command on {names}, within --join-timeout of the first; if it runs there already, read what"
-        f" it says, and open TCP port {fact.endpoint_port} of {fact.endpoint_host or fact.hostname}",
+        f"Start the command on {names} within --join-timeout of the first node; if it already"
+        f" runs there, read its output and allow TCP port {fact.endpoint_port} of"
+        f" {fact.endpoint_host or fact.hostname}",
         *commands,
     )
 
@@ -249,8 +252,7 @@ def _not_understood(fact: RollCallFact) -> Draft:
     hosts = [host for host in dict.fromkeys(fact.unreadable) if host]
     return possible(
         (Culprit(kind="node", node=host) for host in hosts),
-        f"What {name_list(hosts)} sent cannot be read (another release of ddp-doctor?): only {len(fact.present)} of"
-        f" {fact.nnodes} nodes could join",
+        f"{name_list(hosts)} sent unreadable messages: only {len(fact.present)} of {fact.nnodes} nodes could join",
         (wording.who_came(fact.present), *_unreadable_evidence(fact)),
         wording.start_again(
             "Install one release of ddp-doctor on all nodes",
@@ -258,7 +260,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
             cost="one installation",
             undo="reinstall the previous release",
         ),
-        detail="A node that this release does not understand counts as missing. It may still run jobs.",
+        detail="Another release of ddp-doctor may run there. A node that this release does"
+        " not understand counts as missing, but may still run jobs.",
         missing=(MissingNode(node=host) for host in hosts),
     )
 
@@ -266,8 +269,8 @@ def _not_understood(fact: RollCallFact) -> Draft:
 def _unreadable_evidence(fact: RollCallFact) -> tuple[Evidence, ...]:
     return tuple(
         Evidence(
-            text=f"{host or 'a client without a name'} reported in with what cannot be read",
-            expected_from="all nodes run one release, and nobody else speaks on the endpoint's port",
+            text=f"{host or 'a client without a name'} sent an unreadable check-in",
+            expected_from="one release on all nodes, and no other program on the endpoint's port",
         )
         for host in fact.unreadable
     )
@@ -283,12 +286,12 @@ def _not_startable(recording: Recording, fact: RollCallFact) -> Draft:
         f"{name_list(hosts)} could not be started: {'; '.join(list(reasons)[:2])}",
         _not_started_evidence(fact),
         wording.advice(
-            "Correct what the reason names: until then the nodes cannot be started",
+            "Fix the cause that the reason names, so that the nodes can be started",
             *wording.looks(recording.launcher, hosts),
             scope="cluster",
             untried=wording.ANOTHER_START,
         ),
-        detail=f"{len(fact.present)} of {fact.nnodes} nodes could. Nothing between the nodes was tested.",
+        detail=f"{len(fact.present)} of {fact.nnodes} nodes started. Nothing between the nodes was tested.",
         missing=gone.nodes,
     )
 

@@ -89,7 +89,7 @@ def draft(
     detail: str,
     culprits: tuple[Culprit, ...],
     *remedies: Remedy,
-    expected: str = "the endpoint answers within the time for the roll call",
+    expected: str = "the endpoint answers within the time for the node check-in",
     confidence: Confidence = Confidence.PROVED,
     missing: tuple[MissingNode, ...] = (),
 ) -> Draft:
@@ -129,14 +129,14 @@ def endpoint_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
         fact, who = group[0].fact, wording.names(group)
         yield draft(
             group,
-            f"{who} cannot resolve {fact.endpoint_host}, the name of the endpoint: {fact.error or 'no address'}",
-            "Without an address the node cannot find the others, and they wait for it.",
+            f"{who} cannot resolve the endpoint's name {fact.endpoint_host}: {fact.error or 'no address'}",
+            "The node cannot find the other nodes, and they wait for it.",
             tuple(
                 culprit.model_copy(update={"kind": "setting", "name": "--rdzv-endpoint"})
                 for culprit in wording.readers(group)
             ),
             wording.fix(
-                "Correct the name, make it known there (DNS, /etc/hosts), or use the IP address of the head node",
+                "Correct the name, add it to DNS or /etc/hosts, or use the IP address of the head node",
                 f"getent ahosts {fact.endpoint_host}   # on {who}",
                 "hostname -I   # on the head: its addresses",
                 cost="manual maintenance of a line in /etc/hosts",
@@ -161,12 +161,12 @@ def endpoint_has_no_common_address_family(recording: Recording) -> Iterator[Draf
         theirs, mine = _family(fact.endpoint_addresses), _family(own_addresses(recording, fact))
         yield draft(
             group,
-            f"{who} has only {mine}, and knows the endpoint {fact.endpoint_host} only by {theirs}"
+            f"{who} has only {mine}, but the endpoint {fact.endpoint_host} has only {theirs}"
             f" ({', '.join(fact.endpoint_addresses)})",
-            "The two have no address family in common, so no connection between them is possible.",
+            "They have no common address family, so they cannot connect.",
             wording.paths(group),
             wording.fix(
-                f"Give {who} an {theirs} address, or {fact.endpoint_host} an {mine} address and name entry",
+                f"Add an {theirs} address on {who}, or an {mine} address and name entry for {fact.endpoint_host}",
                 f"getent ahosts {fact.endpoint_host}; ip -br address   # on both",
                 scope="cluster",
                 cost="a changed host address",
@@ -196,19 +196,19 @@ def endpoint_name_resolves_to_loopback_for_others(recording: Recording) -> Itera
         blamed = {"kind": "setting", "name": "--rdzv-endpoint"} if typed else {"kind": "file", "name": _HOSTS}
         yield draft(
             group,
-            f"On {where} the name {name} resolves to {', '.join(fact.endpoint_addresses)}, which is {where} itself:"
-            " it cannot reach the head node",
-            f"If {where} is itself meant to be the head, then nobody else reported in.",
+            f"{where} cannot reach the head node: {name} resolves to"
+            f" {', '.join(fact.endpoint_addresses)}, which is {where} itself",
+            f"If {where} is meant to be the head node, then no other node checked in.",
             tuple(culprit.model_copy(update=blamed) for culprit in wording.readers(group)),
             wording.fix(
-                "Give a name or address that means the head on every node"
+                "Use a name or address that is the head node on every node"
                 if typed
-                else f"Take {name} out of the loopback line of {_HOSTS} on {where}",
+                else f"Remove {name} from the loopback line of {_HOSTS} on {where}",
                 f"getent ahosts {name}; grep -n {name} {_HOSTS}   # on {where}",
                 scope="job" if typed else "node",
                 undo="restore the previous line or option",
             ),
-            expected="the endpoint's name means the head on every node",
+            expected="the endpoint's name is the head node on every node",
         )
 
 
@@ -232,11 +232,12 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
         rejections = [attempt for node in group for attempt in node.fact.attempts if attempt.rejected_by]
         is_heads = all(attempt.rejected_by == attempt.address for attempt in rejections)
         where = fact.endpoint_host if is_heads else name_list(sorted({attempt.rejected_by for attempt in rejections}))
-        between = " A Kubernetes service without a ready pod answers so, too."
+        between = " A Kubernetes service without a ready pod answers the same way."
         yield draft(
             group,
-            f"A firewall on {where} rejects {who}'s connections to {wording.endpoint(fact)}",
-            f"It came by ICMP: from a firewall's reject rule, not from a closed port.{'' if is_heads else between}",
+            f"Firewall on {where} rejects connections of {who} to {wording.endpoint(fact)}",
+            "The answer is ICMP, from a firewall's reject rule and not from a closed"
+            f" port.{'' if is_heads else between}",
             (head(fact),) if is_heads else wording.paths(group),
             wording.open_port(fact, f"from {who} ", f"sudo nft list ruleset   # on {where}: a reject rule"),
             confidence=Confidence.LIKELY,
@@ -246,8 +247,9 @@ def endpoint_refuses_connections(recording: Recording) -> Iterator[Draft]:
         waited = wording.time_given(max((node.fact for node in group), key=lambda fact: fact.waited_s))
         yield draft(
             group,
-            f"Nothing listens on {wording.endpoint(fact)}: {wording.names(group)} was refused for {waited}",
-            f"{fact.endpoint_host} answers, so it is up: the command was not started there, has ended, or uses"
+            f"No program listens on {wording.endpoint(fact)}: connections of"
+            f" {wording.names(group)} were refused for {waited}",
+            f"{fact.endpoint_host} is up. The command was not started there, exited, or uses"
             " another port. A firewall that resets connections looks the same.",
             (),
             _start_the_head(recording, fact),
@@ -285,9 +287,8 @@ def endpoint_does_not_answer(recording: Recording) -> Iterator[Draft]:
         fact, who = group[0].fact, wording.names(group)
         yield draft(
             group,
-            f"{wording.endpoint(fact)} does not answer {who} ({wording.system_words(group)}): a firewall drops the"
-            " packets, or the host is down",
-            "Nothing came back within the time, not even a refusal; from here the two causes look alike.",
+            f"{wording.endpoint(fact)} does not answer {who} ({wording.system_words(group)}): firewall or host down",
+            "A firewall drops the packets, or the host is down. Without any answer, the two causes look the same.",
             wording.paths(group),
             wording.open_port(
                 fact,
@@ -315,13 +316,12 @@ def no_route_to_endpoint(recording: Recording) -> Iterator[Draft]:
         yield draft(
             group,
             f"{who} has no route to {wording.endpoint(fact)} ({wording.system_words(group) or fact.error})",
-            f"{who} has no network on which that address lies, and no route to one."
+            f"{who} has no network with that address, and no route to one."
             if own
-            else "The packets get no further than the network: nobody there owns the address, or a router"
-            " refuses them.",
+            else "No host in the network owns the address, or a router rejects the packets.",
             wording.readers(group) if own else wording.paths(group),
             wording.fix(
-                f"Bring up the interface that leads there, or use an address of the head node that {who} can reach",
+                f"Bring up the interface to that network, or use an address of the head node that {who} can reach",
                 f"ip route get {there}; ip -br address   # on {who}",
                 f"ip -br address   # on {fact.endpoint_host}",
             ),
@@ -345,19 +345,19 @@ def endpoint_port_held_by_another_program(recording: Recording) -> Iterator[Draf
         yield draft(
             group,
             _held_by(fact, wording.names(group)),
-            "A job with this endpoint would connect to it and hang. A doctor that was stopped looks the same."
+            "A job with this endpoint connects to it and hangs. A stopped ddp-doctor looks the same."
             if fact.outcome == "mute"
-            else "A job with this endpoint could not start either."
+            else "A job with this endpoint cannot start either."
             if fact.nnodes > 1
-            else "A job with this endpoint could not start. The ranks of this run met on another port.",
+            else "A job with this endpoint cannot start. The ranks of this run used another port.",
             (head(fact),),
             wording.another_port(
-                "Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, the same on all nodes and in"
-                " the job, or end that program",
+                "Choose another port with --rdzv-endpoint, --master-port or MASTER_PORT, the"
+                " same on all nodes and in the job, or stop that program",
                 fact,
                 head(fact),
             ),
-            expected="the endpoint's port is free on the head, and the head's doctor answers on it",
+            expected="the port is free on the head node, and ddp-doctor answers there",
             confidence=Confidence.LIKELY if fact.outcome == "mute" else Confidence.PROVED,
         )
     for group in facing(recording, "job"):
@@ -372,16 +372,16 @@ def _two_jobs(group: wording.Group) -> Draft:
         for job in jobs_that_clash(fact)
     ]
     if fact.outcome == "other_job":
-        jobs = [f"{fact.held_by} has it", f"{fact.job} came to it from {fact.hostname}", *jobs]
+        jobs = [f"{fact.held_by} uses it", f"{fact.job} connected to it from {fact.hostname}", *jobs]
     found = draft(
         group,
         f"Two jobs use one endpoint, {wording.endpoint(fact)}: {name_list(jobs)}",
-        "The nodes are those of two jobs, so neither a node nor its rank is to blame. This run was not begun.",
+        "The nodes belong to two jobs, so no node or rank is at fault. This run did not start.",
         (setting,),
         wording.another_port(
-            "Give one of the two jobs another port with --rdzv-endpoint, on all of its nodes", fact, setting
+            "Use another port for one of the two jobs: --rdzv-endpoint on all of its nodes", fact, setting
         ),
-        expected="each job has a port of its own on the head",
+        expected="each job has its own port on the head node",
     )
     if fact.outcome == "other_job":
         return found
@@ -392,12 +392,9 @@ def _two_jobs(group: wording.Group) -> Draft:
 def _held_by(fact: RollCallFact, observers: str) -> str:
     where, port = wording.endpoint(fact), fact.endpoint_port
     if fact.outcome == "mute":
-        return f"Another program listens on {where}: it accepted {observers}'s connection, but sent no answer"
+        return f"Another program listens on {where}: it accepted the connection of {observers}, but did not answer"
     if fact.outcome == "foreign":
         return f"Another program, or the store of another job, listens on {where}"
     if fact.held_by or not fact.error or "in use" in fact.error:
-        return (
-            f"Port {port} of {fact.hostname} is in use by {fact.held_by or 'another program'},"
-            " so it cannot be used for the rendezvous"
-        )
+        return f"Rendezvous port {port} of {fact.hostname} is in use by {fact.held_by or 'another program'}"
     return f"{fact.hostname} cannot listen on port {port}: {fact.error}"

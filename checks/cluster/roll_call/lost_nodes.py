@@ -15,10 +15,10 @@ from ddp_doctor.wording.nodes import host, hosts, name_list, node_culprit, node_
 
 _ANSWERED = {
     "answers": "answers on the direct line",
-    "silent": "takes connections and says nothing: its kernel runs, its doctor does not",
-    "refused": "refuses connections: its kernel runs, its doctor has ended",
-    "timed_out": "does not answer at all",
-    "unreachable": "cannot be reached: no route, or nobody at that address",
+    "silent": "accepts connections but does not respond: its kernel runs, its ddp-doctor does not",
+    "refused": "refuses connections: its kernel runs, its ddp-doctor exited",
+    "timed_out": "does not answer",
+    "unreachable": "is unreachable: no route, or no host at that address",
 }
 
 #: What a node says whose line to the store is broken: it will never hear a beat again.
@@ -42,7 +42,7 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
     """
     for cause in causes(recording):
         without_head = 0 in cause.blamed and _is_head(cause)
-        survivors = " Without the head, each of the others ended with what it saw itself." if without_head else ""
+        survivors = " Without the head node, each other node ended with its own result." if without_head else ""
         blamed = tuple(node_culprit(recording, node) for node in cause.blamed)
         yield finding(
             blamed or (node_pair(recording, node, peer) for node, peer in cause.pairs),
@@ -57,14 +57,14 @@ def node_fell_silent(recording: Recording) -> Iterator[Draft]:
         why, name = farewell.fact.said_goodbye, host(recording, farewell.fact.node)
         again, how = "Run again, on all nodes", "it was interrupted"
         if why != "interrupted":
-            again = "Run again; if it happens again, report it with the recording: it is a bug of ddp-doctor"
+            again = "Run again; report it with the recording if it happens again, because it is a bug in ddp-doctor"
             how = f"ddp-doctor failed there: {why}"
         yield proved(
             NOBODY,
             f"{name} left before the end: {how}",
-            Evidence(text=f"{name} took its leave: {why}"),
+            Evidence(text=f"{name} stopped: {why}"),
             advice(again, scope="job", cost="the time of one run", untried="there is no fault to prove"),
-            detail="What was not tested until then is not known. Nothing was found against the node.",
+            detail="The remaining tests did not run. No fault of the node was found.",
             severity=Severity.INFO,
         )
 
@@ -74,16 +74,17 @@ def _title(recording: Recording, cause: Cause) -> str:
         names, silent, since = hosts(recording, cause.blamed), hosts(recording, cause.silent), _since(cause)
         if cause.how == "stopped":
             stopped = max(silence.fact.stopped_s for silence in cause.seen)
-            return f"{names} was itself stopped for {stopped:.1f} s, and {silent} gave it up meanwhile"
+            return f"{names} was stopped for {stopped:.1f} s, and {silent} gave up waiting"
         if cause.how == "link-down":
             lost = name_list(sorted({name for silence in cause.seen for name in links_lost(recording, silence)}))
             return f"{names} lost the link of {lost} and {_hears_no_more(recording, cause, cause.blamed)}"
         is_off = f"was cut off{since}" if since else "is cut off"
-        return f"{names} {is_off}: it gets nothing from the others ({silent})"
+        return f"{names} {is_off}: it receives nothing from other nodes ({silent})"
     if cause.how == "one-sided":
         return (
-            f"{hosts(recording, cause.observers)} {_hears_no_more(recording, cause, cause.observers)}:"
-            " either end may be at fault, or the path between"
+            f"{hosts(recording, cause.observers)}"
+            f" {_hears_no_more(recording, cause, cause.observers)}: fault at either end or on"
+            " the path"
         )
     if cause.how == "path":
         hearing = [silence.node for silence in cause.seen if silence.fact.answer == "answers"]
@@ -91,19 +92,19 @@ def _title(recording: Recording, cause: Cause) -> str:
             f"{host(recording, node)} and {host(recording, peer)}" for node, peer in cause.pairs
         )
         return (
-            f"The path between {paths} broke{_since(cause)}:"
-            f" {hosts(recording, hearing)} still {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
+            f"Path between {paths} broke{_since(cause)}: {hosts(recording, hearing)} still"
+            f" {_verb(hearing, 'hear')} {hosts(recording, cause.silent)}"
         )
     head = "head node " if _is_head(cause) else ""
     its = "its" if len(cause.silent) == 1 else "their"
     up = "host answers" if len(cause.silent) == 1 else "hosts answer"
     missing = f"{hosts(recording, cause.observers)} {_verb(cause.observers, 'get')} no answer"
     state = {
-        "frozen": f"{its} {up}, ddp-doctor there does not (stopped or frozen)",
-        "gone": f"{its} {up}, ddp-doctor there is gone (killed, crashed, or it had given up)",
-        "store": f"ddp-doctor answers there, but no longer serves the others over {_endpoint(recording)}",
-        "beats": f"ddp-doctor answers there on the direct line, but not over {_endpoint(recording)}",
-        "dark": f"{missing} (host down, cable out, or a dead switch port)",
+        "frozen": f"{its} {up}, but ddp-doctor does not (stopped or frozen)",
+        "gone": f"{its} {up}, but ddp-doctor exited (killed, crashed, or gave up)",
+        "store": f"ddp-doctor answers, but no longer serves other nodes over {_endpoint(recording)}",
+        "beats": f"ddp-doctor answers on the direct connection, but not over {_endpoint(recording)}",
+        "dark": f"{missing} (host down, cable out, or dead switch port)",
     }[cause.how]
     return f"Contact with {head}{hosts(recording, cause.silent)} was lost{_since(cause)}: {state}"
 
@@ -136,17 +137,20 @@ def _endpoint(recording: Recording) -> str:
 
 
 _DETAILS = {
-    "stopped": "Its own clock shows the gap: its processes were stopped, or starved of processor time.",
-    "link-down": "The kernel of that node says so itself: the others only lie beyond that link.",
-    "cut-off": "One host, cable or switch port is a simpler cause than the loss of all others at once.",
-    "frozen": "The kernel took the connection that another node tried, and no program read from it.",
-    "gone": "The kernel refused the connection that another node tried: no program listens there any more. Over a"
-    " path that loses or delays packets either end may give up first: its own report, where it wrote one, tells.",
-    "store": "ddp-doctor's own store ended or stands still there; the host and its network work.",
-    "dark": "More nodes miss it than are missed, so the fault lies there and not between two nodes.",
-    "one-sided": "All that is known is that the two do not hear each other; with a third node one could tell which.",
-    "path": "The node is alive; something between these two, a firewall or a switch, came into being or broke.",
-    "beats": "Either that port is blocked between the two, or the node stood still for several seconds.",
+    "stopped": "Its own clock shows the gap: its processes were stopped, or had no CPU time.",
+    "link-down": "The kernel of that node reports it. The other nodes are only behind that link.",
+    "cut-off": "One host, cable or switch port is more likely the cause than all other nodes.",
+    "frozen": "The kernel accepted another node's connection, but no program read from it.",
+    "gone": (
+        "The kernel refused another node's connection, so no program listens there now."
+        " On a path that loses or delays packets, either end may give up first; the"
+        " node's own report, if there is one, shows it."
+    ),
+    "store": "ddp-doctor's store exited or stalled there. The host and its network work.",
+    "dark": "More nodes lost it than are lost, so the fault is there and not between two nodes.",
+    "one-sided": "The two nodes do not hear each other. A third node could show which one is at fault.",
+    "path": "The node is alive. A firewall or a switch between the two nodes appeared or broke.",
+    "beats": "Either that port is blocked between the two nodes, or the node stalled for several seconds.",
 }
 
 
@@ -165,18 +169,18 @@ def _evidence(recording: Recording, silence: FactAt[SilenceFact]) -> Evidence:
     parts = [f"to {observer}, {silent} {_ANSWERED[fact.answer]}"] if fact.answer in _ANSWERED else []
     timed = fact.heartbeat and fact.silent_s < _FOR_EVER_S
     if fact.heartbeat and not timed:
-        parts.append(f"the line of {observer} to the control store broke off")
+        parts.append(f"the connection of {observer} to the control store broke")
     if fact.stopped_s >= 1.0:
-        parts.append(f"{observer} itself had stood still for {fact.stopped_s:.1f} s")
+        parts.append(f"{observer} itself had stalled for {fact.stopped_s:.1f} s")
     if fact.links_down:
-        parts.append(f"{observer} itself has lost the link of {', '.join(fact.links_down)}")
+        parts.append(f"{observer} itself lost the link of {', '.join(fact.links_down)}")
     if timed:
-        parts.append(f"{observer} has heard nothing of {silent} for")
+        parts.append(f"{observer} received nothing from {silent} for")
     return Evidence(
         text="; ".join(parts),
         value=fact.silent_s if timed else None,
         unit="s" if timed else None,
-        expected_from="a node that runs is heard several times a second",
+        expected_from="a running node sends several messages per second",
     )
 
 
@@ -184,28 +188,28 @@ def _remedy(recording: Recording, cause: Cause) -> Remedy:
     where = hosts(recording, cause.blamed or cause.silent)
     links = sorted({name for silence in cause.seen for name in links_lost(recording, silence)})
     if cause.how == "link-down":
-        summary = f"On {where}, look at the cable, the switch port and the driver of {name_list(links)}"
+        summary = f"Check the cable, the switch port and the driver of {name_list(links)} on {where}"
         return _on_node(summary, *(f"ip -s link show {name}" for name in links), "sudo dmesg -T | tail -n 50")
     if cause.how == "cut-off":
-        return _on_node(f"Look at the network of {where}: interface, cable, switch port", "ip -br link", "ip -s link")
+        return _on_node(f"Check the network of {where}: interface, cable, switch port", "ip -br link", "ip -s link")
     if cause.how in ("stopped", "frozen"):
         return _on_node(
-            f"On {where}, find what stopped it: T is stopped (SIGCONT), D waits for a device or file system",
+            f"Find what stopped it on {where}: T is stopped (SIGCONT), D waits for a device or file system",
             "ps -eo pid,stat,wchan:30,args | grep -e '[d]dp-doctor' -e '[d]dp_doctor'",
             "cat /proc/pressure/memory /proc/pressure/io",
         )
     if cause.how in ("gone", "store"):
         return _on_node(
-            f"On {where}, find what ended it: lack of memory, a time limit, an epilog, an administrator",
+            f"Find what ended it on {where}: lack of memory, a time limit, an epilog, an administrator",
             "sudo dmesg -T | grep -i -e oom -e killed -e segfault",
         )
     if cause.how == "dark":
-        return _on_node(f"See on its console or BMC whether {where} runs; then its cable and switch port")
+        return _on_node(f"Check on its console or BMC whether {where} runs, then check its cable and switch port")
     first, second = (host(recording, node) for node in cause.pairs[0])
     if cause.how == "beats":
-        summary = f"Look whether {_endpoint(recording)} stays open between {first} and {second}; then run again"
+        summary = f"Check whether {_endpoint(recording)} stays open between {first} and {second}, then run again"
     else:
-        summary = f"Test the path between {first} and {second} from both ends: firewall, switch, cable; then run again"
+        summary = f"Test the path between {first} and {second} from both ends (firewall, switch, cable), then run again"
     return look_at(
         summary,
         f"ping -c 3 {second}   # on {first}, and the other way round",

@@ -80,12 +80,12 @@ def who_came(present: Sequence[Present]) -> Evidence:
         for node in present
     ]
     return Evidence(
-        text=f"reported in: {', '.join(names_and_ranks)}",
-        expected_from="each host has a node rank of its own, or none is given",
+        text=f"checked in: {', '.join(names_and_ranks)}",
+        expected_from="each host has its own node rank, or none is set",
     )
 
 
-ANOTHER_START = "it takes another start on those hosts"
+ANOTHER_START = "requires another start on those hosts"
 
 #: For what a person carries out; without a cost it changes nothing.
 advice = partial(remedy)
@@ -96,8 +96,9 @@ fix = partial(advice, untried="requires access to that host or the network")
 def open_port(fact: RollCallFact, whom: str, *commands: str) -> Remedy:
     """To open the endpoint's port; ``whom`` is "from node1 ", or empty for all."""
     return fix(
-        f"Open TCP port {fact.endpoint_port} {whom}to {fact.endpoint_host or fact.hostname}, in the host's firewall and"
-        " in the network's (security groups); the job needs its ephemeral ports too",
+        f"Allow TCP port {fact.endpoint_port} and the job's ephemeral ports {whom}to"
+        f" {fact.endpoint_host or fact.hostname} in the host firewall and the cloud security"
+        " group",
         *commands,
         scope="cluster",
         cost="an open port between the nodes of the cluster",
@@ -123,10 +124,10 @@ start_again = partial(advice, scope="job", untried=ANOTHER_START, undo="start wi
 
 #: Where one command starts all nodes, nobody types anything on the others: what to do instead.
 LAUNCHERS = {
-    "ssh": "ssh was to start it there: see whether ssh works, then type the same command here again",
-    "slurm": "srun was to start it there: see the state of the node and what srun printed, then run it again",
-    "kubernetes": "See what became of the pod, then start the job again",
-    "mpi": "mpirun was to start it there: see what mpirun printed, then run it again",
+    "ssh": "Check whether ssh works, then run the same command again",
+    "slurm": "Check the state of the node and srun's output, then run the command again",
+    "kubernetes": "Check the state of the pod, then start the job again",
+    "mpi": "Read mpirun's output, then run the command again",
 }
 _LOOKS = {
     "ssh": ("ssh -o BatchMode=yes {} true",),

@@ -57,7 +57,7 @@ def shared_memory_too_small(recording: Recording) -> Iterator[Draft]:
         wanted = max(by_nccl * ranks * thresholds.NCCL_SHM_PER_RANK_BYTES, thresholds.DOCKER_SHM_BYTES)
         text, users = (f"{in_units(free)} of {in_units(total)} free", "NCCL" if by_nccl else "data loaders")
         saw = Evidence(
-            text=f"/dev/shm: {text}",
+            text="free in /dev/shm",
             value=free,
             unit="B",
             expected=wanted,

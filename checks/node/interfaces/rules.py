@@ -46,8 +46,8 @@ def hosts_entry(
         lines += [f"{address} {host(recording, offer.node)}" for address in fitting[:1]]
     entries = f": {'; '.join(lines[:NAMES_IN_A_SENTENCE])}" if lines else ""
     return remedy(
-        f"In /etc/hosts of {hosts(recording, [offer.node for offer in offers])} give the host's own"
-        f" name the address that others reach{entries}",
+        "Map the host's own name to its reachable address in /etc/hosts of"
+        f" {hosts(recording, [offer.node for offer in offers])}{entries}",
         "getent ahosts $(hostname)",
         "grep -n $(hostname) /etc/hosts",
         cost="administrator access; affects other programs",
@@ -67,7 +67,7 @@ def connect(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     }
     those = f" ({' and '.join(sorted(down))} is down or not connected)" if down else ""
     return by_administrator(
-        f"Connect {hosts(recording, (offer.node for offer in offers))} to the network of the others{those}",
+        f"Connect {hosts(recording, (offer.node for offer in offers))} to the network of the other nodes{those}",
         "ip -br link",
         "ip -br address",
         cost="administrator access, possibly work on the cable",
@@ -79,7 +79,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
     common = next((new for new in (False, True) if all(can_speak(offer, ipv6=new) for offer in offers)), None)
     if common is None:
         return by_administrator(
-            "Give all nodes addresses of one family",
+            "Configure addresses of one family on all nodes",
             "ip -br address",
             scope="cluster",
             cost="administrator access",
@@ -90,7 +90,7 @@ def one_family(recording: Recording, offers: Sequence[Offer]) -> Remedy:
         family = "AF_INET6" if common else "AF_INET"
         return nccl.by_setting(
             f"Set {NCCL_FAMILY}={family}: all nodes have such an address",
-            Setting(name=NCCL_FAMILY, value=family, why="all nodes then give out one family"),
+            Setting(name=NCCL_FAMILY, value=family, why="all nodes then use one address family"),
         )
     if common:  # on an interface that has both, gloo takes IPv4
         of_other_family = [offer for offer in offers if not is_ipv6(offer.address)]
@@ -189,14 +189,14 @@ def _who_fails(recording: Recording, group: Group) -> str:
     """Who fails over it, or why nobody does yet."""
     first = group.sick[0]
     if first.choice.error:
-        return f"Every rank there fails where {group.backend} starts, and the ranks of the other nodes wait."
+        return f"Every rank there fails when {group.backend} starts, and ranks of the other nodes wait."
     if not first.address:
-        return "Every rank asks for it when gloo starts, waits, and uses loopback if no answer comes."
+        return "Every rank resolves it when gloo starts, waits, and uses loopback without an answer."
     if not group.fault.sure:
-        return f"The ranks on the other nodes may find nobody at {group.given_out}, or somebody else."
+        return f"Ranks on other nodes may find no host or a different host at {group.given_out}."
     if first.backend == "gloo":
         return _who_dials_whom(recording, group)
-    return f"NCCL's ranks on the other nodes connect to {group.given_out} and do not reach {group.nodes(recording)}."
+    return f"NCCL ranks on other nodes connect to {group.given_out} and do not reach {group.nodes(recording)}."
 
 
 def _who_dials_whom(recording: Recording, group: Group) -> str:
@@ -204,15 +204,16 @@ def _who_dials_whom(recording: Recording, group: Group) -> str:
     hurt, sick = group.victims(), {offer.node for offer in group.sick}
     if not hurt:
         return (
-            f"Of two nodes the one with the larger address connects to the other. Nobody has a larger one than"
-            f" {group.given_out}, so the job runs; it breaks when a node with a larger address joins."
+            "Of two nodes, the node with the larger address connects. No node has a larger"
+            f" address than {group.given_out}, so the job runs. It breaks when a node with a"
+            " larger address joins."
         )
     healthy = next((offer for offer in hurt if offer.node not in sick), None)
     if healthy is None:
-        return f"Whoever connects to {group.given_out} reaches itself."
+        return f"Every node that connects to {group.given_out} reaches itself."
     return (
-        "Of two nodes the one with the larger address connects to the other, here between"
-        f" {host(recording, healthy.node)} ({healthy.address}) and {group.given_out}: in vain."
+        "Of two nodes, the node with the larger address connects. This fails between"
+        f" {host(recording, healthy.node)} ({healthy.address}) and {group.given_out}."
     )
 
 
@@ -232,8 +233,8 @@ def remedies(recording: Recording, group: Group) -> tuple[Remedy, ...]:
         old = sorted({offer.setting for offer in group.sick if offer.setting})
         made.append(
             Remedy(
-                summary=f"Or unset {name}: the choice without it can be reached",
-                settings=(Setting(name=name, action="unset", why="the default choice does"),),
+                summary=f"Unset {name}; the default choice is reachable",
+                settings=(Setting(name=name, action="unset", why="the default choice works"),),
                 cost="may affect other programs that rely on it",
                 undo=back_to(name, old),
                 proof=NO_TRIAL,
@@ -271,10 +272,10 @@ def choices_in_different_networks(recording: Recording) -> Iterator[Draft]:
         backend = interfaces.backend_name(offers[0].backend)
         yield possible(
             culprits(recording, offers),
-            f"{backend} uses addresses of different networks, though the nodes share one",
+            f"{backend} uses addresses of different networks, but the nodes share one",
             evidence(recording, offers),
             use_interface(recording, offers, better, offers),
-            detail="Routers may well connect them. If connections fail, use the shared network.",
+            detail="Routers may connect these networks. Use the shared network if connections fail.",
         )
 
 
@@ -307,9 +308,9 @@ def address_families_differ(recording: Recording) -> Iterator[Draft]:
         evidence(recording, [new[0], old[0]]),
         *offered,
         confidence=Confidence.PROVED if backend == "gloo" else Confidence.LIKELY,
-        detail="gloo refuses such a pair at once, on both nodes."
+        detail="gloo fails immediately on both nodes of such a pair."
         if backend == "gloo"
-        else "Whoever has no address of the other family cannot dial there.",
+        else "A node without an address of the other family cannot connect.",
         severity=severity,
         reproduced_by=reproduced_by(severity, offered),
     )
@@ -331,8 +332,8 @@ def own_host_name_resolves_to_loopback(recording: Recording) -> Iterator[Draft]:
     """
     for group in groups(offers_of(recording, "gloo"), "own-name", lambda offer: offer.choice.setting):
         several = len(group.sick) > 1
-        resolve = "resolve their own host names" if several else "resolves its own host name"
-        tells = "tells the other nodes that address"
+        resolve = "resolve their host names" if several else "resolves its host name"
+        tells = "gives that address to other nodes"
         title = f"{group.nodes(recording)} {resolve} to {group.given_out}, and gloo {tells}"
         yield draft(recording, group, title)
 
@@ -350,7 +351,7 @@ def own_host_name_does_not_resolve(recording: Recording) -> Iterator[Draft]:
     See: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice
     """
     for group in groups(offers_of(recording, "gloo"), "unresolved", lambda offer: bool(offer.address)):
-        fallback = f"; gloo then tells the other nodes {group.given_out}" if group.given_out else ""
+        fallback = f"; gloo then gives {group.given_out} to other nodes" if group.given_out else ""
         why = group.fault.why.replace("its own name", "the host's own name")
         title = f"{group.nodes(recording)}: {why}{fallback}"
         yield draft(recording, group, title)
@@ -394,7 +395,7 @@ def address_hidden_from_other_nodes(recording: Recording) -> Iterator[Draft]:
         first = group.sick[0]
         choice = f", because of {shown(first.choice.setting, first.setting or '')}" if first.choice.setting else ""
         title = (
-            f"{group.backend} on {group.nodes(recording)} tells the other nodes the address {group.given_out}"
-            f" ({first.choice.interface}){choice}: {group.fault.why}"
+            f"{group.backend} on {group.nodes(recording)} gives other nodes the address"
+            f" {group.given_out} ({first.choice.interface}){choice}: {group.fault.why}"
         )
         yield draft(recording, group, title)
