@@ -169,15 +169,15 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
     on = ranks_at(recording, [rank.rank or 0 for rank in faulty])
     wrong_sizes = (size.size_bytes for size in faulty[0].fact.sizes if size.wrong)
     whose = (
-        "it is unclear whose contribution" if blamed is None else f"the contribution of {rank_at(recording, blamed)}"
+        "the faulty rank is unknown" if blamed is None else f"the contribution of {rank_at(recording, blamed)} is wrong"
     )
     yield finding(
         () if blamed is None else (rank_culprit(recording, blamed),),
-        f"All-reduce gives wrong results on {on}: {whose} is wrong",
+        f"All-reduce returns wrong results on {on}: {whose}",
         tuple(_errors(faulty[0].fact))[:6],
         *against_wrong_sums(recording),
         confidence=Confidence.PROVED if blamed is None or several else Confidence.LIKELY,
-        detail="A training on these ranks would go on, and its gradients would be wrong.",
+        detail="Training would continue with wrong gradients.",
         reproduced_by=Reproducer(kind="all_reduce", size_bytes=min(wrong_sizes, default=4 * ELEMENTS)),
     )
 
@@ -185,11 +185,11 @@ def all_reduce_is_wrong(recording: Recording) -> Iterator[Draft]:
 def _errors(fact: AllReduceFact) -> list[Evidence]:
     shares = [
         Evidence(
-            text=f"{wrong.dtype} {wrong.op}: {wrong.elements} of {ELEMENTS} elements are off"
-            + (", all alike" if wrong.alike and wrong.elements > 1 else ""),
+            text=f"{wrong.dtype} {wrong.op}, {wrong.elements} of {ELEMENTS} elements wrong"
+            + (", all equal" if wrong.alike and wrong.elements > 1 else ""),
             value=wrong.got,
             expected=wrong.expected,
-            expected_from="closed form of rank-coded contributions",
+            expected_from="exact result of rank-coded contributions",
         )
         for wrong in fact.wrong
     ]
@@ -217,11 +217,11 @@ def all_reduce_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
         on_all = len(unrepeatable_ranks) == len(recording.facts(AllReduceFact))
         yield likely(
             (rank_culprit(recording, rank) for rank in unrepeatable_ranks),
-            f"All-reduce is not repeatable bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
+            f"All-reduce does not repeat bit for bit on {ranks_at(recording, unrepeatable_ranks)}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((ONE_ALGORITHM,) if recording.on_nccl else ()),
-            detail="The same inputs were reduced twice in one process group and the bits differ."
-            + ("" if on_all else " On the other ranks they do not, so the results of the ranks differ."),
+            detail="Two all-reduces of the same inputs in one process group gave different bits."
+            + ("" if on_all else " Other ranks got equal bits, so the results differ between ranks."),
             severity=Severity.WARNING if on_all else Severity.ERROR,
         )
 

@@ -60,13 +60,13 @@ def repeats_fail(recording: Recording) -> Iterator[Draft]:
     # In so many repeats what is at fault shows itself with 95 %.
     times = ceil(log(0.05) / log(1 - share)) if share < 1 else 1
     narrow_down = by_operator(
-        "Test groups of nodes as often, to find whose fault it is",
+        "Repeat the test on groups of nodes, to find the faulty node",
         f"ddp-doctor run --isolate --repeat {times}",
         cost="a few minutes of these nodes",
     )
     yield proved(
         NOBODY,
-        f"{len(failed)} of {len(tests)} repeats failed: {percent(share)} %, 95 % interval {low} to {high} %",
+        f"{len(failed)} of {len(tests)} repeats failed: {percent(share)}% (95% interval {low} to {high}%)",
         [
             Evidence(text=f"{len(tests)} repeats in {took}; the first failed after {clock(failed[0].at_s)}{last}"),
             *(Evidence(text=f"{count} of {len(failed)}: {end}") for end, count in ends.most_common(LINES_OF_EVIDENCE)),
@@ -92,8 +92,8 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
         first, last = found
         yield likely(
             NOBODY,
-            f"Repeats became {percent(1 - last / first)} % slower in {clock(tests[-1].at_s)}:"
-            f" {rate(first)} at first, {rate(last)} at last",
+            f"Repeats became {percent(1 - last / first)}% slower in {clock(tests[-1].at_s)}:"
+            f" from {rate(first)} to {rate(last)}",
             Evidence(
                 text="median of the last third of the repeats",
                 value=last,
@@ -102,7 +102,7 @@ def repeats_become_slower(recording: Recording) -> Iterator[Draft]:
                 expected_from="the first third",
             ),
             by_operator(
-                "See what changed on the nodes meanwhile: clocks and heat, other programs, errors of links",
+                "Check what changed on the nodes: clocks and heat, other programs, link errors",
                 "nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
                 "nstat -az | grep -i retrans",
                 "ethtool -S IFACE | grep -iE 'err|drop|discard'",

@@ -144,11 +144,11 @@ def rank_computes_wrong_products(recording: Recording) -> Iterator[Draft]:
             several, names = len(group.odd) > 1, ranks_at(recording, (rank_of(rank) for rank, _ in group.odd))
             yield proved(
                 [_culprit(recording, rank) for rank, _ in group.odd],
-                f"{capital(names)} {'multiply' if several else 'multiplies'} matrices wrongly: "
-                f"{'their' if several else 'its'} products differ from those of {len(group.sound)} alike ranks",
+                f"{capital(names)} {'multiply' if several else 'multiplies'} matrices"
+                f" wrongly: products differ from {len(group.sound)} ranks with the same device",
                 _evidence(recording, group),
                 _GPU if group.sound[0].fact.device.startswith("cuda") else _CPU,
-                detail="The training would go on, and its gradients would be wrong.",
+                detail="Training would continue with wrong gradients.",
             )
 
 
@@ -179,19 +179,19 @@ def _kind(rank: Multiplied) -> str:
 
 _on_node = partial(by_operator, cost="node unavailable until then")
 _GPU = _on_node(
-    "Take the node out of use; have the GPU tested, and exchanged if it fails or goes on to compute wrongly",
+    "Drain the node and test the GPU; replace it if it fails or still computes wrongly",
     "nvidia-smi -q -d ECC,ROW_REMAPPER",
     "dcgmi diag -r 3   # a quarter of an hour; -r 4 takes longer",
     references=("https://docs.nvidia.com/datacenter/dcgm/latest/user-guide/dcgm-diagnostics.html",),
 )
 _CPU = _on_node(
-    "Take the node out of use; have its memory and CPUs tested, and exchanged if they fail or go on to compute wrongly",
+    "Drain the node and test its memory and CPUs; replace them if they fail or still compute wrongly",
     "sudo dmesg | grep -i -e edac -e mce",
     "stress-ng --cpu 0 --verify --timeout 30m",
     "sudo memtester 4G 1   # or Memtest86+ at boot, which reaches all of it",
 )
 _THIRD = by_operator(
-    "Run it again with at least three ranks that have this model of device: the odd one is named then",
+    "Run again with at least three ranks on this device model, to find the faulty rank",
     "ddp-doctor run --only same_products",
     cost="one minute of these nodes",
 )
@@ -211,8 +211,8 @@ def alike_ranks_compute_different_products(recording: Recording) -> Iterator[Dra
         if not group.odd or group.is_clear:
             continue
         ranks, who = ranks_at(recording, map(rank_of, group.ranks)), NOBODY
-        whose = "unsure whose are wrong" if group.sound else "no rank's are right every time"
-        what = f"the same matrices have different products; {whose}"
+        whose = "the faulty rank is unknown" if group.sound else "no rank is right every time"
+        what = f"products of the same matrices differ: {whose}"
         if len(group.ranks) == 1:
             who, what = (_culprit(recording, group.ranks[0]),), "its own products of the same matrices differ"
         yield likely(who, f"{capital(ranks)}: {what}", _evidence(recording, group), _THIRD)

@@ -115,13 +115,13 @@ def made_ranks_fail(draft: Draft, unfitting: Sequence[tuple[TrialRecord, RankEvi
     trial, rank = unfitting[0]
     words = cause(rank.raised.message if rank.raised else "")[:200]
     failure = Evidence(
-        check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} got what does not fit: {words}"
+        check=trial.judged_check or trial.checks[0], text=f"rank {rank.rank} received mismatched data: {words}"
     )
     return draft.model_copy(
         update={
             "severity": Severity.ERROR,
             "evidence": (*draft.evidence, failure),
-            "detail": f"{draft.detail} The ranks met, and what one sent another did not fit.",
+            "detail": f"{draft.detail} The ranks connected, but received mismatched data.",
             "reproduced_by": Reproducer(kind="meet", ranks=trial.ranks),
         }
     )

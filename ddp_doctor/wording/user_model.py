@@ -6,7 +6,7 @@ from ddp_doctor.facts.ddp.names import Names
 from ddp_doctor.facts.ddp.user_model import Call, UserModel
 from ddp_doctor.model.finding import Culprit, Evidence
 from ddp_doctor.model.recording import FactAt, Recording
-from ddp_doctor.wording.nodes import and_more
+from ddp_doctor.wording.nodes import and_more, name_list
 from ddp_doctor.wording.ranks import rank_culprits, rank_of, ranks_at, short
 
 #: The most names that a title shows.
@@ -51,9 +51,10 @@ def named(text: str, some: Names) -> Evidence:
 
 
 def names(some: Names) -> str:
-    """``head.weight, head.bias and 12 more``."""
+    """``head.weight and head.bias``, ``head.weight, head.bias and 12 more``."""
     shown = some.names[:_IN_A_TITLE]
-    return ", ".join(shown) + and_more(some.count - len(shown))
+    left = some.count - len(shown)
+    return ", ".join(shown) + and_more(left) if left > 0 else name_list(shown)
 
 
 def at(where: str) -> str:
@@ -63,4 +64,4 @@ def at(where: str) -> str:
 
 def calls(call: Call | None) -> str:
     """``calls head at net.py:31``."""
-    return f"calls {call.module}{at(call.where)}" if call is not None else "calls nothing more"
+    return f"calls {call.module}{at(call.where)}" if call is not None else "makes no more calls"

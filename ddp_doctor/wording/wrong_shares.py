@@ -25,10 +25,10 @@ class Taken(NamedTuple):
 def _share_evidence(rank: int, wrong: WrongShare) -> Evidence:
     of = "" if wrong.source is None else f", the share of rank {wrong.source}"
     return Evidence(
-        text=f"{wrong.case}: {wrong.elements} of {wrong.of} elements are off on rank {rank}{of}",
+        text=f"{wrong.case}, {wrong.elements} of {wrong.of} elements wrong on rank {rank}{of}",
         value=wrong.got,
         expected=wrong.expected,
-        expected_from="closed form of rank-coded contributions",
+        expected_from="exact result of rank-coded contributions",
     )
 
 
@@ -46,7 +46,7 @@ def whose_share(
     if any(wrong.source is None for rank in ranks for wrong in rank.wrong):
         blamed = _one_contribution(ranks, ranks[:MOST_ROOTS] if to_root else ranks)
         if blamed is None:
-            return (), "it is unclear whose contribution is wrong"
+            return (), "the faulty rank is unknown"
         return (rank_culprit(recording, blamed),), f"the contribution of {rank_at(recording, blamed)} is wrong"
     bad, tested = set[tuple[int, int]](), set[tuple[int, int]]()
     for rank in ranks:
@@ -54,19 +54,22 @@ def whose_share(
         tested |= {(source, rank.rank) for source in rank.sources}
         # Two cases or more: what happened once is a flipped bit, and nobody's way of working.
         bad |= {(source, rank.rank) for source, times in wrong_cases.items() if times > 1}
-    for given, words in ((True, "what {} gives arrives wrong everywhere"), (False, "all that {} takes is wrong")):
+    for given, words in (
+        (True, "everything that {} sends arrives wrong"),
+        (False, "everything that {} receives is wrong"),
+    ):
         for end in sorted({pair[0 if given else 1] for pair in bad}):
             own = {pair for pair in tested if pair[0 if given else 1] == end}
             others = own - {(end, end)}
             if others <= bad <= own and (len(others) > 1 or (end, end) in bad):
                 return (rank_culprit(recording, end),), words.format(rank_at(recording, end))
     if len(bad) != 1:
-        return (), "it is unclear whose share is wrong"
+        return (), "the faulty rank is unknown"
     [(source, taker)] = bad
     giver, other = rank_at(recording, source), rank_at(recording, taker)
     if source == taker:
-        return (rank_culprit(recording, source),), f"what {giver} gave was changed where it lay"
-    return (pair_culprit(recording, *sorted((source, taker))),), f"only what {giver} gives to {other} is wrong"
+        return (rank_culprit(recording, source),), f"the data of {giver} was changed in place"
+    return (pair_culprit(recording, *sorted((source, taker))),), f"only data from {giver} to {other} is wrong"
 
 
 def _one_contribution(ranks: Sequence[Taken], takers: Sequence[Taken]) -> int | None:

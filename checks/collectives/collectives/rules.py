@@ -43,7 +43,7 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
         faulty = [rank for rank in ranks if rank.fact.wrong or any(size.wrong for size in rank.fact.sizes)]
         if not faulty:
             continue
-        early = (NOBODY, "it was left before every rank was in")
+        early = (NOBODY, "a rank left it before every rank had entered")
         taken = [Taken(rank.rank or 0, rank.fact.wrong, tuple(rank.fact.sources)) for rank in ranks]
         culprits, whose = early if name == BARRIER else whose_share(recording, taken, to_root=row.to_root)
         in_sizes = [
@@ -55,11 +55,11 @@ def collective_is_wrong(recording: Recording) -> Iterator[Draft]:
         where = ranks_at(recording, [rank.rank or 0 for rank in faulty])
         yield finding(
             culprits,
-            f"{row.words.capitalize()} gives wrong results on {where}: {whose}",
+            f"{row.words.capitalize()} returns wrong results on {where}: {whose}",
             [*shares_evidence((rank.rank or 0, wrong) for rank in faulty for wrong in rank.fact.wrong), *in_sizes][:6],
             *against_wrong_sums(recording),
             confidence=Confidence.PROVED,
-            detail="A training that calls it would go on, with wrong data.",
+            detail="Training that calls it would continue with wrong data.",
             reproduced_by=Reproducer(kind="all_reduce", size_bytes=4 * ELEMENTS) if name == ALL_REDUCE else None,
         )
 
@@ -85,7 +85,7 @@ def collective_is_not_repeatable(recording: Recording) -> Iterator[Draft]:
         on = sorted({rank for ranks in unsteady.values() for rank in ranks})
         yield likely(
             (),
-            f"Not repeatable bit for bit on {ranks_at(recording, on)}: {name_list([*unsteady])}",
+            f"Results do not repeat bit for bit on {ranks_at(recording, on)}: {name_list([*unsteady])}",
             Evidence(text="two float32 sums of equal inputs differ"),
             *((ONE_ALGORITHM,) if recording.on_nccl else ()),
         )
@@ -126,13 +126,13 @@ def speeds(recording: Recording) -> list[Speed]:
 
 
 _COMPARE = by_operator(
-    "Hold the links, NICs and clocks of these nodes against those of a machine of the same kind",
+    "Compare links, NICs and clocks of these nodes with a machine of the same type",
     "nvidia-smi topo -m",
     "nvidia-smi -q -d CLOCK,PERFORMANCE   # while the job runs",
     "grep -s . /sys/class/infiniband/*/ports/*/rate",
 )
 _COMPARE_SOCKETS = by_operator(
-    "Look for what else uses the CPUs and NICs of these nodes", "top -b -n 1 | head -20", "ip -s link"
+    "Check which other programs use the CPUs and NICs of these nodes", "top -b -n 1 | head -20", "ip -s link"
 )
 
 
@@ -172,8 +172,8 @@ def collective_slower_than_expected(recording: Recording) -> Iterator[Draft]:
     }
     yield likely(
         NOBODY,
-        f"{TABLE[first.collective].words.capitalize()} reaches {first.busbw_gb_per_s:.3g} GB/s,"
-        f" {100 * (1 - first.busbw_gb_per_s / band.low):.0f} % below what is to be expected here",
+        f"{TABLE[first.collective].words.capitalize()} reaches {first.busbw_gb_per_s:.3g}"
+        f" GB/s, {100 * (1 - first.busbw_gb_per_s / band.low):.0f}% below the expected rate",
         [_evidence(speed, of) for speed, of in slow.values()],
         *([unset(held, "NCCL then chooses by itself", proof=NO_TRIAL)] if held else []),
         _COMPARE_SOCKETS if band.high is None else _COMPARE,
@@ -215,8 +215,10 @@ def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
         beyond = band is not None and band.high is not None and band.high < floor
         yield proved(
             NOBODY,
-            f"{TABLE[least.collective].words.capitalize()} of {in_units(size)} reaches {speed.busbw_gb_per_s:.3g} GB/s,"
-            f" {100 * (1 - speed.busbw_gb_per_s / floor):.0f} % below the floor of {floor:g} GB/s",
+            f"{TABLE[least.collective].words.capitalize()} of {in_units(size)} reaches"
+            f" {speed.busbw_gb_per_s:.3g} GB/s,"
+            f" {100 * (1 - speed.busbw_gb_per_s / floor):.0f}% below the minimum of {floor:g}"
+            " GB/s",
             [
                 Evidence(
                     text=f"{least.collective}, mean of all ranks{', better of two' if speed.again else ''}",
@@ -228,8 +230,8 @@ def collective_below_its_floor(recording: Recording) -> Iterator[Draft]:
                 *([_evidence(speed, band)] if band is not None else []),
             ],
             by_operator(
-                "Lower the floor: nothing of this kind reaches it"
+                "Lower the minimum; no machine of this type reaches it"
                 if beyond
-                else "Compare these nodes with some that reach it: the same command on each of them, then on pairs"
+                else "Compare these nodes with nodes that reach it: run the same command on each node, then on pairs"
             ),
         )

@@ -47,32 +47,32 @@ def pair_of_ranks_corrupts_data(recording: Recording) -> Iterator[Draft]:
         peers = {rank for path in wrong for rank in path} - {common}
         yield proved(
             (rank_culprit(recording, common),),
-            f"Data that {rank_at(recording, common)} exchanges with {ranks_at(recording, peers)} arrives wrong",
+            f"Data between {rank_at(recording, common)} and {ranks_at(recording, peers)} arrives corrupted",
             (_wrong_bytes(*ends, pair) for ends, pair in list(wrong.items())[:LINES_OF_EVIDENCE]),
             *_without_p2p(recording, wrong),
-            detail="Pairs without this rank were tested in the same way, and their data arrive right.",
+            detail="Pairs without this rank passed the same test.",
             reproduced_by=between(recording, next(iter(wrong)), pairs),
         )
         return
     for (sender, receiver), pair in list(wrong.items())[:LINES_OF_EVIDENCE]:
         yield proved(
             (pair_culprit(recording, receiver, sender),),
-            f"Data from {rank_at(recording, sender)} arrives wrong on {rank_at(recording, receiver)}:"
-            f" {pair.wrong_bytes} of {pair.size_bytes} bytes",
+            f"Data from {rank_at(recording, sender)} arrives corrupted on"
+            f" {rank_at(recording, receiver)}: {pair.wrong_bytes} of {pair.size_bytes} bytes",
             _wrong_bytes(sender, receiver, pair),
             *_without_p2p(recording, [(sender, receiver)]),
-            detail=f"All pairs were tested in the same way; {len(wrong)} of their directions are wrong.",
+            detail=f"All pairs got the same test, and {len(wrong)} of their directions are wrong.",
             reproduced_by=between(recording, (sender, receiver), pairs),
         )
 
 
 def _wrong_bytes(sender: int, receiver: int, pair: PairResult) -> Evidence:
     return Evidence(
-        text=f"bytes from rank {sender} that differ from its pattern on rank {receiver}",
+        text=f"wrong bytes from rank {sender} on rank {receiver}",
         value=pair.wrong_bytes,
         unit="B",
         expected=0,
-        expected_from="the pattern is a function of the sender's rank",
+        expected_from="pattern of the sender's rank",
     )
 
 
@@ -81,7 +81,7 @@ def _without_p2p(recording: Recording, pairs: Iterable[Path]) -> tuple[Remedy, .
     if all(is_across(recording, pair) for pair in pairs):
         return (
             remedy(
-                "Look for errors of the NICs and of the memory on both nodes; try another NIC",
+                "Check NIC and memory errors on both nodes, then try another NIC",
                 "ethtool -S IFACE | grep -i -e err -e crc",
                 "nvidia-smi -q -d ECC",
             ),
@@ -89,16 +89,14 @@ def _without_p2p(recording: Recording, pairs: Iterable[Path]) -> tuple[Remedy, .
     if not recording.on_nccl:
         return (_LOOK_AT_MEMORY,)
     return (
-        DISABLE_P2P.model_copy(
-            update={"summary": "Try host memory in place of direct copies: if data is then right, P2P is to blame"}
-        ),
+        DISABLE_P2P.model_copy(update={"summary": "Disable P2P to see whether direct copies are the cause"}),
         REPAIR_PATH,
         _LOOK_AT_MEMORY,
     )
 
 
 _LOOK_AT_MEMORY = by_administrator(
-    "Look for memory errors of the GPUs and of the host",
+    "Check for memory errors of the GPUs and of the host",
     "nvidia-smi -q -d ECC",
     "sudo dmesg | grep -i -e xid -e edac -e mce",
 )
@@ -109,7 +107,7 @@ _CAUSES = ("DD532", "DD533", "DD534", "DD536")
 
 
 _COMPARE_LINKS = remedy(
-    "Compare link type, PCIe width and NUMA node with those of the faster pairs",
+    "Compare link type, PCIe width and NUMA node with the faster pairs",
     "nvidia-smi topo -m",
     "nvidia-smi --query-gpu=index,pcie.link.gen.current,pcie.link.width.current --format=csv",
 )
@@ -117,7 +115,7 @@ _COMPARE_LINKS = remedy(
 
 #: Both RDMA devices and interfaces are files of the kernel, whatever tools a node has.
 _COMPARE_NICS = remedy(
-    "Compare the NICs that the ranks use on these nodes, their speed and errors, with those of the others",
+    "Compare speed and errors of the NICs on these nodes with other nodes",
     "grep -s . /sys/class/infiniband/*/ports/*/rate /sys/class/net/*/speed",
     "rdma statistic show",
     "ip -s link",
@@ -211,7 +209,7 @@ def pair_of_ranks_is_slow(recording: Recording) -> Iterator[Draft]:
         # NVLink is never slower than host memory; a link of it that is down is to be repaired.
         pairs = sorted({(min(path), max(path)) for path in slow.paths})
         limit = _limit_below(recording, pairs)
-        summary = f"Leave P2P to near GPUs, up to {limit}: the slow pairs then go through host memory"
+        summary = f"Limit P2P to near GPUs, up to {limit}, so that slow pairs use host memory"
         around = [] if limit is None else [keep_near_p2p(limit).model_copy(update={"summary": summary})]
         reproducer = between(recording, pairs[0], pairs)
         yield _draft(rates, SLOW_PAIR_RATIO, slow, *around, _COMPARE_LINKS, reproduced_by=reproducer)
@@ -335,7 +333,7 @@ def _of_pairs(recording: Recording, rates: _Rates, slow: set[Path]) -> Iterator[
             continue
         for ends, paths in by_pair.items():
             first, other = (host(recording, joins(end)) if of_nodes else rank_at(recording, end) for end in paths[0])
-            does = f"Data goes slowly in one direction only, from {first} to {other}"
+            does = f"Data is slow in one direction, from {first} to {other}"
             if len({(joins(sender), joins(receiver)) for sender, receiver in paths}) == 2:
                 does = f"{first if of_nodes else capital(first)} and {other} exchange data slowly"
             culprit = node_pair(recording, *ends) if of_nodes else pair_culprit(recording, *ends)
@@ -364,10 +362,10 @@ def _draft(
 ) -> Draft:
     worst, ratio = min(rates.of[path] for path in slow.paths), rates.ratio(ratio)
     sure = bool(slow.culprits) and not rates.confirmed.isdisjoint(slow.paths)
-    again = "the best of what was measured, and measured again" if sure else "measured once"
+    again = "best of two measurements" if sure else "measured once"
     return finding(
         slow.culprits,
-        f"{slow.does}: {_amount(worst)}, the typical pair {_amount(rates.typical)}",
+        f"{slow.does}: {_amount(worst)}, typical pair {_amount(rates.typical)}",
         (
             *(
                 Evidence(
@@ -375,7 +373,7 @@ def _draft(
                     value=round(rates.of[sender, receiver], 3),
                     unit="GB/s",
                     expected=round(rates.typical, 3),
-                    expected_from=f"the typical pair {rates.kind} of this run; less than 1/{ratio:g} of it is slow",
+                    expected_from=f"typical pair {rates.kind} in this run; slow below 1/{ratio:g} of it",
                 )
                 for sender, receiver in slow.paths[:LINES_OF_EVIDENCE]
             ),
@@ -383,8 +381,8 @@ def _draft(
         ),
         *remedies,
         confidence=Confidence.LIKELY if sure else Confidence.POSSIBLE,
-        detail=f"The slowest is {rates.typical / worst:.0f} times slower than the typical pair {rates.kind}; from"
-        f" {ratio:g} times on it is called slow ({again}).",
+        detail=f"The slowest pair is {rates.typical / worst:.0f} times slower than the"
+        f" typical pair {rates.kind}. The limit is {ratio:g} times ({again}).",
         severity=of_slowdown(rates.typical / worst) if sure else Severity.INFO,
         reproduced_by=reproduced_by,
         nodes=slow.nodes if rates.across else (),

@@ -142,28 +142,28 @@ _QUOTA = by_administrator(
 )
 _look = partial(by_operator, cost="one minute of this node")
 _OTHERS = by_operator(
-    "End or move what else runs on its CPUs, or give the job CPUs of its own: sbatch --exclusive, a cpuset",
+    "Stop or move other programs on its CPUs, or reserve CPUs for the job: sbatch --exclusive, a cpuset",
     "ps -eLo pid,psr,cls,rtprio,pcpu,comm --sort=-pcpu | head; taskset -cp CPUS PID",
     cost="the stopped or moved programs lose these CPUs; an exclusive job waits longer for nodes",
     undo="restart the other programs, or move them back",
 )
 _STOPS = _look(
-    "Look for what stops it: SIGSTOP or a debugger, a host of virtual machines that is oversold, firmware, interrupts",
+    "Find out what stops it: SIGSTOP, a debugger, an oversold virtual machine host, firmware, interrupts",
     "grep -e State -e TracerPid /proc/PID/status; vmstat 1 5   # the column st",
     "sudo rtla osnoise top -d 10s; sudo hwlatdetect --duration=10",
 )
 _COMPUTE = _look(
-    "Compare clocks, power profile and memory placement with a usual host, for a GPU with --only gpu_speed",
+    "Compare clocks, power profile and memory placement with a normal host; use --only gpu_speed for a GPU",
     "cpupower frequency-info; numactl --show; lscpu; free -h",
 )
 _DATA = by_operator(
-    "Compare mount, cache and server of the data with those on a usual host, or copy the data to a local disk",
+    "Compare mount, cache and server of the data with a normal host, or copy the data to a local disk",
     "findmnt -T PATH; ls -ld PATH; nfsstat -m; nfsiostat 1 3; iostat -x 1 3",
     cost="one minute of this node; time and disk space for the copy",
     undo="remove the copy",
 )
 _EXCHANGE = _look(
-    "Test the paths between all ranks and nodes, then the network interfaces of this one",
+    "Test the paths between all ranks and nodes, then the network interfaces of this node",
     "ddp-doctor run --only connectivity,p2p --level thorough; ethtool -S INTERFACE",
 )
 
@@ -182,10 +182,10 @@ def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Show
         times = f"{'up to ' if len(group) > 1 else ''}{worst:.1f} times as long"
         yield (proved if remedy is _QUOTA else likely)(
             rank_culprits(recording, StragglersFact, ranks),
-            f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on the usual rank: {reason}",
+            f"{capital(ranks_at(recording, ranks))}: {work} take {times} as on a typical rank: {reason}",
             [_evidence(recording, one, shown(one)[2]) for one in group[:LINES_OF_EVIDENCE]],
             remedy,
-            detail="In DDP every rank waits for the slowest one, in every step.",
+            detail="In DDP, every rank waits for the slowest rank in every step.",
             severity=of_slowdown(worst),
         )
 
@@ -193,8 +193,9 @@ def _drafts(recording: Recording, slow: list[Slow], shown: Callable[[Slow], Show
 def _evidence(recording: Recording, slow: Slow, seen: str) -> Evidence:
     since_s = slow.rank.fact.samples[slow.slow_samples[0]].at_s
     return Evidence(
-        text=f"{rank_at(recording, rank_of(slow.rank))}: {seen}; slow in {len(slow.slow_samples)} of {slow.samples} "
-        f"samples, first {since_s:.0f} s after the check began; spread of all ranks' {slow.spread:.0%}",
+        text=f"{rank_at(recording, rank_of(slow.rank))}: {seen}; slow in"
+        f" {len(slow.slow_samples)} of {slow.samples} samples, first after {since_s:.0f}"
+        f" s; spread over all ranks {slow.spread:.0%}",
         value=round(slow.factor, 2),
         unit="times the usual time",
     )
@@ -244,14 +245,15 @@ def _losses(slow: Slow) -> Shown:
     stopped = median(sample.throttled_share or 0.0 for sample in samples)
     others = "".join(f"; {each.name} (pid {each.pid}) takes {each.cpus:.0%} of a CPU" for each in fact.busiest)
     seen = (
-        f"{taken:.0%} of a loop's time is taken, {max(sample.longest_gap_s for sample in samples) * 1e3:.0f} ms at "
-        f"most; {waited:.0%} it was ready and waited, {stopped:.0%} its quota stopped it{others}"
+        f"{taken:.0%} of a loop's time is lost, at most"
+        f" {max(sample.longest_gap_s for sample in samples) * 1e3:.0f} ms at once; ready but"
+        f" waiting {waited:.0%}, stopped by its quota {stopped:.0%}{others}"
     )
     if slow.work == QUOTA:
         return f"a CPU quota{f' of {fact.quota_cpus:g} processors' if fact.quota_cpus else ''} stops it", _QUOTA, seen
     if slow.work == WAITS:
-        return "it waits for a CPU that others use", _OTHERS, seen
-    return "it is stopped, and neither a quota nor another process does it", _STOPS, seen
+        return "it waits for a CPU that other programs use", _OTHERS, seen
+    return "it is stopped, but not by a quota or another process", _STOPS, seen
 
 
 @rule("DD662", "rank-reads-data-slowly", Consequence.SLOWER, StragglersFact)
@@ -294,7 +296,7 @@ def data_cannot_be_read(recording: Recording) -> Iterator[Draft]:
             f"{capital(ranks_at(recording, ranks))} cannot read the data: {problem}",
             Evidence(text=f"--data {recording.options.data}: {problem}"),
             _DATA,
-            detail="The job would fail or stand still there.",
+            detail="The job fails or hangs there.",
         )
 
 
@@ -317,7 +319,7 @@ def rank_exchanges_slowly(recording: Recording) -> Iterator[Draft]:
 def _exchanges(slow: Slow) -> Shown:
     rates = grouped(pair for sample in slow.rank.fact.samples for pair in sample.exchanged_gb_per_s.items())
     seen = [f"{median(of_peer):.3g} GB/s with rank {peer}" for peer, of_peer in sorted(rates.items())]
-    return "nothing else of it is slow for sure", _EXCHANGE, name_list(seen)
+    return "no other part of it is clearly slow", _EXCHANGE, name_list(seen)
 
 
 @rule("DD665", "no-straggler-is-sure", Consequence.KNOWN, StragglersFact)
@@ -335,6 +337,7 @@ def no_straggler_is_sure(recording: Recording) -> Iterator[Draft]:
         ranks, works = [rank_of(slow.rank) for slow in unsure], list(dict.fromkeys(slow.work for slow in unsure))
         yield possible(
             NOBODY,
-            f"{capital(ranks_at(recording, ranks))} took longer for {name_list(works)} than usual; unsure who is slow",
+            f"{capital(ranks_at(recording, ranks))} took longer than usual for"
+            f" {name_list(works)}: the slow rank is unknown",
             [_evidence(recording, slow, slow.work) for slow in unsure[:LINES_OF_EVIDENCE]],
         )

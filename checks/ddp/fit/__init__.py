@@ -89,28 +89,28 @@ def no_strategy_fits(recording: Recording) -> Iterator[Draft]:
     least = min(estimates(recording), key=lambda each: each.needed_bytes)
     layer = f" Its largest layer, {fact.largest}, has {size(fact.largest_bytes)}."
     smaller = max((each.batch for each in estimates(recording) if each.batch), default=0)
-    fewer = f"A batch of at most {smaller}, and gradients accumulated" if smaller else "More ranks to shard over"
+    fewer = f"Use a batch of at most {smaller}, and accumulate gradients" if smaller else "Use more ranks to shard over"
     yield proved(
         NOBODY,
-        f"{fact.model} fits {size(room.size_bytes)} under no strategy: the least, {name_of(least)}, needs"
-        f" {size(least.needed_bytes)}",
+        f"{fact.model} does not fit in {size(room.size_bytes)} with any strategy; the"
+        f" smallest ({least.words.partition(':')[0]}) needs {size(least.needed_bytes)}",
         _evidence(least, room.size_bytes, room.whose),
         in_model_code(fewer, cost="more steps or more GPUs for the same samples"),
         in_model_code(
-            "Split layers by tensor parallelism, or the row of layers by pipeline parallelism",
+            "Split layers with tensor parallelism, or the sequence of layers with pipeline parallelism",
             cost="model changes, and communication in each layer or between stages",
             reference="distributed.tensor.parallel.html",
         ),
-        detail=f"On {fact.ranks} ranks with a batch of {fact.batch or 'no'} samples each.{layer} What tensor and"
-        " pipeline parallelism would need is not estimated here.",
+        detail=f"Estimated for {fact.ranks} ranks with a batch of {fact.batch or 'no'}"
+        f" samples each.{layer} Tensor and pipeline parallelism are not estimated.",
     )
 
 
 def _evidence(each: FitEstimate, room_bytes: int, whose: str) -> Evidence:
     most = max(each.parts, key=lambda part: each.parts[part])
     return Evidence(
-        text=f"{name_of(each)} in the {each.moment}, the largest part {most}, {size(each.parts[most])}"
-        f"{'; its steps ran out of memory' * each.measured_out_of_memory}",
+        text=f"{name_of(each)}, peak in the {each.moment}, largest part {most} with"
+        f" {size(each.parts[most])}{'; its steps ran out of memory' * each.measured_out_of_memory}",
         value=float(each.needed_bytes),
         unit="B",
         expected=float(room_bytes),
@@ -137,15 +137,15 @@ def chosen_does_not_fit(recording: Recording) -> Iterator[Draft]:
     instead = to_take(recording, "")
     yield proved(
         NOBODY,
-        f"{fact.model} does not fit {size(room.size_bytes)} under {name_of(least)}:"
-        f" it needs {size(least.needed_bytes)}",
+        f"{fact.model} does not fit in {size(room.size_bytes)} with {name_of(least)}: it"
+        f" needs {size(least.needed_bytes)}",
         (_evidence(each, room.size_bytes, room.whose) for each in chosen),
         in_model_code(
-            f"Take {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"
+            f"Use {name_of(instead)}, which needs {size(instead.needed_bytes)} ({instead.words})"
             if instead
-            else "Take a strategy that fits"
+            else "Use a strategy that fits"
         ),
-        detail=f"On {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
+        detail=f"Estimated for {fact.ranks} ranks with a batch of {fact.batch} samples each." if fact.batch else "",
     )
 
 
@@ -165,8 +165,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
         for rank in trial.evidence:
             yield likely(
                 NOBODY,
-                f"Nothing came for {trial.waited_s:.0f} s from {called(rank.stack) or 'your code'}"
-                f"{line_in_the_job(rank)}",
+                f"No progress for {trial.waited_s:.0f} s in {called(rank.stack) or 'your code'}{line_in_the_job(rank)}",
                 Evidence(text=stack_in_the_job(rank)),
                 HUNG_CODE,
             )

@@ -22,14 +22,14 @@ from ddp_doctor.views.trace.usual import exposed_in, is_bucket, is_map, waited_i
 from ddp_doctor.views.trace.windows import windows
 from ddp_doctor.wording.findings import NOBODY, in_units, likely
 
-_SHOWS = "averaging gradients while nothing else runs, waiting for others included"
+_SHOWS = "averaging gradients while nothing else runs, including waiting for other ranks"
 _NO_SYNC = code(
-    "Average once for an update: `with model.no_sync():` around forward and backward of all passes but the last",
+    "Average once per update: put `with model.no_sync():` around forward and backward of all passes except the last",
     cost="memory; the gradients are the same",
 )
 _LEAVE_CAP_OUT = setting(
-    "DistributedDataParallel(model) without bucket_cap_mb: a first bucket of 1 MiB, then 25 MiB. Giving 25 is not the"
-    " same: the first bucket has 25 MiB, too, and begins late",
+    "Remove bucket_cap_mb, for a first bucket of 1 MiB and then 25 MiB; with"
+    " bucket_cap_mb=25, the first bucket also has 25 MiB and starts late",
     undo="restore the previous bucket_cap_mb",
 )
 
@@ -51,9 +51,9 @@ def tiny_buckets(recording: Recording) -> Iterator[Draft]:
         buckets = found.usual.buckets
         each = in_units(buckets.size_bytes / buckets.count)
         yield found.draft(
-            f"Gradients travel in {buckets.count:.0f} buckets of about {each}",
+            f"Gradients are averaged in {buckets.count:.0f} small buckets of about {each}",
             Evidence(
-                text=f"all-reduces of a backward pass, {in_units(buckets.size_bytes)} in all",
+                text=f"all-reduces per backward pass, {in_units(buckets.size_bytes)} in total",
                 value=buckets.count,
                 expected=float(buckets.by_default),
                 expected_from="DistributedDataParallel without bucket_cap_mb",
@@ -64,8 +64,9 @@ def tiny_buckets(recording: Recording) -> Iterator[Draft]:
 
 
 _USE_DDP = code(
-    "DistributedDataParallel(model), which averages gradients in buckets while backward goes on; by hand, join the"
-    " gradients (torch._utils._flatten_dense_tensors) and call all_reduce(..., async_op=True) from hooks",
+    "Use DistributedDataParallel(model), which averages gradients in buckets during"
+    " backward; by hand, join the gradients (torch._utils._flatten_dense_tensors) and call"
+    " all_reduce(..., async_op=True) from hooks",
     cost="as much memory for buckets as for gradients",
 )
 
@@ -94,7 +95,7 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
         else:
             first, every = usual.buckets.first_bytes, usual.buckets.size_bytes
             size = f"{in_units(first)} of {in_units(every)} of gradients" if every else "all gradients"
-            title = f"The first bucket has {size}, and nothing is sent before"
+            title = f"The first gradient bucket starts late: it has {size}"
         yield found.draft(
             title,
             found.time(_SHOWS, shows),
@@ -105,8 +106,7 @@ def no_overlap(recording: Recording) -> Iterator[Draft]:
 
 
 _STATIC = setting(
-    "DistributedDataParallel(model, static_graph=True): it notes in the first step which parameters are unused, if they"
-    " are the same in every step",
+    "Set static_graph=True, which records unused parameters in the first step, if they are the same in every step",
     cost="an error if the graph changes between steps",
     undo="remove static_graph",
 )
@@ -126,16 +126,16 @@ def find_unused_needless(recording: Recording) -> Iterator[Draft]:
         docs/explanation/traces.md
     """
     leave_out = setting(
-        "DistributedDataParallel(model) without find_unused_parameters",
+        "Remove find_unused_parameters",
         cost="an error if a parameter gets no gradient in a step",
         undo="DistributedDataParallel(model, find_unused_parameters=True)",
     )
     for found in told(recording, "DDT123"):
         gradients = found.usual.count(lambda step, _: step.reduced)
         yield found.draft(
-            f"find_unused_parameters is on, and all of {gradients:.0f} gradients are used",
-            found.time("looking for unused parameters", lambda step, _: step.searched_us or 0.0),
-            found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
+            f"find_unused_parameters=True is unnecessary: all of {gradients:.0f} gradients are used",
+            found.time("searching for unused parameters", lambda step, _: step.searched_us or 0.0),
+            found.time("sending the map of used parameters while nothing else runs", exposed_in(is_map)),
             found.time(_SHOWS, exposed_in(is_bucket)),
             remedies=(leave_out, _STATIC),
         )
@@ -154,8 +154,8 @@ def unused_searched(recording: Recording) -> Iterator[Draft]:
     """
     for found in told(recording, "DDT134"):
         yield found.draft(
-            "Each step looks for unused parameters, of which there are some",
-            found.time("sending the map of used ones while nothing else runs", exposed_in(is_map)),
+            "Each step searches for unused parameters, and finds some",
+            found.time("sending the map of used parameters while nothing else runs", exposed_in(is_map)),
             remedies=(_STATIC,),
         )
 
@@ -174,9 +174,9 @@ def no_sync_missing(recording: Recording) -> Iterator[Draft]:
     for found in told(recording, "DDT124"):
         passes = accumulated(found.usual)
         yield found.draft(
-            f"Gradients are averaged in each of {passes:.0f} passes for one update",
+            f"Gradients are averaged in each of {passes:.0f} passes per update",
             Evidence(
-                text="backward passes that average gradients, for one update",
+                text="backward passes that average gradients, per update",
                 value=passes,
                 expected=1.0,
                 expected_from="no_sync() of DistributedDataParallel",
@@ -199,14 +199,14 @@ def copied_back(recording: Recording) -> Iterator[Draft]:
         docs/explanation/traces.md
     """
     view = setting(
-        "DistributedDataParallel(model, gradient_as_bucket_view=True)",
+        "Set DistributedDataParallel(model, gradient_as_bucket_view=True)",
         cost="detach_() on gradients raises an error",
         undo="remove gradient_as_bucket_view",
     )
     for found in told(recording, "DDT130"):
         number = found.usual.count(lambda step, _: step.copied_back)
         yield found.draft(
-            f"{number:.0f} gradients are copied back out of buckets",
+            f"{number:.0f} gradients are copied back from buckets",
             found.time("copying gradients back", lambda step, _: step.copied_back_us),
             remedies=(view,),
         )
@@ -228,25 +228,28 @@ def communication_exposed(recording: Recording) -> Iterator[Draft]:
     updates = "a larger batch per update; learning rate and schedule may need tuning"
     for found in told(recording, "DDT133"):
         smaller = setting(
-            f"DistributedDataParallel(model, bucket_cap_mb={found.advice.value}): communication begins earlier",
+            f"Set DistributedDataParallel(model, bucket_cap_mb={found.advice.value}), so that"
+            " communication starts earlier",
             cost="more all-reduces; slower if latency is high",
             undo="remove bucket_cap_mb",
         )
         hook = code(
-            "Half the bytes: model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
-            "bf16_compress_hook)",
+            "Halve the bytes: model.register_comm_hook(None,"
+            " torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
             cost="gradients averaged with 8 bits of precision",
         )
         yield found.draft(
-            "Averaging gradients shows, with buckets as they should be",
+            "Gradient averaging is exposed despite good buckets",
             found.time(_SHOWS, exposed_in(is_bucket)),
             found.time("computing", lambda step, _: step.compute_us),
             remedies=(
                 *([smaller] if found.advice.setting else []),
-                code("Accumulate gradients over several passes, all but the last in model.no_sync()", cost=updates),
-                code("A larger batch on each rank: gradients stay as large as they are", cost=f"memory, and {updates}"),
+                code("Accumulate gradients over several passes, all except the last in model.no_sync()", cost=updates),
+                code(
+                    "Use a larger batch per rank, which does not enlarge the gradients", cost=f"memory, and {updates}"
+                ),
                 *([hook] if not any(fact.hook for fact in found.window.ranks) else []),
-                code("Fewer ranks, first those of one node", cost="fewer samples per step"),
+                code("Use fewer ranks, if possible only ranks of one node", cost="fewer samples per step"),
             ),
             severity=Severity.WARNING,  # it is a bound: no measured slowdown
         )
@@ -268,12 +271,12 @@ def small_collectives(recording: Recording) -> Iterator[Draft]:
         number = found.usual.count(small_calls)
         yield found.draft(
             f"{number:.0f} small collectives in each step",
-            Evidence(text="collectives of less than 64 KiB beside gradients' buckets, in a step", value=number),
+            Evidence(text="collectives below 64 KiB besides gradient buckets, per step", value=number),
             found.time("in them, or idle while their results are read", in_small_calls),
             remedies=(
-                code("Join the numbers, reduce once: all_reduce(torch.stack([loss, hits, count]))"),
+                code("Join the numbers and reduce once: all_reduce(torch.stack([loss, hits, count]))"),
                 code(
-                    "Reduce every Nth step, add up on the rank in between, and read with .item() as seldom",
+                    "Reduce every Nth step, accumulate on the rank in between, and call .item() equally rarely",
                     cost="logs of fewer steps",
                 ),
             ),
@@ -292,13 +295,13 @@ def buffers_broadcast(recording: Recording) -> Iterator[Draft]:
         docs/explanation/traces.md
     """
     keep = setting(
-        "DistributedDataParallel(model, broadcast_buffers=False)",
+        "Set DistributedDataParallel(model, broadcast_buffers=False)",
         cost="separate running statistics per rank; rank 0 saves its own",
         undo="remove broadcast_buffers",
     )
     for found in told(recording, "DDT128"):
         yield found.draft(
-            "The model's buffers are sent before each forward",
+            "Model buffers are broadcast before each forward",
             found.time("packing, sending and copying back buffers", lambda step, _: step.buffers_us),
             remedies=(keep,),
         )
@@ -324,7 +327,7 @@ def barrier_in_step(recording: Recording) -> Iterator[Draft]:
             f"{number:.0f} barrier{'s' if number > 1 else ''} in each step",
             found.time("in barriers while nothing else runs", alone),
             found.time("the host waits for the GPU", lambda step, _: waited_in(step, *READS, *RUNTIME)),
-            remedies=(code("Take torch.distributed.barrier() out of the loop"),),
+            remedies=(code("Remove torch.distributed.barrier() from the loop"),),
         )
 
 
@@ -347,17 +350,17 @@ def slow_transfer(recording: Recording) -> Iterator[Draft]:
             continue
         yield likely(
             NOBODY,
-            f"Transfer itself is slow{window.where}: all-reduces reach {rate / 1e9:.3g} GB/s of the"
-            f" {expected / 1e9:.3g} that were measured, and transfer is {share:.0%} of the step",
+            f"Transfer is slow{window.where}: all-reduces reach {rate / 1e9:.3g} of"
+            f" {expected / 1e9:.3g} GB/s, and take {share:.0%} of the step",
             Evidence(
-                text="bus bandwidth of the all-reduces of a step, from when the last rank has come",
+                text="bus bandwidth of a step's all-reduces, after the last rank has entered",
                 value=rate,
                 unit="B/s",
                 expected=expected,
                 expected_from="the largest all-reduce in the report of --against",
             ),
             by_trace(
-                "Measure these nodes again, beside the job's own settings; look at what else uses the network",
+                "Measure these nodes again with the job's settings, and check what else uses the network",
                 "ddp-doctor run",
             ),
         )

@@ -17,7 +17,6 @@ from ddp_doctor.remedies.kinds import by_trace, in_code
 from ddp_doctor.views.trace.arrivals import Late
 from ddp_doctor.views.trace.windows import Window, windows
 from ddp_doctor.wording.findings import NOBODY, finding
-from ddp_doctor.wording.ranks import capital
 from ddp_doctor.wording.traces import ms, rank_of
 
 #: Functions and annotations that save a checkpoint.
@@ -43,7 +42,7 @@ class Compared(NamedTuple):
     def evidence(self, what: str, unit: str | None = "s") -> Evidence:
         """Both values, of microseconds or, without a unit, of a count."""
         scale = 1e6 if unit else 1.0
-        source = "the median of the other ranks in the same steps"
+        source = "median of other ranks in the same steps"
         return Evidence(
             text=what, value=self.own / scale, unit=unit, expected=self.others / scale, expected_from=source
         )
@@ -146,11 +145,11 @@ def _loads(suspect: Suspect) -> Cause | None:
     is_larger = suspect.samples().times >= numbers.MORE_WORK
     if loads is None or (is_larger and works and works.more >= loads.more):
         return None
-    said = f"it loads data for {ms(loads.own)}, the others for {ms(loads.others)}"
-    evidence = loads.evidence("the main thread in its loader")
+    said = f"it loads data for {ms(loads.own)}, other ranks for {ms(loads.others)}"
+    evidence = loads.evidence("time of the main thread in its loader")
     if suspect.fact.loader != "workers" or all(fact.loader != "workers" for fact in suspect.others):
         return Cause("DDT102", said, evidence)
-    said += ", whose workers have time while they wait and may be as slow"
+    said += ", but their workers may be equally slow"
     return Cause("DDT102", said, evidence, Confidence.POSSIBLE, blames=False)
 
 
@@ -190,9 +189,9 @@ def _has_more_samples(suspect: Suspect) -> Cause | None:
     if samples.times < numbers.MORE_WORK or not samples.others or not longer:
         return None
     shapes = (next(step.batch for step in fact.steps if step.batch) for fact in (suspect.fact, suspect.others[0]))
-    own, others = (" x ".join(map(str, shape)) for shape in shapes)
+    own, others = ("x".join(map(str, shape)) for shape in shapes)
     return Cause(
-        "DDT103", f"its batch is {own}, that of others {others}", samples.evidence("numbers in a batch", unit=None)
+        "DDT103", f"its batch is {own}, other ranks have {others}", samples.evidence("elements per batch", unit=None)
     )
 
 
@@ -202,7 +201,7 @@ def _has_more_work(suspect: Suspect) -> Cause | None:
     if counts.times < numbers.MORE_WORK or suspect.works() is None:
         return None
     return Cause(
-        "DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.evidence(f"{what} of a step", unit=None)
+        "DDT101", f"it runs {counts.times:.2g} times as many {what}", counts.evidence(f"{what} per step", unit=None)
     )
 
 
@@ -220,8 +219,8 @@ def _slower(suspect: Suspect) -> Cause:
     idle = suspect.explains(lambda step: step.host_us)
     python = suspect.compare(lambda step: step.forward_us + step.optimizer_host_us) if suspect.on_gpu else idle
     if idle and python and python.times >= numbers.SLOWER_TIMES and python.more >= idle.more / 4:
-        return Cause("DDT105", f"its host leaves it idle for {ms(idle.more)} longer", idle.evidence("nothing runs"))
-    return Cause("DDT107", "its trace does not tell why", confidence=Confidence.POSSIBLE, blames=False)
+        return Cause("DDT105", f"its host leaves it idle for {ms(idle.more)} longer", idle.evidence("idle time"))
+    return Cause("DDT107", "its trace does not show the cause", confidence=Confidence.POSSIBLE, blames=False)
 
 
 def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Draft]:
@@ -230,60 +229,58 @@ def _findings(recording: Recording, code: str, *remedies: Remedy) -> Iterator[Dr
         if cause.code != code:
             continue
         fact, lost = window.ranks[late.place], sum(late.lost_us.values()) / len(late.lost_us)
-        given = "" if window.is_whole else "of those given, "
+        steps = "every step" if len(late.steps) == len(late.lost_us) else "steps"
         waited = Evidence(
-            text=f"the others wait for it, with nothing else to do, in {len(late.steps)} of {len(late.lost_us)} steps;"
-            f" by the lengths of {len(window.met.meetings)} collectives, so no clock matters",
+            text=f"other ranks idle, waiting for {rank_of(fact)}, in {len(late.steps)} of {len(late.lost_us)} steps of"
+            f" {ms(lost / late.share)} (from the lengths of {len(window.met.meetings)} collectives)",
             value=lost / 1e6,
             unit="s",
         )
         yield finding(
             (Culprit(kind="rank", rank=fact.rank, node=fact.host or None),) if cause.blames else NOBODY,
-            capital(
-                f"{given}{rank_of(fact)} is waited for{window.where}: {ms(lost)} of a step of {ms(lost / late.share)}"
-                f" ({late.share:.0%}): {cause.said}"
-            ),
+            f"Rank {fact.rank} delays {steps}{window.where} by {ms(lost)} ({late.share:.0%}): {cause.said}",
             [waited, *([cause.evidence] if cause.evidence else [])],
             *remedies,
             confidence=cause.confidence,
+            detail="" if window.is_whole else "Only the ranks with a trace were compared.",
             severity=of_lost_share(late.share) if cause.blames else None,
         )
 
 
 _SEE_GPU = by_trace(
-    "Where the work is the same, its GPU or its processors are slower: look at clocks, power and temperature, and"
-    " measure that node beside the others",
+    "Compare clocks, power and temperature of its GPU and CPUs with other nodes, if the work is the same",
     "nvidia-smi -q -d CLOCK,POWER,TEMPERATURE,PERFORMANCE",
     "ddp-doctor run",
 )
 _SEE_HOST = by_trace(
-    "Look at what else runs on its processors, and bind each rank to cores of its own",
+    "Check what else runs on its CPUs, and bind each rank to its own cores",
     "top -H -b -n 1 | head -30",
     "numactl --cpunodebind=NODE --membind=NODE python train.py",
     cost="a bound rank cannot use the cores of others",
     undo="start without numactl",
 )
 _SAME_WORK = in_code(
-    "Give all ranks the same work: look for what this rank alone does in forward and backward (validation, logging,"
-    " another branch), and for samples of uneven length"
+    "Distribute the same work to all ranks; look for extra work of this rank in forward and"
+    " backward (validation, logging, another branch), and for samples of uneven length"
 )
 _LOADER = in_code(
-    "Load beside the steps: DataLoader(num_workers=4, persistent_workers=True, pin_memory=True), or more workers where"
-    " there are some; on one rank alone, look at that node's storage and processors as well"
+    "Load during the steps: DataLoader(num_workers=4, persistent_workers=True,"
+    " pin_memory=True), or more workers than now; if only one rank is slow, also check that"
+    " node's storage and CPUs"
 )
 _EVEN_BATCHES = in_code(
-    "DistributedSampler(drop_last=True) and DataLoader(batch_size=..., drop_last=True), the same on all ranks; group"
-    " samples of uneven length by length"
+    "Use DistributedSampler(drop_last=True) and DataLoader(batch_size=..., drop_last=True),"
+    " the same on all ranks; group samples of uneven length by length"
 )
 _SAVE_BESIDE = in_code(
-    "Save beside the steps, with torch.distributed.checkpoint.async_save or from a copy in a thread; or less often"
+    "Save during the steps, with torch.distributed.checkpoint.async_save or from a copy in a thread, or save less often"
 )
 _NO_PAUSES = in_code(
-    "Pause on all ranks at once: gc.freeze() after the first step, gc.disable(), and gc.collect() at the same steps;"
-    " log and evaluate in a thread, or on all ranks"
+    "Pause on all ranks at the same time: gc.freeze() after the first step, gc.disable(),"
+    " and gc.collect() at the same steps; log and evaluate in a thread, or on all ranks"
 )
 _MORE_STEPS = in_code("Trace ten steps or more with profile(record_shapes=True, with_stack=True)")
-_LESS_HOST = in_code("Less Python between operators: torch.compile, or CUDA graphs, on all ranks")
+_LESS_HOST = in_code("Reduce Python between operators on all ranks: torch.compile or CUDA graphs")
 
 
 @rule("DDT101", "slow-compute", Consequence.SLOWER, TraceFact)

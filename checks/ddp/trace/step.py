@@ -32,17 +32,15 @@ def input_bound(recording: Recording) -> Iterator[Draft]:
     cost = "host memory and CPU cores"
     for found in told(recording, "DDT120"):
         alone = any(fact.loader == "main" for fact in found.window.ranks)
-        who = "the main thread loads, without workers" if alone else "workers load, and are too few or too slow"
-        more = "DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)"
+        who = "the main thread loads, without workers" if alone else "its workers are too few or too slow"
+        more = "Use DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)"
         yield found.draft(
-            "The step waits for data",
+            "Steps wait for data",
             found.time(f"waiting for the loader while nothing else runs; {who}", lambda step, _: step.loading_us),
-            found.time("in the loader, whatever else runs", lambda step, _: step.loader_us),
+            found.time("time in the loader, in total", lambda step, _: step.loader_us),
             remedies=(
-                code(more if alone else f"{more} with more workers than now, a larger prefetch_factor", cost=cost),
-                code(
-                    "Less work for each sample: decode and resize once, and store what comes out", cost="storage space"
-                ),
+                code(more if alone else f"{more} with more workers than now, or a larger prefetch_factor", cost=cost),
+                code("Do less work per sample: decode and resize once, and store the result", cost="storage space"),
             ),
             warns_from=HOST_WARNING_SHARE,
         )
@@ -64,18 +62,24 @@ def optimizer_bound(recording: Recording) -> Iterator[Draft]:
         computes = found.usual.least(lambda step, _: step.optimizer_us)
         name = next((fact.optimizer for fact in found.window.ranks if fact.optimizer), "") or "Adam"
         yield found.draft(
-            f"{name} updates parameters one by one, in {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
+            f"{name} updates parameters one by one, in"
+            f" {found.usual.count(lambda step, _: step.optimizer_kernels):.0f}"
             f" {'kernels' if found.usual.on_gpu else 'operators'}",
             Evidence(
-                text="of them for each parameter",
+                text="of them per parameter",
                 value=round(optimizer_kernels(found.usual), 1),
                 expected=1.0,
                 expected_from="foreach or fused",
             ),
             found.time("the host in Optimizer.step", lambda step, _: step.optimizer_host_us),
             remedies=(
-                code(f"Update in one kernel: torch.optim.{name}(..., fused=True)", cost="different last digits"),
-                code(f"Update in some kernels, on a GPU: torch.optim.{name}(..., foreach=True)", cost="memory"),
+                code(
+                    f"Use torch.optim.{name}(..., fused=True), which updates in one kernel",
+                    cost="different last digits",
+                ),
+                code(
+                    f"Use torch.optim.{name}(..., foreach=True) on a GPU, which updates in a few kernels", cost="memory"
+                ),
             ),
             severity=Severity.INFO if found.usual.on_gpu and computes < WARNING_SHARE else None,
         )
@@ -105,9 +109,9 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
         syncs = [sync for sync in step.syncs if sync.name in (*READS, *RUNTIME)] or list(step.syncs)
         names = " and ".join(dict.fromkeys(sync.name for sync in syncs))
         yield found.draft(
-            f"The host waits for the GPU in {sum(sync.count for sync in syncs)} calls of {names} in each step",
-            found.time("waiting in them", lambda step, _: waited_in(step, *READS, *RUNTIME)),
-            found.time("the GPU has nothing to do", lambda step, _: step.host_us + step.loading_us),
+            f"Host waits for the GPU in {sum(sync.count for sync in syncs)} calls of {names} per step",
+            found.time("waiting in these calls", lambda step, _: waited_in(step, *READS, *RUNTIME)),
+            found.time("the GPU is idle", lambda step, _: step.host_us + step.loading_us),
             *(Evidence(text=f"{sync.name} in {sync.where}", value=float(sync.count)) for sync in syncs if sync.where),
             remedies=(_READ_LATER,),
             warns_from=HOST_WARNING_SHARE,
@@ -117,8 +121,8 @@ def sync_points(recording: Recording) -> Iterator[Draft]:
         if reads >= 1 and not usual.on_gpu:
             yield finding(
                 NOBODY,
-                "The host reads a number from a tensor in each step: nothing on a CPU, but a GPU would be waited for",
-                [Evidence(text="calls of .item(), nonzero and the like in a step", value=reads)],
+                "Host reads a number from a tensor in each step: harmless on a CPU, but it waits for a GPU",
+                [Evidence(text="calls of .item(), nonzero and similar per step", value=reads)],
                 _READ_LATER,
                 confidence=Confidence.PROVED,
                 severity=Severity.INFO,
@@ -143,13 +147,13 @@ def copies_wait(recording: Recording) -> Iterator[Draft]:
         pageable = found.usual.count(lambda step, _: step.pageable)
         copying = found.usual.least(lambda step, _: min(step.pageable_us, step.other_us))
         yield found.draft(
-            f"The host waits for copies to the GPU, from {'pageable' if pageable else 'pinned'} memory",
-            found.time("the host waits in them", lambda step, _: waited_in(step, *COPIES)),
-            found.time("the GPU has nothing to do", lambda step, _: step.host_us + step.loading_us),
+            f"Host waits for copies to the GPU from {'pageable' if pageable else 'pinned'} memory",
+            found.time("the host waits in these copies", lambda step, _: waited_in(step, *COPIES)),
+            found.time("the GPU is idle", lambda step, _: step.host_us + step.loading_us),
             found.time("copies from pageable memory", lambda step, _: step.pageable_us),
             remedies=(
                 code(
-                    "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+                    "Use DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
                     cost="pinned host memory for all prefetched batches",
                 ),
             ),
@@ -174,14 +178,16 @@ def launches_late(recording: Recording) -> Iterator[Draft]:
         each_us = usual.count(lambda step, _: step.host_us) / usual.count(lambda step, _: step.kernels)
         python = each_us >= LAUNCH_US
         yield found.draft(
-            f"The GPU waits for {'Python between launches' if python else 'launches of small kernels'}",
-            found.time("the GPU has nothing to do", lambda step, _: step.host_us),
+            f"GPU waits for {'Python between launches' if python else 'launches of small kernels'}",
+            found.time("the GPU is idle", lambda step, _: step.host_us),
             found.time("the host launches kernels", lambda step, _: step.launch_us),
-            Evidence(text="kernels of a step", value=usual.count(lambda step, _: step.kernels)),
+            Evidence(text="kernels per step", value=usual.count(lambda step, _: step.kernels)),
             remedies=(
-                code("Launch less: torch.compile(model), or CUDA graphs", cost="compile time; static shapes only"),
-                code("Take logging, metrics and Python loops out of the step; a trace with_stack=True names them"),
-                code("A larger batch: as many launches for more work", cost="memory, and changed training"),
+                code(
+                    "Launch fewer kernels: torch.compile(model) or CUDA graphs", cost="compile time; static shapes only"
+                ),
+                code("Move logging, metrics and Python loops out of the step; a trace with_stack=True shows them"),
+                code("Use a larger batch, which does more work per launch", cost="memory, and changed training"),
             ),
             severity=Severity.WARNING if python else Severity.INFO,
         )

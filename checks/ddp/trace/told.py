@@ -37,7 +37,7 @@ class Told(NamedTuple):
         """The finding: an error only where it makes the step three times slower, information where it costs little."""
         most = self.advice.at_most
         by_bound = Severity.INFO if most < warns_from else of_lost_share(most)
-        step = Evidence(text="a usual step", value=self.usual.step_us / 1e6, unit="s")
+        step = Evidence(text="usual step", value=self.usual.step_us / 1e6, unit="s")
         return finding(
             NOBODY,
             f"{title}{self.window.where}: at most {most:.0%} of the step",
@@ -50,8 +50,8 @@ class Told(NamedTuple):
     def time(self, text: str, measure: Measure) -> Evidence:
         """The time that a step of the ranks takes for something."""
         each = self.usual.of_ranks(measure)
-        differ = f", {ms(min(each))} to {ms(max(each))} by rank" if max(each) >= 1.05 * min(each) else ""
-        return Evidence(text=f"{text}, of a step{differ}", value=max(each) / 1e6, unit="s")
+        differ = f", {ms(min(each))} to {ms(max(each))} between ranks" if max(each) >= 1.05 * min(each) else ""
+        return Evidence(text=f"{text}, per step{differ}", value=max(each) / 1e6, unit="s")
 
 
 def told(recording: Recording, rule: str) -> Iterator[Told]:

@@ -38,11 +38,11 @@ def named_differently(recording: Recording) -> Iterator[Draft]:
     others = ", ".join(sorted({f"--model {rank.fact.model}" if rank.fact.model else "no --model" for rank in odd}))
     yield proved(
         culprits(recording, odd),
-        f"{capital(on_ranks(recording, odd))} {'was' if len(odd) == 1 else 'were'} started with {others},"
-        f" the other ranks with --model {usual}",
+        f"{capital(on_ranks(recording, odd))} {'was' if len(odd) == 1 else 'were'} started"
+        f" with {others}, other ranks with --model {usual}",
         (Evidence(text=f"{name or 'no --model'} on {on_ranks(recording, group)}") for name, group in groups.items()),
         remedy(f"Start every node with --model {usual}", scope="job"),
-        detail="Nothing of the model was tested: ranks with different models would hang.",
+        detail="The model was not tested, because ranks with different models would hang.",
     )
 
 
@@ -71,12 +71,12 @@ def raises(recording: Recording) -> Iterator[Draft]:
         if trouble.misuse:
             yield likely(
                 culprits(recording, ranks),
-                f"{ranks[0].fact.model} cannot be used on {on_ranks(recording, ranks)}: {trouble.message}",
+                f"{ranks[0].fact.model} is unusable on {on_ranks(recording, ranks)}: {trouble.message}",
                 Evidence(text=f"in {trouble.phase} on rank {rank_of(ranks[0])}: {trouble.message}"),
                 in_model_code(
-                    "Have the same files and the same working directory on all nodes, and return the same on all ranks"
+                    "Use the same files and working directory on all nodes, and return the same model on all ranks"
                 ),
-                detail="It can be used on other ranks, so a job would begin with some of its ranks only.",
+                detail="It works on other ranks, so a job would start with only some of its ranks.",
             )
             continue
         yield proved(
@@ -104,18 +104,18 @@ _DOING = {
 
 def _after(trouble: Trouble) -> Remedy:
     if "initialize the default process group twice" in trouble.message:
-        return in_model_code("Take init_process_group out of what the factory calls: it belongs to the script")
+        return in_model_code("Move init_process_group from the factory to the script")
     if "value was None when it should not be" in trouble.message:  # fully_shard meets what it has sharded already
-        return in_model_code("Call fully_shard once on each module: the units first, the model that holds them last")
+        return in_model_code("Call fully_shard once on each module, units first and the containing model last")
     if trouble.type == "SystemExit":
-        return in_model_code('Put what ends the program under `if __name__ == "__main__"`: the module is imported here')
-    if trouble.type == "ModuleNotFoundError":
         return in_model_code(
-            "Install what is missing for the Python that runs the job, and run ddp-doctor with that one"
+            'Move code that ends the program under `if __name__ == "__main__"`, because the module is imported'
         )
+    if trouble.type == "ModuleNotFoundError":
+        return in_model_code("Install the missing package for the job's Python, and run ddp-doctor with that Python")
     if "more than 1 value per channel" in trouble.message:
-        return in_model_code("Give BatchNorm more than one sample a rank, or use GroupNorm or SyncBatchNorm")
-    return in_model_code(f"Fix {short(trouble.where)}, where it is raised" if trouble.where else "Fix what it says")
+        return in_model_code("Use more than one sample per rank for BatchNorm, or use GroupNorm or SyncBatchNorm")
+    return in_model_code(f"Fix the error at {short(trouble.where)}" if trouble.where else "Fix the reported error")
 
 
 @rule("DD772", "user-model-takes-another-gpu", Consequence.FAILS, UserModel)
@@ -136,7 +136,7 @@ def takes_another_gpu(recording: Recording) -> Iterator[Draft]:
         culprits(recording, off),
         f"{off[0].fact.model} sets the current CUDA device to {shown} on {on_ranks(recording, off)}",
         (Evidence(text=f"rank {rank_of(rank)}: {rank.fact.found_device}, not {rank.fact.device}") for rank in off[:8]),
-        in_model_code("Choose the device by LOCAL_RANK in the script, and leave it alone in the module"),
+        in_model_code("Choose the device by LOCAL_RANK in the script, not in the module"),
         detail=f"Rank {rank_of(off[0])} should use {off[0].fact.device}.",
     )
 
@@ -160,13 +160,13 @@ def differs(recording: Recording) -> Iterator[Draft]:
         where = ranks_at(recording, found.ranks)
         yield proved(
             rank_culprits(recording, UserModel, found.ranks) if found.sure else (),
-            f"Your model is not the same on {where} as on rank {found.peer}: {found.words()}",
+            f"Your model differs between {where} and rank {found.peer}: {found.words()}",
             Evidence(
                 text=f"{found.kind} of {found.names[0]}: {found.here} on {where}, {found.there} on rank {found.peer}"
             ),
-            in_model_code("Build the same model on every rank: look for what depends on the rank or the node"),
+            in_model_code("Build the same model on every rank; look for code that depends on the rank or the node"),
             detail=f"It is {', '.join(found.names)}."
-            + ("" if found.sure else " No more than half of the ranks agree, so it is unsure which are right."),
+            + ("" if found.sure else " No more than half of the ranks agree, so it is unknown which are right."),
         )
 
 
@@ -193,11 +193,11 @@ def on_another_device(recording: Recording) -> Iterator[Draft]:
         for shown, ranks in grouped(off).items():
             kind, name, device = shown[0]
             more = and_more(len(shown) - 1)
-            cure = "Move the model to the device of LOCAL_RANK before it is wrapped"
+            cure = "Move the model to the device of LOCAL_RANK before wrapping it"
             if device == "meta":
                 cure = "Build it on a real device, or call model.to_empty(device=DEVICE) and then initialize it"
             if kind == "input":
-                cure = "Make the tensors of make_batch on the CPU, or on the device of LOCAL_RANK"
+                cure = "Create the tensors of make_batch on the CPU or on the device of LOCAL_RANK"
             wanted = {rank.fact.device for rank in ranks}
             due = wanted.pop() if len(wanted) == 1 else "that rank's device"
             yield proved(
@@ -230,7 +230,7 @@ def nothing_to_train(recording: Recording) -> Iterator[Draft]:
         NOBODY,
         f"The model of {ranks[0].fact.model} {what}{'' if ranks[0].fact.sharded else ': DDP refuses it'}",
         Evidence(text="parameters that require a gradient", value=0.0),
-        in_model_code("Do not wrap it in DDP, or unfreeze what is to be trained before it is wrapped"),
+        in_model_code("Do not wrap it in DDP, or unfreeze the trained parameters before wrapping it"),
     )
 
 
@@ -258,19 +258,21 @@ def few_samples(recording: Recording) -> Iterator[Draft]:
         code(least.first),
         f"BatchNorm in {several[0].model} sees only {samples} per rank ({layers}, {least.first})",
         Evidence(
-            text=f"samples that {least.first} saw in a batch",
+            text=f"samples per batch in {least.first}",
             value=float(least.samples),
             expected=float(SMALL_BATCH),
             expected_from="Group Normalization, 2018, table 2",
         ),
         in_model_code(
-            "SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
+            "Call SyncBatchNorm.convert_sync_batchnorm(model) before wrapping, on GPUs",
             cost="one exchange among ranks per such layer, forward and backward",
             reference="generated/torch.nn.SyncBatchNorm.html",
         ),
-        in_model_code("A larger batch a rank, or GroupNorm, which needs no batch", cost="memory, or a changed model"),
-        detail="Each rank normalises with its own batch alone; what counts is the batch of make_batch, which should"
-        " be as large as the job's.",
+        in_model_code(
+            "Use a larger batch per rank, or GroupNorm, which needs no batch", cost="memory, or a changed model"
+        ),
+        detail="Each rank normalizes only with its own batch. The batch of make_batch"
+        " counts, and should be as large as the job's.",
         severity=None if least.samples <= FEW_SAMPLES else Severity.INFO,
     )
 
@@ -306,7 +308,7 @@ def does_not_come_back(recording: Recording) -> Iterator[Draft]:
             f"{who} hung for {trial.waited_s:.0f} s in {called(first.stack) or 'your code'}{line_in_the_job(first)}",
             (Evidence(text=stack_in_the_job(rank)) for rank in left[:8]),
             HUNG_CODE,
-            detail="No rank waits for another one here: each stands in your code.",
+            detail="No rank waits for another rank here. Each is in your code.",
         )
 
 
@@ -332,12 +334,13 @@ def fails_in_a_step(recording: Recording) -> Iterator[Draft]:
             continue
         yield proved(
             NOBODY,
-            f"{recording.options.model} works alone and fails {way} on every rank: {messages[0][:120]}",
+            f"{recording.options.model} works alone but fails {way} on every rank: {messages[0][:120]}",
             Evidence(text=messages[0][:300]),
-            in_model_code("Fix what the exception says")
+            in_model_code("Fix the cause that the exception reports")
             if is_sharded
-            else in_model_code("Fix what the exception says; DDP takes one forward and one backward at a time"),
-            detail=f"Each rank's own forward and backward went well. {way.capitalize()} it says: {messages[0][:300]}",
+            else in_model_code("Fix the cause that the exception reports; DDP expects one backward per forward"),
+            detail=f"Each rank's own forward and backward passed. {way.capitalize()}, the"
+            f" error is: {messages[0][:300]}",
         )
 
 
@@ -355,7 +358,7 @@ def takes_too_long(recording: Recording) -> Iterator[Draft]:
         return
     yield proved(
         NOBODY,
-        f"{ranks[0].fact.model} is too slow to be tested in DDP in the time of this check",
+        f"{ranks[0].fact.model} is too slow to test in DDP within the time of this check",
         Evidence(text="only each rank's own forward and backward were tested"),
-        in_model_code("Let make_batch return a smaller batch"),
+        in_model_code("Return a smaller batch from make_batch"),
     )

@@ -17,7 +17,7 @@ from ddp_doctor.wording.user_model import at, calls, code, culprits, facts, mino
 
 _Passes = list[tuple[FactAt[UserModel], LocalPass]]
 _FIND_UNUSED = in_model_code(
-    "If it is meant so: DistributedDataParallel(..., find_unused_parameters=True)",
+    "Set DistributedDataParallel(..., find_unused_parameters=True) if they are unused on purpose",
     cost="a graph traversal in every step; buckets in the order of construction",
 )
 
@@ -45,9 +45,11 @@ def unused_everywhere(recording: Recording) -> Iterator[Draft]:
         code(*unused.names[:8]),
         f"{names(unused)} of {fact.model} {get} no gradient{'' if is_harmless else ': DDP fails in the second step'}",
         none_due(
-            "parameters without a gradient", unused.count, "what is trained" if fact.sharded else "what DDP waits for"
+            "parameters without a gradient",
+            unused.count,
+            "trained parameters" if fact.sharded else "DDP waits for their gradients",
         ),
-        in_model_code("Remove them, or freeze them (requires_grad_(False)) before the model is wrapped"),
+        in_model_code("Remove them, or freeze them (requires_grad_(False)) before wrapping the model"),
         *(() if is_harmless else (_FIND_UNUSED,)),
         detail=f"Unused with batch {local.step} on every rank, {unused.count} of {fact.trainable}"
         " trainable parameters.",
@@ -86,7 +88,7 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
     reason = ""
     if parted:
         rank, first = parted[0]
-        reason = f"; rank {rank_of(rank)} {calls(first.here)} where rank {first.peer} {calls(first.there)}"
+        reason = f"; rank {rank_of(rank)} {calls(first.here)}, but rank {first.peer} {calls(first.there)}"
     elif frozen:
         reason = f"; the forward takes requires_grad from {names(frozen[0][1])} there"
     called = [call.where for _, parting in parted for call in (parting.here, parting.there) if call is not None]
@@ -101,16 +103,21 @@ def _unequal(recording: Recording, of_step: _Passes, lacking: _Passes) -> Draft:
                 for rank, some in frozen[:8]
             ),
         ],
-        in_model_code("Let all ranks take the same path: decide by what they share, not by the rank or its data"),
+        in_model_code("Take the same path on all ranks; decide by shared values, not by the rank or its data"),
         *(() if fact.finds_unused or fact.sharded else (_FIND_UNUSED,)),
-        detail=f"With batch {local.step} the ranks take different paths through the model."
+        detail=f"With batch {local.step}, the ranks take different paths through the model."
         + (
-            f" {'set_reduce_scatter_unused_params' if sharded else 'find_unused_parameters'} is set, so a gradient that"
-            " is missing counts as zero."
+            (
+                f" {'set_reduce_scatter_unused_params' if sharded else 'find_unused_parameters'}"
+                " is set, so a missing gradient counts as zero."
+            )
             if is_harmless
-            else " fully_shard gathers and reduces what a rank uses: the collectives do not match, and the job hangs."
+            else (
+                " fully_shard gathers and reduces the parameters that a rank uses, so the"
+                " collectives do not match and the job hangs."
+            )
             if sharded
-            else " With DDP's default options the job hangs or fails in its second step."
+            else " With DDP's default options, the job hangs or fails in its second step."
         ),
         severity=Severity.INFO if is_harmless else None,
     )
@@ -122,7 +129,7 @@ def _where(recording: Recording, lacking: _Passes) -> str:
     same = [rank for rank, here in lacking if here.unused == first]
     others = [rank for rank, here in lacking if here.unused != first]
     where = on_ranks(recording, same)
-    return f"{where}, and others on {on_ranks(recording, others)}" if others else f"{where} only"
+    return f"{where}, others on {on_ranks(recording, others)}" if others else f"{where} only"
 
 
 @rule("DD777", "user-model-gradient-is-not-the-mean", Consequence.WRONG, UserModel)
@@ -147,15 +154,16 @@ def not_the_mean(recording: Recording) -> Iterator[Draft]:
     is_own = first.got is not None and first.got == first.own
     yield likely(
         (*culprits(recording, ranks), *code(*parameters[:8])),
-        f"DDP gives a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of {fact.model} on"
-        f" {on_ranks(recording, ranks)}: {'each rank keeps its own' if is_own else 'it is not their mean'}",
+        f"DDP returns a wrong gradient of {first.parameter}{and_more(fact.off_count - 1)} of"
+        f" {fact.model} on {on_ranks(recording, ranks)}:"
+        f" {'each rank keeps its own' if is_own else 'not the mean of the ranks'}",
         Evidence(
             text=f"worst element of the gradient of {first.parameter} on rank {rank_of(ranks[0])}, step {first.step}",
             value=first.got,
             expected=first.expected,
             expected_from="float64 mean of the ranks' own gradients",
         ),
-        in_model_code("Look for what takes the parameter away from DDP: an ignore list, hooks, a reentrant checkpoint"),
+        in_model_code("Find what hides the parameter from DDP: an ignore list, hooks, a reentrant checkpoint"),
         detail=f"Not the mean: {', '.join(parameters[:16])}. {fact.compared_elements} elements were compared.",
     )
 
@@ -168,14 +176,14 @@ def _unknown(recording: Recording) -> Iterator[Draft]:
     (first, unknown), ranks = found[0], list({rank_of(rank): rank for rank, _ in found}.values())
     yield proved(
         (*minority(recording, ranks), *code(*unknown.names[:8])),
-        f"DDP does not synchronise {names(unknown)} of {first.fact.model}, which the forward makes trainable"
-        f" on {on_ranks(recording, ranks)}",
+        f"DDP does not synchronize {names(unknown)} of {first.fact.model}: made trainable in"
+        f" the forward on {on_ranks(recording, ranks)}",
         (named(f"rank {rank_of(rank)}: a gradient in", some) for rank, some in found[:8]),
         in_model_code(
-            "Make all parameters, and those that are trained later trainable, before the model is wrapped;"
-            " or wrap it anew"
+            "Create all parameters, and make later ones trainable, before wrapping the model; or wrap it again"
         ),
-        detail="DDP looks for what requires a gradient once, when it wraps the model. Nothing more was tested.",
+        detail="DDP collects parameters that require a gradient once, when it wraps the"
+        " model. Nothing more was tested.",
     )
 
 
@@ -197,10 +205,10 @@ def drift(recording: Recording) -> Iterator[Draft]:
     fact = ranks[0].fact
     yield likely(
         (*minority(recording, ranks), *code(*fact.drifted.names[:8])),
-        f"After a step {names(fact.drifted)} of {fact.model} on {on_ranks(recording, ranks)} is not what it is"
-        " on the first rank",
+        f"After a step, {names(fact.drifted)} of {fact.model} differs between"
+        f" {on_ranks(recording, ranks)} and the first rank",
         none_due("parameters that differ", fact.drifted.count, "the first rank's"),
-        in_model_code("Look for what changes these parameters outside of the optimiser: in the forward, or by hooks"),
+        in_model_code("Find code that changes these parameters outside of the optimizer: in the forward, or in hooks"),
         detail="Their gradients were the mean within rounding.",
     )
 
@@ -228,8 +236,7 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
     what = "loss" if local.loss is None else f"gradient of {names(local.not_finite)}"
     yield proved(
         culprits(recording, ranks),
-        f"The {what} of {first.fact.model} is NaN or infinite on {on_ranks(recording, ranks)}, before the"
-        " ranks exchange anything",
+        f"The {what} of {first.fact.model} is NaN or infinite on {on_ranks(recording, ranks)} before any exchange",
         (
             Evidence(
                 text=f"rank {rank_of(rank)}, batch {local.step}: loss"
@@ -238,8 +245,8 @@ def not_finite(recording: Recording) -> Iterator[Draft]:
             )
             for rank, local in found[:8]
         ),
-        in_model_code("Look at this batch and at the first layer whose output is not finite"),
-        detail=f"Seen with batch {local.step}. The next all-reduce would carry it to every rank.",
+        in_model_code("Inspect this batch and the first layer whose output is not finite"),
+        detail=f"Seen with batch {local.step}. The next all-reduce would spread it to every rank.",
     )
 
 
@@ -261,18 +268,18 @@ def not_repeatable(recording: Recording) -> Iterator[Draft]:
     worst = max(ranks, key=lambda rank: rank.fact.repeat_error or 0.0)
     yield proved(
         NOBODY,
-        f"{worst.fact.model} gives another gradient the second time on {on_ranks(recording, ranks)}, from the same"
-        " batch and seed",
+        f"{worst.fact.model} returns a different gradient the second time on"
+        f" {on_ranks(recording, ranks)}, with the same batch and seed",
         Evidence(
-            text=f"greatest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
+            text=f"largest difference on rank {rank_of(worst)}, relative to the parameter's largest gradient",
             value=worst.fact.repeat_error,
             expected=0.0,
             expected_from="the same work done twice",
         ),
         in_model_code("Seed every generator, and call torch.use_deterministic_algorithms(True)", cost="slower kernels"),
-        detail="The gradients after synchronisation were not compared: each pass has gradients of its own."
+        detail="Synchronized gradients were not compared, because each pass has different gradients."
         if (worst.fact.repeat_error or 0.0) > gradient_tolerance.REPEATED
-        else "The gradients after synchronisation are compared with that much more tolerance.",
+        else "Synchronized gradients are compared with that much more tolerance.",
     )
 
 
@@ -325,13 +332,15 @@ def _apart(fact: UserModel, peer: UserModel) -> float:
 
 def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt[UserModel]) -> Draft:
     far = [rank for rank in off if _apart(rank.fact, peer.fact) > _LOSS_APART]
-    ranks, where = far or off, "other hardware or libraries there"
+    ranks, where = far or off, "different hardware or libraries there"
     worst = max(ranks, key=lambda rank: _apart(rank.fact, peer.fact))
     return likely(
         minority(recording, far) if far else NOBODY,
-        f"{peer.fact.model} gives another loss on {on_ranks(recording, ranks)} than on"
-        f" {on_ranks(recording, [peer])} for the same batch, seed and parameters"
-        + ("" if far else ", by rounding alone"),
+        (
+            f"{peer.fact.model} returns different losses on {on_ranks(recording, ranks)} and"
+            f" {on_ranks(recording, [peer])} for the same batch, seed and parameters"
+        )
+        + ("" if far else " (only rounding)"),
         Evidence(
             text=f"loss on rank {rank_of(worst)}",
             value=worst.fact.same_batch_loss,
@@ -341,7 +350,7 @@ def _loss_draft(recording: Recording, off: list[FactAt[UserModel]], peer: FactAt
         in_model_code(
             f"Look for code that depends on the rank, and for {where}"
             if far
-            else f"If runs must repeat to the bit, look for {where}"
+            else f"Look for {where} if runs must repeat bit for bit"
         ),
         severity=None if far else Severity.INFO,
     )
@@ -355,19 +364,20 @@ def _gradient_draft(recording: Recording, apart: list[FactAt[UserModel]]) -> Dra
     pairs = ((first, set(here) - set(there)), (peer, set(there) - set(here)))
     hooks = sorted((f"rank {rank_of(rank)}", hook.parameter, hook.where) for rank, hooks in pairs for hook in hooks)
     by_names = list(grouped((rank.fact.apart, rank) for rank in apart).items())
-    hook = f": {hooks[0][0]} alone has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
+    hook = f": only {hooks[0][0]} has a hook on {hooks[0][1]}{at(hooks[0][2])}" if hooks else ""
     return likely(
         (*minority(recording, apart), *code(*dict.fromkeys(where for _, _, where in hooks[:4]))),
-        f"{first.fact.model} gives another gradient of {names(first.fact.apart)} on {on_ranks(recording, apart)}"
-        f" than on {on_ranks(recording, [peer])} for the same batch, seed and parameters{hook}",
+        f"{first.fact.model} returns different gradients of {names(first.fact.apart)} on"
+        f" {on_ranks(recording, apart)} and {on_ranks(recording, [peer])}{hook}",
         (
-            *(named(f"another gradient on {on_ranks(recording, group)}:", some) for some, group in by_names[:8]),
-            *(Evidence(text=f"{who} alone has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
+            *(named(f"different gradient on {on_ranks(recording, group)}:", some) for some, group in by_names[:8]),
+            *(Evidence(text=f"only {who} has a hook on {name}{at(where)}") for who, name, where in hooks[:8]),
         ),
-        in_model_code("Register the same hooks on every rank, and let none depend on the rank")
+        in_model_code("Register the same hooks on every rank, independent of the rank")
         if hooks
         else in_model_code("Look for hooks and autograd functions that depend on the rank"),
-        detail="The loss is the same on all ranks, so the gradient alone is changed there.",
+        detail="Batch, seed and parameters are the same and the loss is equal on all ranks,"
+        " so only the gradient is changed there.",
     )
 
 
@@ -388,8 +398,8 @@ def searches_in_vain(recording: Recording) -> Iterator[Draft]:
         return
     yield likely(
         NOBODY,
-        f"{ranks[0].fact.model} does not need find_unused_parameters=True: all {ranks[0].fact.trainable}"
-        " parameters get a gradient",
+        f"{ranks[0].fact.model} does not need find_unused_parameters=True: all"
+        f" {ranks[0].fact.trainable} parameters get a gradient",
         Evidence(text="parameters without a gradient", value=0.0),
-        in_model_code("Leave find_unused_parameters out, unless another batch takes another path"),
+        in_model_code("Remove find_unused_parameters, unless another batch takes another path"),
     )

@@ -45,7 +45,7 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
         where = ranks_at(recording, ranks)
         yield proved(
             rank_culprits(recording, UserModel, ranks) if sure else (),
-            f"Your model is not sharded on {where} as on rank {peer}: {found[0].words()}",
+            f"Your model is sharded differently on {where} and rank {peer}: {found[0].words()}",
             (
                 Evidence(text=f"{each.kind} of {each.names[0]}: {each.here} on {where}, {each.there} on rank {peer}")
                 for each in found
@@ -69,9 +69,9 @@ def sharded_otherwise(recording: Recording) -> Iterator[Draft]:
     is_sure = 2 * len(meshes[usual]) > len(facts(recording))
     yield proved(
         culprits(recording, odd) if is_sure else NOBODY,
-        f"{odd[0].fact.model} returns another mesh on {on_ranks(recording, odd)} than on the other ranks",
+        f"{odd[0].fact.model} returns a different mesh on {on_ranks(recording, odd)} than on other ranks",
         (Evidence(text=f"{mesh} on {on_ranks(recording, members)}") for mesh, members in meshes.items()),
-        in_model_code("Make the mesh with the same arguments on every rank"),
+        in_model_code("Create the mesh with the same arguments on every rank"),
     )
 
 
@@ -92,8 +92,8 @@ def root_is_no_unit(recording: Recording) -> Iterator[Draft]:
     rank, sharded = found[0]
     yield proved(
         NOBODY,
-        f"{rank.fact.model} is not given to fully_shard itself, only {sharded.unit_count} modules in it",
-        Evidence(text="units that are a root of their own", value=float(sharded.unit_count), expected=1.0),
+        f"fully_shard() was not called on {rank.fact.model} itself, only on {sharded.unit_count} modules in it",
+        Evidence(text="units that are their own root", value=float(sharded.unit_count), expected=1.0),
         in_model_code("Call fully_shard(model) after its units", reference=_FULLY_SHARD),
     )
 
@@ -117,25 +117,26 @@ def outside(recording: Recording) -> Iterator[Draft]:
     off = {each.parameter: each for _, here in found for each in here.off if each.parameter in here.outside.names}
     if sharded.loss_alone is not None and not off:
         return
-    why = "" if sharded.root else ", for the model itself is not given to fully_shard"
+    why = "" if sharded.root else ": fully_shard() was not called on the model itself"
     yield likely(
         code(*sharded.outside.names[:8]),
-        f"fully_shard does not shard {names(sharded.outside)} of {rank.fact.model}{why}:"
-        f" {'nobody averages their gradients' if off else 'it does not average their gradients'}",
+        f"{names(sharded.outside)} {'is' if sharded.outside.count == 1 else 'are'} not sharded{why}",
         [_evidence(each, rank_of(rank)) for each in off.values()][:8]
         or none_due("trainable parameters in no unit", sharded.outside.count),
-        in_model_code("Call fully_shard(model) last, when all parameters are there", reference=_FULLY_SHARD),
-        in_model_code("Or average their gradients in your step, and leave them in ignored_params"),
+        in_model_code("Call fully_shard(model) last, after creating all parameters", reference=_FULLY_SHARD),
+        in_model_code("Average their gradients in your step, and keep them in ignored_params"),
+        detail=f"Model {rank.fact.model}:"
+        f" {'no rank averages their gradients' if off else 'fully_shard() does not average their gradients'}.",
         severity=None if off else Severity.WARNING,
     )
 
 
 def _evidence(off: Off, rank: int) -> Evidence:
     return Evidence(
-        text=f"rank {rank}, {off.parameter}: mean distance from what one rank alone has after the step",
+        text=f"rank {rank}, {off.parameter}: mean difference from a single rank after the step",
         value=off.error,
         expected=off.allowed,
-        expected_from=f"rounding, at most; the step moves it by {off.moved:.3g}",
+        expected_from=f"at most, by rounding; the step moves it by {off.moved:.3g}",
     )
 
 
