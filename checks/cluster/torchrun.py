@@ -152,7 +152,7 @@ def torchrun_does_not_end(recording: Recording) -> Iterator[Draft]:
     for trial in recording.trials:
         note, output = (*trial.notes, "", "")[:2]
         failed = note.startswith("torchrun ended with exit code")
-        stayed = note.startswith("torchrun did not exit by itself")
+        stayed = note.startswith("torchrun did not end by itself")
         if trial.launcher != "torchrun" or trial.outcome != "finished" or not (failed or stayed):
             continue
         if _OUR_SIGNALS.search(output):

@@ -14,13 +14,13 @@ def says(rank: Doing) -> str:
     if rank.kind == "collective":
         return f"in {call_name(rank)}{where}"
     if rank.kind == "gone":
-        return f"ended{f': {rank.words}' if rank.words else ''}"
+        return f"exited{f': {rank.words}' if rank.words else ''}"
     if rank.kind == "kernel":
         return f"in the kernel{f', {rank.words}' if rank.words else ''}{where}"
     if rank.kind == "unknown":
-        return "its stack was not read"
-    verb = "loops" if rank.loops else "stands" if rank.kind == "own" and rank.moves is False else rank.words
-    helper = f"; a worker of its data loader stands at {short(rank.helper_line)}" if rank.helper_line else ""
+        return "stack was not read"
+    verb = "loops" if rank.loops else "stuck" if rank.kind == "own" and rank.moves is False else rank.words
+    helper = f"; its data loader worker is at {short(rank.helper_line)}" if rank.helper_line else ""
     return f"{verb}{where}{helper}"
 
 
@@ -52,12 +52,12 @@ def waits_text(waiting: Sequence[Doing]) -> str:
 
 
 def gpu_use(ranks: Sequence[Doing]) -> str:
-    """``100 %``, ``0-40 %`` of the time, over all samples of their GPUs; empty where the driver told none."""
+    """``100%``, ``0-40%`` of the time, over all samples of their GPUs; empty if the driver reports none."""
     samples = [percent for rank in ranks for percent in rank.fact.gpu_use]
     if not samples:
         return ""
     low, high = min(samples), max(samples)
-    return f"{low} %" if low == high else f"{low}-{high} %"
+    return f"{low}%" if low == high else f"{low}-{high}%"
 
 
 def busy_text(waiting: Sequence[Doing]) -> str:
@@ -69,7 +69,7 @@ def busy_text(waiting: Sequence[Doing]) -> str:
     alone = len(busy) == len(waiting) == 1
     whose = "Its GPU" if alone else f"The GPU{'s' * (len(busy) > 1)} of {rank_list(ranks)}"
     use = f"{verb(busy, 'are')} busy ({gpu_use(busy)})"
-    return f"{whose} {use}, as NCCL's kernels keep a GPU while they wait: no sign of progress."
+    return f"{whose} {use}, which NCCL's kernels also cause while they wait, so it does not show progress."
 
 
 def verb(subjects: Sequence[object], plural: str) -> str:

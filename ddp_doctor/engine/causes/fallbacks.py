@@ -56,22 +56,22 @@ def _draft(
 
 def _leave_unset(name: str, unless: str, why: str) -> Remedy:
     taken_away = Setting(name=name, action="unset", why=why)
-    return Remedy(summary=f"Leave {name} unset, unless {unless}", settings=(taken_away,))
+    return Remedy(summary=f"Unset {name}, unless {unless}", settings=(taken_away,))
 
 
 def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
     """Why NCCL took sockets: for a sentence, the line that says so, how bad, and what to do."""
     for name, value in log.settings.items():
         if (name == "NCCL_IB_DISABLE" and value in _OFF) or (name == "NCCL_NET" and value.lower() == "socket"):
-            cure = _leave_unset(name, "the RDMA network is known to be broken", "NCCL looks for RDMA devices again")
-            return f"{name}={value} forbids RDMA", f"{name} set to {value}", Severity.WARNING, cure
+            cure = _leave_unset(name, "the RDMA network is known to be broken", "NCCL then looks for RDMA devices")
+            return f"{name}={value} disables RDMA", f"{name} set to {value}", Severity.WARNING, cure
     if log.no_provider:
         cure = remedy(
-            "Give the container or the job the EFA devices, and check that libfabric finds them",
+            "Pass the EFA devices to the container or the job, and check that libfabric finds them",
             "fi_info -p efa",
             container=("--device=/dev/infiniband",),
         )
-        why, line = "the plug-in of AWS found no EFA device", "Could not find any optimal provider"
+        why, line = "AWS's plug-in found no EFA device", "Could not find any optimal provider"
         return why, line, Severity.WARNING, cure
     if log.no_verbs_library:
         cure = remedy(
@@ -82,11 +82,11 @@ def _why_sockets(log: NcclTransportFact) -> tuple[str, str, Severity, Remedy]:
         return "libibverbs.so is missing", "Failed to open libibverbs.so", Severity.WARNING, cure
     if log.hcas:
         names = ", ".join(hca.name for hca in log.hcas)
-        look = "Look for what chooses the network: NCCL_NET, ncclConfig, or a plug-in"
+        look = "Find what chooses the network: NCCL_NET, ncclConfig, or a plug-in"
         cure = remedy(look, "env | grep NCCL_", scope="job")
-        return f"RDMA devices are there ({names})", f"NET/IB : Using {names}", Severity.WARNING, cure
+        return f"RDMA devices exist ({names})", f"NET/IB : Using {names}", Severity.WARNING, cure
     cure = remedy(
-        "If the nodes have RDMA devices, give them to the container or pod",
+        "Pass the nodes' RDMA devices, if any, to the container or pod",
         "ls /dev/infiniband /sys/class/infiniband",
         container=("--device=/dev/infiniband",),
     )
@@ -113,7 +113,7 @@ def nccl_uses_tcp_between_nodes(recording: Recording) -> Iterator[Draft]:
     over_sockets = [log for log in all_logs if log.fact.network == "Socket"]
     for logs in grouped((_why_sockets(log.fact)[0], log) for log in over_sockets).values():
         why, line, severity, cure = _why_sockets(logs[0].fact)
-        title = f"NCCL moves data between nodes over TCP sockets: {why}"
+        title = f"NCCL uses TCP sockets between nodes: {why}"
         yield _draft(logs, title, f"Using network Socket; {line}", cure, severity=severity)
 
 
@@ -179,8 +179,10 @@ def nccl_uses_interface_of_containers(recording: Recording) -> Iterator[Draft]:
     )
     for name, logs in by_name.items():
         cure = Remedy(
-            summary="Exclude it, or name the interface that reaches the other nodes",
-            settings=(Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL takes the next interface"),),
+            summary="Exclude it, or set the interface that reaches the other nodes",
+            settings=(
+                Setting(name="NCCL_SOCKET_IFNAME", value=f"^lo,{name}", why="NCCL then uses the next interface"),
+            ),
         )
         title = f"NCCL on {_nodes(logs)} uses {name}, which reaches no other node"
         yield _draft(logs, title, f"Bootstrap : Using {name}", cure)
@@ -217,6 +219,6 @@ def nccl_without_p2p_between_gpus(recording: Recording) -> Iterator[Draft]:
     if refused is None:
         yield _draft(logs, title, line, severity=Severity.INFO)
         return
-    look = remedy("Look at what the driver says of P2P between them", "nvidia-smi topo -p2p rw")
+    look = remedy("Check the driver's P2P status between them", "nvidia-smi topo -p2p rw")
     why = f"the driver refuses it between connected GPUs {refused[0]} and {refused[1]}"
     yield _draft(logs, f"{title}: {why}", f"P2P is disabled; {line}", look)

@@ -11,7 +11,7 @@ from ddp_doctor.facts.job_log import LogLine
 from ddp_doctor.knowledge.job_causes import JOB_CAUSES
 from ddp_doctor.knowledge.job_causes.kinds import JobCause
 from ddp_doctor.knowledge.job_causes.unproven import NOT_PROVEN
-from ddp_doctor.model.choices import Confidence, Consequence
+from ddp_doctor.model.choices import Consequence
 from ddp_doctor.model.finding import Evidence, Finding
 from ddp_doctor.model.rule import Described, rules_in
 from ddp_doctor.wording.ranks import capital
@@ -40,14 +40,8 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _title(judged: Judged) -> str:
-    """Begins with a capital letter, but for a host's name; a guess says that it is one.
-
-    Of a cause without a domain, what is said is the fact, and what is not proved stands behind it.
-    """
+    """The cause's title, with a capital first letter unless it starts with a host's name."""
     title = filled(judged.cause.title, {**judged.values, "who": judged.who})
-    is_guess = judged.confidence is Confidence.POSSIBLE and judged.cause.domain != "unknown"
-    if is_guess and not re.search(r"\b(?:may|might|perhaps|probably)\b", title):
-        return f"Perhaps {re.sub('^[A-Z](?=[a-z ])', lambda letter: letter[0].lower(), title)}"
     return capital(title) if re.match(r"(?:ranks?|all|both|an?|the|two|collectives?)\b", title) else title
 
 

@@ -59,7 +59,7 @@ def causes(recording: Recording) -> tuple[Judged, ...]:
     if not found:
         return ()
     before = [
-        f"Attempt {attempt} had failed before: {first.cause.name} ({place_of(first.signs[0].where)})."
+        f"Attempt {attempt} failed earlier: {first.cause.name} ({place_of(first.signs[0].where)})."
         for attempt, of_attempt in enumerate(earlier)
         for first in unexplained(of_attempt, list(suspects(of_attempt)))[:1]
     ]

@@ -165,9 +165,9 @@ class _Job:
         found = self._found(name, sure, blamed or self.ranks, blamed, **values)
         detail = f"NCCL's RAS counts, the same in two answers: {_counts_text(counts)}."
         if not few:
-            detail += " As many ranks are behind as ahead: look at both."
+            detail += " As many ranks are behind as ahead, so check both."
         elif may_compute:
-            detail += f" Whether the GPU of {rank_list(sorted(few))} still computes, nothing shows."
+            detail += f" It is unknown whether the GPU of {rank_list(sorted(few))} still computes."
         return replace(found, detail=f"{detail} {found.detail}".strip())
 
     # --- some cannot run ------------------------------------------------------------------------------
@@ -228,9 +228,8 @@ class _Job:
     def _outside(self, ruling: Ruling) -> Judged:
         still = self._those(ruling.who)
         loops = all(rank.loops for rank in still)
-        does, it = "loop" if loops else "stand", "it" if len(still) == 1 else "they"
         at_one_place = len({rank.line for rank in still}) == 1 and still[0].line
-        stands = f"{it} {verb(still, does)} at {place(still[0].line)}" if at_one_place else ""
+        stands = f"{'looping' if loops else 'stuck'} at {place(still[0].line)}" if at_one_place else ""
         sure = Confidence.LIKELY if loops else ruling.sure
         found = self._found("stuck-outside-collective", sure, still, still, call=self._call, stands=stands)
         return replace(found, lines=(*found.lines[:1], *self._stack(still[0]), *found.lines[1:]))
@@ -266,7 +265,7 @@ class _Job:
         peer = connection.peer if peer_rank is None else f"rank {peer_rank}{self._on(peer_rank)}"
         node = host if peer_rank is None else self._node(peer_rank)
         ends = {"kind": "pair", "peer_rank": peer_rank, "peer_node": node}
-        times = f"sent {connection.retransmissions} times again"
+        times = f"resent {connection.retransmissions} times"
         return Judged(
             cause_named("data-not-acknowledged"),
             Confidence.LIKELY,
@@ -285,8 +284,8 @@ class _Job:
         found = self._found("cross-group-deadlock", Confidence.LIKELY, self.in_collective, ())
         if len({rank.call for rank in self.in_collective}) == 1:
             return found
-        detail = f"{found.detail} Which groups these are on, the stacks do not tell: if it is one, its ranks call"
-        detail += " different collectives; else they take two groups in different orders."
+        detail = f"{found.detail} The stacks do not show the groups of these calls. In one group, its ranks call"
+        detail += " different collectives. In two groups, the ranks use them in different orders."
         otherwise = "in different collectives of one group"
         return replace(found, detail=detail, values={**found.values, "otherwise": otherwise})
 
@@ -324,19 +323,19 @@ class _Job:
             others = f"{rank_list(waiting)} {verb(waiting, 'wait')}"
             does = unclear[0].words if len(unclear) == 1 else plural(unclear[0].words)
             helper = next((rank.helper_line for rank in unclear if rank.helper_line), "")
-            worker = f" (a worker of its data loader stands at {place(helper)})" if helper else ""
-            return f"{who} {does}{at}{worker} while {others}: whether that ends shows only later"
+            worker = f" (its data loader worker is at {place(helper)})" if helper else ""
+            return f"{who} {does}{at}{worker} while {others}: progress is unknown yet"
         if self.job.is_elsewhere and self.waiting:
-            others = f"only {rank_list(self.job.unseen)} can tell" if self.job.unseen else "only others can tell"
-            who = "All ranks that were seen" if len(waiting) == len(self.able) else self._who(waiting)
+            others = rank_list(self.job.unseen) if self.job.unseen else "other ranks"
+            who = "All visible ranks" if len(waiting) == len(self.able) else self._who(waiting)
             does = "wait" if len(waiting) == len(self.able) else verb(waiting, "wait")
-            return f"{who} {does} in {called(self.waiting[0])}; for whom, {others}, which nobody has seen"
+            return f"{who} {does} in {called(self.waiting[0])}: {others} were not read"
         if self.for_gpu:
             waits = f"{verb(self.for_gpu, 'wait')} for {'its GPU' if len(self.for_gpu) == 1 else 'their GPUs'}"
-            return f"{self._who(waiting)} {waits}, and nothing shows whether work goes on there"
+            return f"{self._who(waiting)} {waits}: GPU progress is unknown"
         places = {place(rank.line) for rank in self.able if rank.line}
         at = f" at {places.pop()}" if len(places) == 1 else ""
-        who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stand")
+        who, does = (self._who([rank.rank for rank in self.able]), "loop" if unclear and unclear[0].loops else "stay")
         return f"{who} {verb(self.able, does)}{at}, and no rank is in a collective"
 
     # --- names and lines ------------------------------------------------------------------------------
@@ -395,10 +394,10 @@ class _Job:
         frames = next((look.frames for look in reversed(rank.fact.looks) if look.frames), ())
         if frames:
             cut = "… > " * (len(frames) > _MOST_FRAMES)
-            yield self._line(rank, f"its stack: {cut}{' > '.join(map(short, frames[-_MOST_FRAMES:]))}")
+            yield self._line(rank, f"stack: {cut}{' > '.join(map(short, frames[-_MOST_FRAMES:]))}")
         if rank.fact.kernel:
             where = rank.fact.looks[-1].wait_channel
-            yield self._line(rank, f"the kernel: it waits in {rank.fact.kernel}{f' ({where})' if where else ''}")
+            yield self._line(rank, f"kernel: waits in {rank.fact.kernel}{f' ({where})' if where else ''}")
 
     def _line(self, rank: Doing, text: str) -> LogLine:
         return LogLine(file=f"rank {rank.rank} (pid {rank.fact.pid} on {rank.fact.host})", line=0, text=text)

@@ -70,8 +70,8 @@ def worked_before(output: Output) -> str:
     """Whether it was among the first collectives, which tells the set-up from what fails later."""
     number = collective_reached(output)
     if is_first(number):
-        return "It was one of the first collectives: that speaks for the set-up of network and GPUs."
-    later = "collectives had worked before: that speaks for code, a link or a GPU, not the set-up."
+        return "It was one of the first collectives, so the set-up of network or GPUs is a likely cause."
+    later = "collectives had worked before, so code, a link or a GPU is a likely cause, not the set-up."
     return f"{number - 1} {later}" if number else ""
 
 
@@ -171,7 +171,7 @@ def _behind(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
     far = ", ".join(sorted({str(ranks[rank].enqueued) for rank in behind}))
     detail = (
         f"{capital(rank_list(callers))} waited in {ranks[callers[0]].collective};"
-        f" {rank_list(behind)} had called {far} and not {_last(ranks)}."
+        f" {rank_list(behind)} had called {far}, but not {_last(ranks)}."
     )
     return _judged(output, name, Confidence.LIKELY, _first_signs(ranks, (*behind, *callers)), behind, detail)
 
@@ -185,10 +185,10 @@ def _either(output: Output, ranks: Mapping[int, Wait], ruling: Ruling) -> Judged
         sorted({str(enqueued) if (enqueued := ranks[rank].enqueued or 0) > 0 else "none" for rank in there})
     )
     called = f"{capital(rank_list(there))} had called {far}"
-    either = f"{rank_list(there)} did not come, or {rank_list(here)} called one more"
+    either = f"{rank_list(there)} did not enter, or {rank_list(here)} called one more"
     verb = "waits" if len(here) == 1 else "wait"
     detail = f"{called}, {rank_list(here)} {verb} in {ranks[here[0]].collective}: {either}."
-    detail += " Look at both: the numbers blame neither."
+    detail += " Check both, because the numbers do not show which is at fault."
     signs = _first_signs(ranks, (*there, *here))
     judged = _judged(output, "stuck-outside-collective", Confidence.LIKELY, signs, (), detail)
     title = f"{called}, {rank_list(here)} {verb} in {_last(ranks)}: {either}"
@@ -205,9 +205,10 @@ def _some_are_ahead(output: Output, ranks: Mapping[int, Wait]) -> Judged | None:
     if behind[0].op == ahead[0].op or UNEVEN.search(f"{behind[0].op} {ahead[0].op}"):
         return None
     detail = (
-        f"{capital(rank_list(sorted(w.rank for w in behind)))} waited in {behind[0].collective}, which"
-        f" {rank_list(sorted(w.rank for w in ahead))} had ended: they then waited in {ahead[0].collective}."
-        " Ranks called different collectives, or data did not arrive."
+        f"{capital(rank_list(sorted(w.rank for w in behind)))} waited in"
+        f" {behind[0].collective}, which {rank_list(sorted(w.rank for w in ahead))} had"
+        f" finished; they then waited in {ahead[0].collective}. Ranks called different"
+        " collectives, or data did not arrive."
     )
     signs = [sign for wait in (*behind, *ahead) for sign in wait.signs[:1]]
     return _judged(output, "collective-mismatch", Confidence.POSSIBLE, signs, (), detail)
@@ -244,7 +245,7 @@ def _foreign_ranks(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     counts = [sign for sign in signs if sign.sign == "store-barrier" and "came" in sign.values]
     if not any(int(sign.values["came"]) > int(sign.values["world"]) for sign in counts):
         return None
-    detail = f"{counts[0].values['came']} ranks came to the store of a job of {counts[0].values['world']}."
+    detail = f"{counts[0].values['came']} ranks joined the store of a job of {counts[0].values['world']}."
     return _judged(output, "rendezvous-port-conflict", Confidence.LIKELY, counts, (), detail)
 
 
@@ -257,13 +258,13 @@ def _long_work(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     call = f" in {_call(signs)}" if _call(signs) else ""
     detail = f"{capital(places(output, waiting))} waited{call}."
     if len(missing) == 1 and _worked(output, missing[0]) and (last := output.ranks[missing[0]].last):
-        detail += f" The last that rank {missing[0]} printed: {last.text}"
+        detail += f" Last output of rank {missing[0]}: {last.text}"
         return _judged(output, "timeout-long-rank0-work", Confidence.LIKELY, signs, missing, detail)
     bar = next((sign.values for sign in signs if "bar_s" in sign.values), None)
     limits_s = {float(sign.values["timeout_ms"]) / 1000 for sign in signs if sign.values.get("timeout_ms")} or _USUAL_S
     if bar is None or not any(0.9 * limit_s <= float(bar["bar_s"]) <= 1.25 * limit_s for limit_s in limits_s):
         return None  # it did not begin with the wait, or was not there at its end
-    detail += f" A bar of progress stood at {bar['bar']} by then; it had begun when they began to wait."
+    detail += f" Its progress bar was at {bar['bar']} by then, and started when they began to wait."
     guilty = _never_came(signs) or (missing if len(missing) == 1 else [])
     at_first = all(int(sign.values.get("seq") or 0) <= _FIRST for sign in signs)
     sure = Confidence.LIKELY if at_first else Confidence.POSSIBLE
@@ -303,7 +304,7 @@ def _named_by_torch(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
         numbers = next((sign.values[name] for name in _NOT_COME if sign.values.get(name)), "")
         absent = sorted({int(number) for number in re.findall(r"\d{1,7}", numbers)[:_MOST_RANKS]})
         if absent and ranks_of(signs).isdisjoint(absent):
-            detail = f"torch lists {rank_list(absent)} as not having come."
+            detail = f"torch lists {rank_list(absent)} as missing."
             return _judged(output, "stuck-outside-collective", Confidence.LIKELY, [sign], absent, detail)
     return None
 
@@ -313,7 +314,7 @@ def _never_made(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     absent = _never_came(signs)
     if not absent:
         return None
-    detail = f"{capital(rank_list(absent))} did not begin NCCL's communicator, for which others waited."
+    detail = f"{capital(rank_list(absent))} did not start NCCL's communicator, for which other ranks waited."
     return _judged(output, "stuck-outside-collective", Confidence.POSSIBLE, signs, absent, detail)
 
 
@@ -329,8 +330,8 @@ def _stuck(output: Output, signs: Sequence[SignSeen]) -> Judged | None:
     if len(output.stuck) != 1 or not waiting or not waiting.isdisjoint(output.stuck):
         return None
     detail = (
-        f"{capital(places(output, waiting))} timed out; {places(output, output.stuck)} did not, and SIGTERM did not"
-        " end it: it was stopped, or is in a call that nothing interrupts."
+        f"{capital(places(output, waiting))} timed out; {places(output, output.stuck)} did"
+        " not, and SIGTERM did not end it: it was stopped, or is in an uninterruptible call."
     )
     return _judged(output, "stuck-outside-collective", Confidence.LIKELY, signs, output.stuck, detail)
 

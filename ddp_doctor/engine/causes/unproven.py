@@ -63,8 +63,7 @@ def _killed(output: Output) -> Iterator[Judged]:
         tuple(rank.last for rank in killed if rank.last is not None) or lines(kills),
         tuple(rank_culprit(output, rank.rank) for rank in killed),
         places(output, [rank.rank for rank in killed]) or "the host of a rank",
-        "It was killed by SIGKILL, and nothing here says by whom: the kernel for want of memory, the scheduler or a"
-        " person.",
+        "It was killed by SIGKILL from an unknown source: the out-of-memory killer, the scheduler or a person.",
         values={"signal": "SIGKILL"},
     )
 
@@ -209,7 +208,7 @@ def _not_come(logs: Sequence[NcclTransportFact]) -> str:
         size = max(sizes)
         if len(sizes) == 1 and len(came) < size < 2 * len(came) and not any(init.complete for init in inits):
             absent = rank_list(sorted(set(range(size)) - came))
-            return f"NCCL began a communicator of {size} ranks, and nothing shows that {absent} came to it"
+            return f"NCCL began a communicator of {size} ranks, but {absent} may not have joined it"
     return ""
 
 
@@ -219,7 +218,7 @@ def _silent(output: Output, late: list[SignSeen]) -> str:
     silent = output.world - waited_in_vain
     if not silent or len(silent) >= len(waited_in_vain):
         return ""
-    return f"{places(output, silent)} printed no time-out: look there first."
+    return f"{places(output, silent)} printed no timeout, so check there first."
 
 
 def _ends(output: Output) -> str:

@@ -46,8 +46,8 @@ class _Words:
             if not any(group.entries or group.highest_seq for group in dump.groups)
         ]
         if len(self.job.dumps) > 1 and len(silent) * 2 > len(self.job.dumps):
-            lines = [(rank, f"rank {rank} has made no collective") for rank in silent]
-            values = {"what": f"{rank_list(silent)} had made no collective"}
+            lines = [(rank, f"rank {rank} called no collective") for rank in silent]
+            values = {"what": f"{rank_list(silent)} called no collective"}
             starting = Ruling("not-known", Confidence.POSSIBLE, who=tuple(silent))
             return self._found("job-starting", starting, lines, "", values)
         ruling = judge(list(self.standings.values()), all_are_known=self.job.world_is_known)
@@ -66,7 +66,7 @@ class _Words:
         calls = ruling.calls
         parts = [f"{rank_list(ranks)} called {_shape_text(calls[ranks[0]])}" for ranks in sorted(ruling.sides, key=len)]
         first = next(iter(calls.values()))
-        undecided = "" if ruling.suspects else " No call has a majority, so no rank is named."
+        undecided = "" if ruling.suspects else " No call has a majority, so the faulty rank is unknown."
         detail = f"At number {first.seq} of {first.group.words}, {'; '.join(parts)}.{undecided}"
         others = [rank for ranks in ruling.sides for rank in ranks if rank not in ruling.suspects]
         lines = [(rank, f"rank {rank} called {_shape_text(calls[rank])}") for rank in (*ruling.suspects, *others)]
@@ -93,13 +93,13 @@ class _Words:
     def _outside(self, ruling: Ruling) -> Judged:
         who, waits = ruling.who, ruling.waits
         call = min(waits, key=lambda wait: len(wait.missing))
-        detail = f"{_waits_text(waits)}. {capital(rank_list(who))} never came"
+        detail = f"{_waits_text(waits)}. {capital(rank_list(who))} never entered"
         detail += f" and {'has' if len(who) == 1 else 'have'} no collective open.{self._where(who)}"
         callers = sorted({wait.rank for wait in waits})
         if not ruling.suspects:
-            detail += " Whether it is late, or the others called one collective more, the dumps do not tell."
+            detail += " The dumps do not show whether it is late or the other ranks called one more collective."
         elif ruling.sure is not Confidence.PROVED:
-            detail += f" Or {rank_list(callers)} called one collective more: with one rank on each side, look at both."
+            detail += f" Or {rank_list(callers)} called one more collective. With one rank on each side, check both."
         lines = [(rank, self._last_text(call.call, rank)) for rank in who] + _waits_lines(waits)
         return self._found("stuck-outside-collective", ruling, lines, detail, {"call": _call_text(call)})
 
@@ -108,9 +108,9 @@ class _Words:
         (rank,), idle = ruling.sides
         wait = min(ruling.waits, key=lambda wait: len(wait.missing))
         call = _call_text(wait)
-        detail = f"Rank {rank} waits in {call}, which {rank_list(idle)} did not call: they are at rest before it."
+        detail = f"Rank {rank} waits in {call}, which {rank_list(idle)} did not call."
         lines = [*_waits_lines([wait]), *((other, self._last_text(wait.call, other)) for other in idle)]
-        next_check = "look whether a condition on the rank stands around that call"
+        next_check = "check whether a condition on the rank surrounds that call"
         detail += self._where([rank])
         return self._found("rank0-only-collective", ruling, lines, detail, {"call": call}, next_check)
 
@@ -118,7 +118,7 @@ class _Words:
         unread = self.job.unread
         lines = [(rank, f"rank {rank}: {unread[rank].problem}") for rank in ruling.who if rank in unread]
         lines += _waits_lines(ruling.waits)
-        detail = f"{_waits_text(ruling.waits)}, and nothing shows that {rank_list(ruling.who)} came:"
+        detail = f"{_waits_text(ruling.waits)}, and {rank_list(ruling.who)} may not have entered:"
         detail += f" {self._no_dump(ruling.who)}."
         return self._found("rank-unreachable", ruling, lines, detail, {"call": _call_text(ruling.waits[0])})
 
@@ -142,7 +142,7 @@ class _Words:
         sure = first.call.group.members_are_known and not self.job.absent
         detail = _waits_text(ruling.waits)
         detail += (
-            ", and all members have entered it." if sure else "; whether others should come, the dumps do not tell."
+            ", and all members have entered it." if sure else "; the dumps do not show whether more ranks belong to it."
         )
         lines = _waits_lines(ruling.waits)
         return self._found("collective-stalled", ruling, lines, detail, {"call": _call_text(first)})
@@ -154,15 +154,15 @@ class _Words:
             dump = self.job.dumps.get(rank)
             frames = of_the_job(dump.frames) if dump is not None else []
             if frames:
-                verb = "waits" if self.standings[rank].waits else "made its last collective"
+                verb = "waits" if self.standings[rank].waits else "called its last collective"
                 parts.append(f" Rank {rank} {verb} at {frames[-1]}.")
         return "".join(parts)
 
     def _last_text(self, call: Call, rank: int) -> str:
         last = next((of for of in reversed(self.standings[rank].calls) if of.group is call.group), None)
         if last is None:
-            return f"rank {rank} has made no collective of {call.group.words}"
-        return f"rank {rank} has ended {collective_name(last.op)} {last.seq} of {call.group.words} and waits in none"
+            return f"rank {rank} called no collective of {call.group.words}"
+        return f"rank {rank} finished {collective_name(last.op)} {last.seq} of {call.group.words} and waits in none"
 
     def _found(
         self,

@@ -18,14 +18,14 @@ CAUSES = {
         title="{who} stopped[ in {where}]: {type}[: {message}]",
         finds="A rank ended with a Python exception that is not about another rank, and that no other cause explains.",
         why="The other ranks wait for the one that stopped, and fail later with time-outs and closed connections.",
-        remedies=(in_code("Read the traceback of the rank that is named first; those of the others follow from it"),),
+        remedies=(in_code("Read the traceback of the first named rank; other tracebacks are consequences"),),
         next_check="run the named line on one process with the same batch: torchrun --nproc-per-node=1 …",
         references=("torch 2.15 distributed/elastic/multiprocessing/errors",),
         # Judged from the sign "exception" (pointers.py): engine/causes/evidence.py.
     ),
     "DDJ161": code_cause(
         name="gpu-out-of-memory",
-        title="GPU[ {gpu}] of {who} has no memory left[: {size} more were asked for]",
+        title="GPU[ {gpu}] of {who} is out of memory[: {size} requested]",
         finds="An allocation on a GPU failed because its memory is used up.",
         why="Activations, gradients, optimizer states and what other processes hold on the GPU all count. One rank with"
         " a longer batch stops, and the others wait for it.",
@@ -34,11 +34,11 @@ CAUSES = {
                 "Use a smaller batch per GPU, activation checkpointing, bfloat16, or shard the model (fully_shard)"
             ),
             remedy(
-                "Where much is reserved but not allocated, let segments grow",
+                "Use expandable segments if much memory is reserved but not allocated",
                 settings=(setting("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
                 undo="unset PYTORCH_CUDA_ALLOC_CONF",
             ),
-            on_node("End what else holds memory on the GPU", "nvidia-smi"),
+            on_node("End other processes that use memory on the GPU", "nvidia-smi"),
         ),
         next_check="nvidia-smi --query-compute-apps=pid,used_memory --format=csv on the host, before the job starts",
         references=("torch 2.4 to 2.15, c10/cuda/CUDACachingAllocator.cpp", "CUDA runtime, cudaErrorMemoryAllocation"),
@@ -75,12 +75,11 @@ CAUSES = {
     ),
     "DDJ163": code_cause(
         name="device-mismatch",
-        title="Tensors of {who} that belong together are on different devices[: {found}][: the group is on {bound},"
-        " the tensor on {issued}]",
+        title="Tensors of {who} are on different devices[: {found}][: the group is on {bound}, the tensor on {issued}]",
         finds="An operation got tensors of two devices, or one of another GPU than the rank's process group.",
         why="A batch or a part of the model stayed on the CPU, or on GPU 0 where the rank has another.",
         remedies=(SET_DEVICE,),
-        next_check="print(x.device, next(model.parameters()).device) in front of the line that is named",
+        next_check="print(x.device, next(model.parameters()).device) before the line in the evidence",
         references=("torch, aten/src/ATen", "torch 2.15 c10d/nccl2", "torch, nn/parallel/distributed.py"),
         found_by=("DD609", "DDL117", "DD774", "DDL136", "DDL167"),
         signs={
@@ -117,12 +116,14 @@ CAUSES = {
     ),
     "DDJ164": code_cause(
         name="backend-device-mismatch",
-        title="{who} gave the process group a tensor of a device that it cannot carry[: {on}]",
+        title="{who} passed a tensor on a device that the process group does not support[: {on}]",
         finds="A collective got a tensor on a device for which the process group has no backend: a CPU tensor with"
         " NCCL.",
         why="NCCL moves tensors of GPUs alone; gathered objects and metrics are often on the CPU.",
-        remedies=(in_code('Have both: init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU'),),
-        next_check="print(tensor.device, dist.get_backend_config()) in front of the collective that is named",
+        remedies=(
+            in_code('Use both backends, init_process_group("cpu:gloo,cuda:nccl"), or move the tensor to the GPU'),
+        ),
+        next_check="print(tensor.device, dist.get_backend_config()) before the collective in the evidence",
         references=("torch 2.4 to 2.15, c10d/ProcessGroup.hpp, c10d/ProcessGroupNCCL.cpp, distributed_c10d.py",),
         signs={
             "no-backend-for-device": proof(
@@ -133,13 +134,13 @@ CAUSES = {
     ),
     "DDJ174": JobCause(
         name="dataloader-worker-died",
-        title="A DataLoader worker of {who} died[: {signal}][, process {pid}]",
+        title="DataLoader worker of {who} died[: {signal}][, process {pid}]",
         finds="A worker process of a DataLoader was ended by a signal or left.",
         why="“Killed” mostly means that the host ran out of memory; a segmentation fault comes from a library that"
         " decodes the samples.",
         remedies=(
-            remedy("Where it was killed: fewer workers, or more memory"),
-            in_code("Where it crashed: run with num_workers=0 to see the stack, and look at the sample"),
+            remedy("Use fewer workers or more memory if it was killed"),
+            in_code("Run with num_workers=0 if it crashed, to see the stack and the sample"),
         ),
         next_check="dmesg -T | grep -i -E 'oom|segfault' on the host",
         references=("torch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",),
@@ -157,7 +158,7 @@ CAUSES = {
     ),
     "DDJ175": code_cause(
         name="checkpoint-mismatch",
-        title="The checkpoint that {who} loaded does not fit[ {module}]",
+        title="Checkpoint loaded by {who} does not match[ {module}]",
         finds="load_state_dict, or torch.load, refuses what the checkpoint has.",
         why="It is of another model or version, or was saved with or without DDP's “module.” in front of the names, or"
         " on GPUs that this job does not have.",
@@ -165,7 +166,7 @@ CAUSES = {
             in_code("Save model.module.state_dict(), and load it before wrapping the model in DDP"),
             in_code("Load with torch.load(…, map_location='cpu', weights_only=True)"),
         ),
-        next_check="list(torch.load(PATH, map_location='cpu'))[:5] beside list(model.state_dict())[:5]",
+        next_check="compare list(torch.load(PATH, map_location='cpu'))[:5] with list(model.state_dict())[:5]",
         references=("torch, nn/modules/module.py, optim/optimizer.py, serialization.py",),
         found_by=("DDL129",),
         signs={
@@ -191,14 +192,13 @@ CAUSES = {
     ),
     "DDJ176": code_cause(
         name="import-failed",
-        title="{who} could not load {missing}",
+        title="{who} cannot load {missing}",
         finds="An import ends with ModuleNotFoundError or ImportError, or Python does not find the script.",
         why="The environment of the ranks is not that of the shell: another interpreter, a node without the package, or"
         " a library that is not on the loader's path.",
         remedies=(
             remedy(
-                "Install it in the environment in which the ranks run, on every node",
-                "srun --ntasks-per-node=1 python -m pip install …",
+                "Install it in the ranks' environment on every node", "srun --ntasks-per-node=1 python -m pip install …"
             ),
         ),
         next_check='srun --ntasks-per-node=1 python -c "import sys, NAME; print(sys.executable)"',
@@ -234,14 +234,15 @@ CAUSES = {
     ),
     "DDJ177": JobCause(
         name="loss-not-finite",
-        title="The job ended itself because the loss or a gradient of {who} was not a number, or infinite",
+        title="The job ended itself: the loss or a gradient of {who} is NaN or infinite",
         finds="A guard of the training code or of torch stops at NaN, or at a loss scale that cannot fall further.",
         why="A learning rate that is too high, a bad sample, half precision and, seldom, a sick GPU lead there.",
         remedies=(
             in_code("Restart from the last checkpoint with a lower learning rate, or skip the batch"),
             in_code("Train in bfloat16, which needs no loss scale"),
         ),
-        next_check="the same batch on another GPU: the same NaN tells of code or data, another result of the GPU",
+        next_check="run the same batch on another GPU: the same NaN means code or data, a"
+        " different result means the GPU",
         references=(
             "torch, c10d/NanCheck.hpp",
             "fairseq, optim/dynamic_loss_scaler.py; DeepSpeed, runtime/fp16/loss_scaler.py",
@@ -281,14 +282,15 @@ CAUSES = {
     ),
     "DDJ178": code_cause(
         name="device-assert",
-        title="A kernel on the GPU of {who} stopped at an assertion[: {assertion}]",
+        title="Kernel on the GPU of {who} failed an assertion[: {assertion}]",
         finds="A CUDA kernel's assert failed: mostly an index outside of an embedding, or a label outside of the"
         " classes.",
         why="The GPU's context is lost with it, and every later call of the rank fails with the same message.",
         remedies=(
             in_code("Check indices and labels of the batch: ids.min() >= 0, ids.max() < embedding.num_embeddings"),
         ),
-        next_check="CUDA_LAUNCH_BLOCKING=1 in a short run: the traceback then shows the line, or the batch on the CPU",
+        next_check="run briefly with CUDA_LAUNCH_BLOCKING=1, or run the batch on the CPU:"
+        " the traceback then shows the line",
         references=("torch, aten/src/ATen/native/cuda; CUDA runtime, cudaErrorAssert",),
         signs={
             "kernel-assertion": proof(
@@ -300,15 +302,15 @@ CAUSES = {
     ),
     "DDJ179": JobCause(
         name="corrupt-data",
-        title="{who} could not read a file: it is cut short or damaged[: {reason}]",
+        title="{who} cannot read a truncated or damaged file[: {reason}]",
         domain="data",
         restart="no",
         finds="A sample, an archive or a checkpoint cannot be decoded.",
         why="An upload or a save that was interrupted, or a full disk, leaves such files; the rank that meets it"
         " stops.",
         remedies=(
-            remedy("Find the file, and fetch or write it again"),
-            in_code("Skip samples that cannot be decoded, and count them"),
+            remedy("Find the file, then download or write it again"),
+            in_code("Skip and count samples that cannot be decoded"),
         ),
         next_check="catch the exception in the dataset's __getitem__ and print the sample's path",
         references=(

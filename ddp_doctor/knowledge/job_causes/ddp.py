@@ -11,10 +11,10 @@ CAUSES = {
         finds="A collective, DDP or SyncBatchNorm ran before init_process_group, or after destroy_process_group.",
         why="They need the group; a model with SyncBatchNorm needs it in a run on one GPU too.",
         remedies=(
-            in_code("Call init_process_group first, in every process, and start the job by torchrun"),
-            in_code("On one GPU use BatchNorm in place of SyncBatchNorm"),
+            in_code("Call init_process_group first in every process, and start the job with torchrun"),
+            in_code("Use BatchNorm instead of SyncBatchNorm on one GPU"),
         ),
-        next_check="the frame above the error: is it SyncBatchNorm, or a call after destroy_process_group?",
+        next_check="check the frame above the error: SyncBatchNorm, or a call after destroy_process_group?",
         references=("torch 1.13 to 2.15, distributed/distributed_c10d.py",),
         found_by=("DDL108", "DDL109"),
         signs={
@@ -29,18 +29,17 @@ CAUSES = {
     ),
     "DDJ166": code_cause(
         name="ddp-unused-parameters",
-        title="Parameters of the model took no part in the loss on {who}[: numbers {indices}][, {parameters}]",
+        title="Model parameters get no gradient on {who}[: numbers {indices}][, {parameters}]",
         finds="DDP waits for gradients of parameters that the last step did not use.",
         why="DDP reduces each bucket when all of its gradients are there; a branch that is not taken leaves it"
         " incomplete.",
         remedies=(
-            in_code("Make every parameter take part in the loss, or freeze those that do not"),
+            in_code("Use every parameter in the loss, or freeze unused parameters"),
             in_code(
-                "Let DDP look for them: DistributedDataParallel(…, find_unused_parameters=True)",
-                cost="a graph traversal in every step",
+                "Set DistributedDataParallel(…, find_unused_parameters=True)", cost="a graph traversal in every step"
             ),
         ),
-        next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameters' names",
+        next_check="run briefly with TORCH_DISTRIBUTED_DEBUG=INFO: the message then has the parameters' names",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         found_by=("DD775", "DD776", "DDL128"),
         signs={
@@ -58,15 +57,15 @@ CAUSES = {
     ),
     "DDJ167": code_cause(
         name="ddp-ready-twice",
-        title="DDP got the gradient of a parameter twice in one step on {who}[: {parameter}]",
+        title="DDP received a parameter's gradient twice in one step on {who}[: {parameter}]",
         finds="A parameter under DDP is used in two backward passes of one step: re-entrant checkpointing, shared"
         " weights, or a call past forward().",
         why="DDP reduces a gradient once; what comes after that would be lost.",
         remedies=(
             in_code("Use checkpoint(…, use_reentrant=False), and drop find_unused_parameters"),
-            in_code("Where the graph is the same in each step: DistributedDataParallel(…, static_graph=True)"),
+            in_code("Set DistributedDataParallel(…, static_graph=True) if the graph is the same in each step"),
         ),
-        next_check="TORCH_DISTRIBUTED_DEBUG=INFO in a short run: the message then has the parameter's name",
+        next_check="run briefly with TORCH_DISTRIBUTED_DEBUG=INFO: the message then has the parameter's name",
         references=("torch 2.4 to 2.15, c10d/reducer.cpp",),
         signs={
             "marked-twice": proof(
@@ -79,14 +78,14 @@ CAUSES = {
     ),
     "DDJ168": code_cause(
         name="ddp-no-grad-params",
-        title="{who} wrapped a model in DDP that has nothing to train",
+        title="{who} wrapped a model without trainable parameters in DDP",
         finds="No parameter of the wrapped module requires a gradient.",
         why="A frozen module, or a filter on names that matched nothing, leaves DDP without work.",
         remedies=(
             in_code("Do not wrap frozen modules"),
-            in_code("Look whether the filter that freezes parameters matches too many"),
+            in_code("Check whether the filter that freezes parameters matches too many"),
         ),
-        next_check="sum(p.requires_grad for p in model.parameters()) in front of DistributedDataParallel(…)",
+        next_check="print sum(p.requires_grad for p in model.parameters()) before DistributedDataParallel(…)",
         references=("torch 1.13 to 2.15, nn/parallel/distributed.py",),
         found_by=("DD784",),
         signs={
@@ -104,10 +103,10 @@ CAUSES = {
         " the own ones; a second forward before backward() thus changes what the first one saved. Another edit in place"
         " gives the same message.",
         remedies=(
-            in_code("DistributedDataParallel(…, broadcast_buffers=False)"),
+            in_code("Set DistributedDataParallel(…, broadcast_buffers=False)"),
             in_code("Run both inputs in one forward pass"),
         ),
-        next_check="torch.autograd.set_detect_anomaly(True) in a short run: it names the forward line",
+        next_check="run briefly with torch.autograd.set_detect_anomaly(True): it names the forward line",
         references=("torch, torch/csrc/autograd/saved_variable.cpp; nn/parallel/distributed.py",),
         signs={
             "buffer-changed": Sign(
@@ -132,13 +131,14 @@ CAUSES = {
         why="A collective needs the same call with fitting tensors on every rank. A branch on data or on the rank, and"
         " batches or models of different size, break that.",
         remedies=(
-            in_code("Make every rank call the same collectives, in the same order, with the same shapes"),
+            in_code("Call the same collectives on every rank, in the same order and with the same shapes"),
             in_code(
-                "Build the model alike on every rank; use join() or drop_last=True where ranks have different"
-                " numbers of batches"
+                "Build the same model on every rank; use join() or drop_last=True if ranks"
+                " have different numbers of batches"
             ),
         ),
-        next_check="TORCH_DISTRIBUTED_DEBUG=DETAIL in a short run: torch then compares every collective over the ranks",
+        next_check="run briefly with TORCH_DISTRIBUTED_DEBUG=DETAIL: torch then compares"
+        " every collective between ranks",
         references=(
             "torch 2.4 to 2.15, c10d/ProcessGroupWrapper.cpp, c10d/reducer.cpp, c10d/TraceUtils.h",
             "gloo transport/tcp/pair.cc",
@@ -194,42 +194,42 @@ CAUSES = {
     ),
     "DDJ171": code_cause(
         name="rank0-only-collective",
-        title="{who} called a collective that the other ranks did not call[: {call}]",
+        title="{who} called a collective that other ranks did not call[: {call}]",
         finds="One rank waits in a barrier or another collective, while the others wait in the one after it.",
         why="Saving, evaluation and logging below “if rank == 0” often end in a barrier; every rank has to come to it.",
-        remedies=(in_code("Call what holds a collective on every rank, and let it decide inside who writes"),),
-        next_check="TORCH_FR_BUFFER_SIZE=2000 and TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the"
-        " dumps",
+        remedies=(in_code("Call functions with collectives on every rank, and decide inside which rank writes"),),
+        next_check="run with TORCH_FR_BUFFER_SIZE=2000 and"
+        " TORCH_FR_DUMP_TEMP_FILE=/shared/fr_ : ddp-doctor logs reads the dumps",
         references=("torch 2.15, c10d/ProcessGroupNCCL.cpp, gloo transport/tcp/unbound_buffer.cc",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
     ),
     "DDJ172": code_cause(
         name="timeout-long-rank0-work",
-        title="{who} was still at work of its own when the other ranks gave up waiting[ in {call}]",
+        title="{who} was still in its own code when other ranks timed out[ in {call}]",
         finds="Some ranks time out in a collective, while one goes on with work of its own until then.",
         why="The others wait no longer than the time-out of the process group: 10 minutes with NCCL, 30 with gloo.",
         remedies=(
-            in_code("Give it more time: init_process_group(timeout=timedelta(hours=2))"),
-            in_code("Prepare the data before the job, or on every rank its part"),
+            in_code("Raise the timeout: init_process_group(timeout=timedelta(hours=2))"),
+            in_code("Prepare the data before the job, or a part of it on every rank"),
         ),
-        next_check="py-spy dump --pid PID of that rank, while the others wait",
+        next_check="py-spy dump --pid PID of that rank while other ranks wait",
         references=("torch 2.15, distributed/constants.py",),
         # Judged from the table of time-outs: engine/causes/time_outs.py.
     ),
     "DDJ173": JobCause(
         name="peer-died-secondary",
-        title="{gone} went away without a word; {who} saw the connection closed",
+        title="{gone} exited without a message: {who} lost the connection",
         finds="Ranks report closed connections, and nothing says why the other end closed.",
         why="The first rank that ended is the one to look for; its own output, its host's kernel log or the scheduler's"
         " record have the reason.",
         remedies=(
             remedy(
-                "Read the output of the rank at the address that the messages name, and its host's kernel log",
+                "Read the output of the rank at the address in the messages, and its host's kernel log",
                 "dmesg -T | tail",
                 "sacct -j JOB",
             ),
         ),
-        next_check="torchrun --log-dir=/shared/logs --tee 3 …: keeps the output of every rank",
+        next_check="torchrun --log-dir=/shared/logs --tee 3 … keeps the output of every rank",
         references=("gloo transport/tcp/pair.cc; errno(3)",),
         # The judge: signs of role victim (pointers.py) alone.
     ),

@@ -27,7 +27,7 @@ _KNOWN_XIDS = "|".join(
 )
 _NCCL_NVLS = "NCCL 2.17 to 2.30, src/transport/nvls.cc"
 _DRAIN = on_node(
-    "Run the job on other nodes, and reset or replace the GPU before the node gets work again",
+    "Run the job on other nodes, and reset or replace the GPU before using the node again",
     "scontrol update nodename=NODE state=drain reason=GPU",
     "nvidia-smi --gpu-reset -i GPU",
     cost="ends every process on the GPU; resets GPUs joined by NVLink together",
@@ -55,7 +55,7 @@ SIGNS = {
 CAUSES = {
     "DDJ110": sick_gpu(
         name="nvlink-error",
-        title="An NVLink failed on {who}[, GPU {bus}]",
+        title="NVLink failed on {who}[, GPU {bus}]",
         finds="A fatal NVLink error of a GPU or NVSwitch in the kernel log (Xid 74, 136, 144 to 150, 155, SXid),"
         " CUDA's error for it, or NVLinks between two GPUs over which the driver allows no P2P.",
         why="Transfers between the GPUs of the node stop or are lost. Other GPUs of the node report Xid 45 or CUDA"
@@ -79,7 +79,7 @@ CAUSES = {
     ),
     "DDJ111": sick_gpu(
         name="gpu-ecc-error",
-        title="A GPU of {who} has a memory error that it could not correct[: GPU {bus}]",
+        title="GPU of {who} has an uncorrectable memory error[: GPU {bus}]",
         finds="An uncorrected error of GPU memory: Xid 48, 64, 94, 95, 140, 171 or 172, or CUDA's error for it; as a"
         " hint, Xid 63: a row is to be remapped.",
         why="The program that used the memory is lost. The next one may meet the same cells until the GPU is reset"
@@ -100,14 +100,14 @@ CAUSES = {
     ),
     "DDJ112": sick_gpu(
         name="gpu-off-bus",
-        title="A GPU of {who} has fallen off the PCIe bus[: GPU {bus}]",
+        title="GPU of {who} fell off the PCIe bus[: GPU {bus}]",
         finds="The driver no longer reaches a GPU: Xid 79, its own message, or NVML's error that the GPU is lost.",
         why="The GPU stays away until the node is restarted. Power, temperature, the seat of the card, a riser or"
         " old firmware are the usual reasons; a program is not.",
         remedies=(
             on_node(
-                "Run the job on other nodes; restart the node, and look at power, temperature, seat and"
-                " firmware of the GPU. Have it replaced where it happens again",
+                "Run the job on other nodes, restart the node, and check power, temperature,"
+                " seat and firmware of the GPU; replace the GPU if it happens again",
                 "scontrol update nodename=NODE state=drain reason=Xid79",
             ),
         ),
@@ -132,7 +132,7 @@ CAUSES = {
     ),
     "DDJ113": sick_gpu(
         name="gsp-timeout",
-        title="The system processor (GSP) of a GPU of {who} does not answer[: GPU {bus}]",
+        title="System processor (GSP) of a GPU of {who} does not respond[: GPU {bus}]",
         finds="Xid 119 or 120: the driver waited in vain for the GPU's system processor, or that failed.",
         why="Each call to the GPU hangs or fails until it is reset. Firmware of some drivers does this; where"
         " another Xid of the same GPU comes first, such as 79, that one is the cause.",
@@ -140,13 +140,14 @@ CAUSES = {
             _DRAIN,
             on_node("Update the driver and the GSP firmware that comes with it", cost="ends all jobs of the node"),
             on_node(
-                "Run the driver without the GSP firmware until then, where the GPU and the proprietary driver allow",
+                "Run the driver without the GSP firmware until then, if the GPU and the"
+                " proprietary driver allow it (workaround)",
                 "echo 'options nvidia NVreg_EnableGpuFirmware=0' > /etc/modprobe.d/nvidia-gsp.conf",
                 cost="a restart; not possible with the open kernel modules",
                 undo="remove the file and restart",
             ),
         ),
-        next_check="dmesg | grep Xid: whether another Xid of that GPU came first; nvidia-smi -q | grep -i GSP",
+        next_check="dmesg | grep Xid shows an earlier Xid of that GPU; nvidia-smi -q | grep -i GSP",
         references=(CATALOG, "NVIDIA driver README, chapter on GSP firmware"),
         signs={
             "xid-gsp": kernel.proof(_XID, rf"{XID_LINE}(?P<xid>{xids_of('gsp-timeout')})\b"),
@@ -158,14 +159,14 @@ CAUSES = {
     ),
     "DDJ114": sick_host(
         name="fabric-manager-down",
-        title="The fabric manager does not run on {who}, so CUDA cannot use its GPUs",
+        title="Fabric manager does not run on {who}: CUDA cannot use its GPUs",
         finds='CUDA error 802, "system not yet initialized": GPUs behind NVSwitches that no fabric manager has set up.',
         why="On nodes with NVSwitches no program can use a GPU before nvidia-fabricmanager, of exactly the"
         " driver's version, has set up the switches. Right after a boot that may still be going on. GPUs in"
         " confidential mode that are not set ready, and CUDA libraries of another driver, bring the same error.",
         remedies=(
             on_node(
-                "Start the fabric manager of the driver's version",
+                "Start the fabric manager in the driver's version",
                 "systemctl enable --now nvidia-fabricmanager",
                 "nvidia-smi -q | grep -A2 Fabric  # State: Completed",
             ),
@@ -184,24 +185,25 @@ CAUSES = {
     ),
     "DDJ115": sick_gpu(
         name="fabric-manager-restarted",
-        title="NVLink SHARP (NVLS) cannot be set up on {who}: its fabric manager or NVSwitches are not in order",
+        title="NVLink SHARP (NVLS) cannot start on {who}: fabric manager or NVSwitch fault",
         finds="NCCL fails to bind multicast memory of the NVSwitches.",
         why="After a restart of the fabric manager while GPUs were in use, the multicast state of the switches is stale"
         " until the GPUs are reset. In virtual machines and partitions, the switches may offer no multicast at all.",
         remedies=(
             on_node(
-                "Stop all jobs of the node, restart the fabric manager, and reset all of its GPUs, or restart it",
+                "Stop all jobs of the node, restart the fabric manager and reset all GPUs, or restart the node",
                 "systemctl restart nvidia-fabricmanager",
                 "nvidia-smi --gpu-reset",
                 cost="ends every process on the node's GPUs",
             ),
             remedy(
-                "Go on without NVLS until then",
+                "Disable NVLS until then (workaround)",
                 settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
                 cost="slower all-reduces within nodes with NVSwitches",
             ),
         ),
-        next_check="NCCL_NVLS_ENABLE=0: where the job runs then, it is NVLS; journalctl -u nvidia-fabricmanager",
+        next_check="run with NCCL_NVLS_ENABLE=0: if the job works, the cause is NVLS;"
+        " journalctl -u nvidia-fabricmanager",
         references=(_NCCL_NVLS,),
         found_by=("DD444", "DD316"),
         signs={
@@ -219,7 +221,7 @@ CAUSES = {
     ),
     "DDJ123": JobCause(
         name="illegal-memory-access",
-        title="A kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
+        title="Kernel of {who} failed on its GPU[ {bus}][: {what}][: {meaning} (Xid {xid})]",
         finds="A CUDA kernel that used an illegal address or instruction: CUDA errors 700 and 714 to 719, Xid 13,"
         " 31 or 137. That this happened is proved, the reason is not.",
         why="An index out of range in a kernel of the job or of a library, memory used after it was freed, a fault"
@@ -227,13 +229,13 @@ CAUSES = {
         " kernels run asynchronously.",
         remedies=(
             remedy(
-                "Have CUDA report the error where it arises, and look at that kernel's inputs",
+                "Make CUDA report the error at its kernel, and check that kernel's inputs",
                 settings=(setting("CUDA_LAUNCH_BLOCKING", "1", "each kernel is waited for"),),
                 cost="much slower; hides some errors",
             ),
             remedy(
-                "Run the same on another GPU and with the newest patch release of torch and of the driver:"
-                " an error that stays with one GPU is the GPU's"
+                "Run the same on another GPU, and with the newest patch release of torch and"
+                " of the driver; an error that stays with one GPU is a GPU fault"
             ),
         ),
         next_check="CUDA_LAUNCH_BLOCKING=1, or compute-sanitizer python …; dmesg | grep Xid on that node",
@@ -270,7 +272,7 @@ CAUSES = {
     ),
     "DDJ124": sick_gpu(
         name="gpu-fault",
-        title="A GPU of {who}[, {bus},] reported a fault[: {meaning} (Xid {xid})]",
+        title="GPU[ {bus}] of {who} reported a fault[: {meaning} (Xid {xid})]",
         finds="Other Xids: 46, 62, 109, 110, 143, 156 and 158, after which a GPU is of no use until it is reset; as"
         " a hint, any that is not known; a GPU that the driver cannot start.",
         why="The programs that use the GPU hang or end.",
@@ -295,13 +297,13 @@ CAUSES = {
         " device.",
         remedies=(
             remedy(
-                "Start IMEX on all nodes, and give the container its channel",
+                "Start IMEX on all nodes, and pass its channel into the container",
                 "nvidia-imex-ctl -N",
                 scope="cluster",
                 container=("--device=/dev/nvidia-caps-imex-channels",),
             ),
             remedy(
-                "Go on without NVLink between nodes",
+                "Disable NVLink between nodes (workaround)",
                 settings=(setting("NCCL_MNNVL_ENABLE", "0", "nodes use the network"),),
                 cost="several times slower transfers between nodes",
             ),

@@ -35,18 +35,17 @@ _HANGS = (
 _REFUSED = (("invalid usage, NCCL version ",), r"invalid usage, NCCL version 2\.(?:\d|1[0-3])\.")
 #: Each process starts on GPU 0 unless it chooses another.
 SET_DEVICE = in_code(
-    "Choose the rank's GPU, for model and batch too, before anything else uses CUDA:"
+    "Choose the rank's GPU before any other use of CUDA, also for model and batch:"
     " torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"
 )
-_ONE_RANK_A_GPU = remedy("Start no more ranks on a node than it shows GPUs", "torchrun --nproc-per-node=gpu …")
+_ONE_RANK_A_GPU = remedy("Start at most one rank per visible GPU of the node", "torchrun --nproc-per-node=gpu …")
 _WITHOUT_P2P = remedy(
-    "Test with NCCL_P2P_DISABLE=1: where the job runs then, P2P is the fault. This is a diagnosis, no cure",
+    "Test with NCCL_P2P_DISABLE=1 to see whether P2P is the cause (diagnosis, not a fix)",
     settings=(setting("NCCL_P2P_DISABLE", "1", "GPUs exchange data through host memory"),),
     cost="host memory traffic between GPUs of one node, often several times slower",
 )
 _WITHOUT_TRANSLATION = on_node(
-    "Have the kernel pass devices' own addresses through: iommu=pt on its command line, or the IOMMU off"
-    " in the BIOS, and restart the node",
+    "Set the kernel option iommu=pt, or turn off the IOMMU in the BIOS, and restart the node",
     "grubby --update-kernel=ALL --args=iommu=pt",
     cost="a restart; with the IOMMU off, no devices for virtual machines",
     undo="grubby --update-kernel=ALL --remove-args=iommu=pt",
@@ -81,12 +80,12 @@ CAUSES = {
         " GPUs that are not there, or the driver does not run on the node.",
         remedies=(
             remedy(
-                "Give the job its GPUs",
+                "Request GPUs for the job",
                 "sbatch --gpus-per-node=8 …",
                 "docker run --gpus=all …",
                 container=("--gpus=all",),
             ),
-            in_code("Without GPUs, use the backend gloo"),
+            in_code("Use the gloo backend without GPUs"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES, in the job",
         references=(
@@ -109,16 +108,16 @@ CAUSES = {
     ),
     "DDJ116": JobCause(
         name="gpu-exclusive-mode",
-        title="{who} finds its GPU taken by another process: the GPU serves one process alone, or is out of order",
+        title="{who} cannot use its GPU: another process holds it exclusively, or it is faulty",
         domain="host",
         finds="CUDA error 46: the GPU is busy or unavailable.",
         why="In compute mode EXCLUSIVE_PROCESS a GPU takes one process. Another job may hold it; or several ranks"
         " of this one chose GPU 0, because they did not call torch.cuda.set_device.",
         remedies=(
             SET_DEVICE,
-            on_node("Let several processes share a GPU", "nvidia-smi -c 0", cost="two jobs may share one GPU"),
+            on_node("Allow several processes per GPU", "nvidia-smi -c 0", cost="two jobs may share one GPU"),
         ),
-        next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi: which processes it lists",
+        next_check="nvidia-smi --query-gpu=index,compute_mode --format=csv; nvidia-smi lists the processes",
         references=(CUDA_ERRORS,),
         found_by=("DD306", "DD304"),
         signs={
@@ -133,11 +132,11 @@ CAUSES = {
     ),
     "DDJ117": host_cause(
         name="mig-unsupported",
-        title="Ranks of this job use MIG slices of one GPU, which NCCL does not join",
+        title="Ranks use MIG slices of one GPU, which NCCL does not support",
         finds="NCCL refuses two ranks on one GPU, in a job whose devices are MIG slices.",
         why="Before NCCL 2.30 two slices of one GPU count as the same GPU, and MIG has no P2P in any version.",
         remedies=(
-            remedy("Give each rank a whole GPU: switch MIG off, or ask the scheduler for full GPUs"),
+            remedy("Use a whole GPU per rank: turn off MIG, or request full GPUs from the scheduler"),
             remedy("Train on one slice without DDP, or with the gloo backend", cost="far slower with gloo"),
         ),
         next_check="nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES in each rank",
@@ -153,13 +152,13 @@ CAUSES = {
     ),
     "DDJ118": code_cause(
         name="duplicate-gpu",
-        title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}], which NCCL refuses",
+        title="Two ranks of one node[, {rank} and {peer_rank},] use the same GPU[, {bus}]",
         finds="NCCL finds two ranks of one node on the same GPU.",
         why="Each process starts on GPU 0 unless it chooses another. Ranks that skip torch.cuda.set_device, or a"
         " node with more ranks than GPUs, meet on one.",
         remedies=(SET_DEVICE, _ONE_RANK_A_GPU),
-        next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each rank, before"
-        " init_process_group",
+        next_check="print(os.environ['LOCAL_RANK'], torch.cuda.current_device()) in each"
+        " rank before init_process_group",
         references=("NCCL 2.5 to 2.30, src/init.cc and src/graph/topo.cc",),
         found_by=("DD605", "DDL104", "DDL106", "DDL107"),
         signs={
@@ -180,14 +179,14 @@ CAUSES = {
     ),
     "DDJ119": sick_host(
         name="acs-p2p-fault",
-        title="PCIe ACS or the IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
+        title="PCIe ACS or IOMMU of {who} breaks transfers between GPUs and NICs[ ({device})]",
         finds="Faults of the IOMMU in the kernel log of a job with GPUs, local protection errors of RDMA"
         " transfers, or NCCL's own hint that ACS is on.",
         why="ACS on PCIe bridges sends traffic between two devices up to the root complex. There it is slow, and"
         " with an IOMMU that translates, it is refused or lost.",
         remedies=(
             on_node(
-                "Switch ACS off on the PCIe bridges, after each start, or for good in the BIOS",
+                "Turn off ACS on the PCIe bridges, after each boot or permanently in the BIOS",
                 "lspci -vvv | grep -i acsctl",
                 "setpci -s BRIDGE ECAP_ACS+6.w=0000",
                 cost="no isolation between devices, which virtual machines need",
@@ -214,7 +213,7 @@ CAUSES = {
     ),
     "DDJ120": sick_host(
         name="iommu-p2p-hang",
-        title="The IOMMU of {who} may swallow what its GPUs send each other[: collective {first} hung]",
+        title="IOMMU of {who} may drop transfers between its GPUs[: collective {first} hung]",
         finds="A hang at one of the first collectives on a node whose log says that its IOMMU translates addresses.",
         why="Writes of one GPU to another go through the IOMMU, and with some boards they never arrive.",
         remedies=(_WITHOUT_TRANSLATION, _WITHOUT_P2P),
@@ -225,24 +224,24 @@ CAUSES = {
     ),
     "DDJ121": JobCause(
         name="p2p-broken-hang",
-        title="P2P between the GPUs of {who} may move no data[: collective {first} hung]",
+        title="P2P between GPUs of {who} may move no data[: collective {first} hung]",
         domain="host",
         finds="A hang at one of the first collectives of ranks on GPUs of the GeForce or RTX PRO kind.",
         why="On such boards some drivers offer P2P that moves no data, so NCCL's kernels wait for ever.",
-        remedies=(_WITHOUT_P2P, on_node("Update the driver: newer ones refuse P2P where the GPU has none")),
+        remedies=(_WITHOUT_P2P, on_node("Update the driver; newer drivers refuse P2P if the GPU does not support it")),
         next_check="ddp-doctor run --only topology,p2p; NCCL_P2P_DISABLE=1 with the same job; nvidia-smi topo -p2p r",
         references=(_NCCL_GUIDE,),
         signs={"hang-of-geforce": watchdog.hint(*_HANGS, beside=("geforce",), is_final=True)},
     ),
     "DDJ122": sick_gpu(
         name="nvls-hang",
-        title="{who} hangs while NVLink SHARP (NVLS) is set up",
+        title="{who} hangs during the set-up of NVLink SHARP (NVLS)",
         finds="The set-up of NVLS is the last that NCCL says of a communicator that does not come to be.",
         why="A fabric manager or NVSwitches in a wrong state let the set-up of multicast wait for ever, while"
         " plain P2P works.",
         remedies=(
             remedy(
-                "Set NCCL_NVLS_ENABLE=0: where the job runs then, it was NVLS. Then look at the fabric manager",
+                "Set NCCL_NVLS_ENABLE=0 to see whether NVLS is the cause, then check the fabric manager",
                 "systemctl status nvidia-fabricmanager",
                 "nvidia-smi -q | grep -A2 Fabric",
                 settings=(setting("NCCL_NVLS_ENABLE", "0", "the switches do not reduce any more"),),
@@ -257,7 +256,7 @@ CAUSES = {
     ),
     "DDJ162": code_cause(
         name="invalid-device-ordinal",
-        title="{who} used a GPU by a number that it is not shown",
+        title="{who} used a GPU number that is not visible to it",
         finds="A rank selects a GPU that does not exist for it: more ranks are started than GPUs are visible, or the"
         " number is not the local rank.",
         why="CUDA numbers the GPUs of CUDA_VISIBLE_DEVICES from 0; global ranks, and ranks beyond the last GPU,"

@@ -13,7 +13,7 @@ _STACKS = ("py-spy 0.4, dump --nonblocking", "torch 2.13 torch/distributed/distr
 CAUSES = {
     "DDJ195": JobCause(
         name="stuck-outside-collective",
-        title="{who} never entered [{call}, in which other ranks wait][; {stands}]",
+        title="{who} never entered {call}[: {stands}]",
         domain="code",
         finds="Ranks wait in a collective that another rank of the group has not called, and that rank waits in no"
         " collective at all, by the dumps of torch's flight recorder, or by the stacks of ranks that run.",
@@ -21,31 +21,28 @@ CAUSES = {
         " handled. The ranks that wait print the time-out and are victims.",
         remedies=(
             in_code(
-                "End what it waits for there: who writes into that file or pipe, holds that lock, serves that"
-                " peer; and give such a wait a time-out"
+                "Remove what it waits for (a writer of that file or pipe, a lock holder, a"
+                " peer), and set a timeout for such waits"
             ),
-            in_code(
-                "Where it left the collective out, as below a condition on the rank: let all ranks call it, or none"
-            ),
+            in_code("Call the collective on all ranks or on none, if a condition on the rank skips it"),
         ),
         next_check="py-spy dump --pid PID of that rank while it hangs",
         references=("torch 2.13 torch/include/torch/csrc/distributed/c10d/FlightRecorder.hpp",),
     ),
     "DDJ196": code_cause(
         name="cross-group-deadlock",
-        title="Ranks wait for each other in different process groups[, or {otherwise}]"
-        "[: {odd} took them in another order]",
+        title="Ranks wait for each other in different process groups[, or {otherwise}][: {odd} used a different order]",
         finds="Ranks wait in collectives of several process groups, each for ranks that wait in another group, by the"
         " dumps of torch's flight recorder.",
         why="A collective ends when all members of its group have entered it. Where ranks take two groups in different"
         " orders, each waits for the other for ever.",
-        remedies=(in_code("Call the collectives of the groups in one order on every rank, and from one thread"),),
-        next_check="TORCH_FR_BUFFER_SIZE=20000, and compare the order of groups in each rank's dump",
+        remedies=(in_code("Call the groups' collectives in one order on every rank, from one thread"),),
+        next_check="run with TORCH_FR_BUFFER_SIZE=20000, and compare the order of groups in each rank's dump",
         references=("torch 2.13 docs, torch.distributed.new_group: using multiple process groups",),
     ),
     "DDJ197": JobCause(
         name="rank-unreachable",
-        title="{who} left no flight-recorder dump that can be read, and the other ranks wait for it",
+        title="{who} left no readable flight-recorder dump, and other ranks wait for it",
         finds="Ranks wait for a rank of which there is no dump of torch's flight recorder, or an empty or cut-off"
         " one, while the other ranks left theirs.",
         why="A rank that was killed, whose host is gone, or that is being torn down writes none. The absence is no"
@@ -56,7 +53,7 @@ CAUSES = {
     ),
     "DDJ199": JobCause(
         name="collective-stalled",
-        title="{who} [entered {call} and] do not get out of it",
+        title="{who} [entered {call} and] did not leave it",
         finds="All ranks whose dumps of torch's flight recorder are there wait in the same collective.",
         why="No rank is late, so no rank's code is to blame: data does not arrive over a link, or a GPU does not"
         " finish.",
@@ -71,7 +68,7 @@ CAUSES = {
         restart="on the same nodes",
         finds="A rank of a job that runs is stopped: by SIGSTOP or Ctrl-Z, by a debugger, or with its control group.",
         why="It does not run until somebody lets it go on. Every collective waits for it, until the job's time-out.",
-        remedies=(on_node("Let it go on, or find out who stopped it", "kill -CONT PID"),),
+        remedies=(on_node("Continue it, or find out what stopped it", "kill -CONT PID"),),
         next_check="grep -E 'State|TracerPid' /proc/PID/status on its host",
         references=_PROC,
     ),
@@ -87,29 +84,30 @@ CAUSES = {
     ),
     "DDJ303": JobCause(
         name="data-loader-stuck",
-        title="{who} {waits} for data that does not come[: a worker of its data loader stands at {line}]",
+        title="{who} {waits} for data that does not arrive[: its data loader worker is stuck at {line}]",
         domain="data",
         finds="A rank waits for its data loader, whose workers do nothing.",
         why="A worker waits for a lock, a file system or a service, or was started by fork while a thread held a lock."
         " The other ranks wait in a collective for this one.",
         remedies=(
-            in_code("Look at the line of the worker: a lock, a read or a request without a time-out"),
+            in_code("Inspect the worker's line for a lock, a read or a request without a timeout"),
             in_code(
-                "Give the DataLoader timeout=, so that it raises, and multiprocessing_context='spawn' where the"
-                " job has threads before the workers start"
+                "Set timeout= in the DataLoader, so that it raises an error, and"
+                " multiprocessing_context='spawn' if the job has threads before the workers"
+                " start"
             ),
         ),
-        next_check="py-spy dump --pid of the worker; num_workers=0 in a short run",
+        next_check="py-spy dump --pid of the worker; a short run with num_workers=0",
         references=("torch 2.13 torch/utils/data/dataloader.py, _try_get_data",),
     ),
     "DDJ304": sick_host(
         name="rank-in-kernel",
-        title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not answer",
+        title="{who} {hangs} in the kernel[, in {channel}]: storage or a driver does not respond",
         finds="A rank is in uninterruptible sleep (state D) in every look, and reads and writes nothing.",
         why="The kernel waits for a device or a file server. Not even SIGKILL ends the process before that answers.",
         remedies=(
             on_node(
-                "Look at the host's kernel log for its file systems, disks and GPUs",
+                "Check the host's kernel log for file systems, disks and GPUs",
                 "dmesg -T",
                 "cat /proc/PID/stack   # as root",
             ),
@@ -119,19 +117,19 @@ CAUSES = {
     ),
     "DDJ305": sick_network(
         name="data-not-acknowledged",
-        title="What {who} sends to {peer} is not acknowledged, so the network loses it",
+        title="The network loses data of {who} to {peer}: no acknowledgment",
         finds="All ranks are in one collective, and a TCP connection of a rank sends the same data again and again.",
         why="Packets are dropped on the way: a firewall, a wrong MTU, a cable or a switch. The rank sends again at"
         " growing intervals, for a quarter of an hour, and nobody hears of it before the time-out.",
         remedies=(
             remedy(
-                "Test the path between the two hosts, with large packets too",
+                "Test the path between the two hosts, including large packets",
                 "ping -M do -s 1472 PEER",
                 "ddp-doctor run --only connectivity,interfaces",
                 scope="cluster",
             ),
         ),
-        next_check="ss -tino dst PEER on its host: retrans and backoff",
+        next_check="ss -tino dst PEER on its host shows retrans and backoff",
         references=(
             "linux net/ipv4/tcp_ipv4.c, the columns tx_queue and retrnsmt of /proc/net/tcp",
             "tcp(7), tcp_retries2",
@@ -139,8 +137,8 @@ CAUSES = {
     ),
     "DDJ306": JobCause(
         name="others-wait-for-work",
-        title="{who} {does}[ at {line}][ in {looks} looks]"
-        "[ (a worker of its data loader is at {worker})], and {others} for it",
+        title="{who} {does}[ at {line}][ in {looks} samples][ (its data loader worker is at"
+        " {worker})], and {others} for it",
         domain="code",
         finds="A rank is at work of its own (it compiles, saves a checkpoint, evaluates, loads data), and the others"
         " wait in a collective for it; or the job moves, and a rank comes last in three of four looks.",
@@ -148,9 +146,9 @@ CAUSES = {
         " than the time-out of its group.",
         remedies=(
             in_code("Share the work among the ranks, or do it less often"),
-            in_code("Give the group a time-out that is longer than the work: init_process_group(timeout=…)"),
+            in_code("Set a timeout longer than the work: init_process_group(timeout=…)"),
         ),
-        next_check="ddp-doctor attach again in a minute: whether it stands elsewhere then",
+        next_check="run ddp-doctor attach again in a minute to see whether it moved",
         references=_STACKS,
     ),
     "DDJ307": JobCause(
@@ -159,8 +157,10 @@ CAUSES = {
         finds="What could be read of a job that runs does not tell whether it gets on.",
         why="A rank that computes for long and one in an endless loop look alike for some seconds, and without stacks"
         " many things do.",
-        remedies=(remedy("Attach again in a minute, as root or with the setting that the report names for stacks"),),
-        next_check="ddp-doctor attach again in a minute, on every host of the job",
+        remedies=(
+            remedy("Run attach again in a minute, as root or with the setting for stacks that the report names"),
+        ),
+        next_check="run ddp-doctor attach again in a minute, on every host of the job",
         references=_STACKS,
     ),
 }

@@ -5,7 +5,7 @@ from ddp_doctor.knowledge.job_causes.remedies import in_code, on_node, remedy, s
 from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, hint, kernel, launcher, nccl, proof
 
 _MORE_SHARED_MEMORY = remedy(
-    "Give the container more shared memory; in Kubernetes mount an emptyDir with medium: Memory on /dev/shm",
+    "Enlarge the container's shared memory; in Kubernetes, mount an emptyDir with medium: Memory on /dev/shm",
     "docker run --shm-size=8g …",
     container=("--shm-size=8g",),
 )
@@ -20,13 +20,13 @@ CAUSES = {
         remedies=(
             _MORE_SHARED_MEMORY,
             remedy(
-                "Let NCCL do without it",
+                "Disable NCCL's shared memory (workaround)",
                 settings=(setting("NCCL_SHM_DISABLE", "1"),),
                 cost="slow network traffic between ranks of one node without P2P",
                 undo="unset NCCL_SHM_DISABLE",
             ),
         ),
-        next_check="df -h /dev/shm; ls -lh /dev/shm, in the container of the job",
+        next_check="df -h /dev/shm; ls -lh /dev/shm in the job's container",
         references=("NCCL 2.3 to 2.30, src/include/shm.h, src/misc/shmutils.cc, src/os/linux.cc (wording by version)",),
         found_by=("DD237", "DD221"),
         signs={
@@ -51,7 +51,7 @@ CAUSES = {
     ),
     "DDJ102": host_cause(
         name="shm-too-small-dataloader",
-        title="/dev/shm of {who} is too small for the batches of the DataLoader's workers",
+        title="/dev/shm of {who} is too small for the batches of DataLoader workers",
         finds="A worker process of a DataLoader cannot write its batch to /dev/shm, or dies of a bus error while it"
         " does.",
         why="Workers hand their batches over in shared memory. A container gets 64 MB of it unless it is asked for"
@@ -59,9 +59,9 @@ CAUSES = {
         remedies=(
             _MORE_SHARED_MEMORY,
             in_code("Use fewer workers, or a smaller prefetch_factor"),
-            in_code("Hand tensors over in files: torch.multiprocessing.set_sharing_strategy('file_system')"),
+            in_code("Pass tensors in files: torch.multiprocessing.set_sharing_strategy('file_system')"),
         ),
-        next_check="df -h /dev/shm, in the container of the job, while its loaders run",
+        next_check="df -h /dev/shm in the job's container while its loaders run",
         references=("torch 2.4 to 2.15, torch/csrc/DataLoader.cpp, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD221",),
         signs={
@@ -81,14 +81,14 @@ CAUSES = {
     ),
     "DDJ103": host_cause(
         name="shm-permission",
-        title="/dev/shm of {who} may not be written by the job's user",
+        title="/dev/shm of {who} is not writable by the job's user",
         finds="NCCL or torch may not make a file in /dev/shm, or may not open the one that another rank made.",
         why="Ranks of one node hand data over in files in /dev/shm, which every rank must be allowed to make and open.",
         remedies=(
-            on_node("Make it writable for all, as it is by default", "chmod 1777 /dev/shm"),
+            on_node("Make it writable for all users, as by default", "chmod 1777 /dev/shm"),
             remedy("Start all ranks of a node as one user"),
         ),
-        next_check="ls -ld /dev/shm; id, as the job's user in its container",
+        next_check="ls -ld /dev/shm; id as the job's user in its container",
         references=("NCCL 2.3 to 2.30, src/misc/shmutils.cc, src/os/linux.cc; torch, aten/src/ATen/MapAllocator.cpp",),
         found_by=("DD237",),
         signs={
@@ -109,23 +109,23 @@ CAUSES = {
     ),
     "DDJ104": JobCause(
         name="shm-cumem-numa",
-        title="A rank of {who} cannot open the shared memory that another rank of the node made[: {segment}]",
+        title="A rank of {who} cannot open shared memory of another rank of the node[: {segment}]",
         domain="host",
         finds="NCCL opens a segment that another rank of the node made, and it is not there.",
         why="The two ranks disagree on how they share memory: a NUMA node without memory, containers with a /dev/shm of"
         " their own, systemd's RemoveIPC, or an error of NCCL 2.22 and 2.23. The output does not tell which.",
         remedies=(
             remedy(
-                "Share host memory by files alone",
+                "Share host memory only by files",
                 settings=(setting("NCCL_CUMEM_HOST_ENABLE", "0"),),
                 undo="unset NCCL_CUMEM_HOST_ENABLE",
             ),
             remedy(
-                "Give the containers of one node one /dev/shm", "docker run --ipc=host …", container=("--ipc=host",)
+                "Use one /dev/shm for all containers of a node", "docker run --ipc=host …", container=("--ipc=host",)
             ),
             on_node("Keep systemd from removing it: RemoveIPC=no in /etc/systemd/logind.conf"),
         ),
-        next_check="numactl --hardware: a node of 0 MB; and NCCL_CUMEM_HOST_ENABLE=0 in a short run",
+        next_check="numactl --hardware for a node of 0 MB; a short run with NCCL_CUMEM_HOST_ENABLE=0",
         references=("NCCL 2.23 to 2.30, src/transport/shm.cc, src/misc/shmutils.cc",),
         signs={
             "shm-not-there": nccl.hint(
@@ -136,7 +136,7 @@ CAUSES = {
     ),
     "DDJ105": host_cause(
         name="cumem-host-unsupported",
-        title="NCCL cannot share host memory between the GPUs of {who} by cuMem",
+        title="NCCL cannot share host memory between GPUs of {who} with cuMem",
         finds="NCCL's shared-memory transport fails in CUDA's virtual memory calls with error 217, peer access not"
         " supported.",
         why="Since NCCL 2.24 ranks of one node share host memory through cuMem where the driver offers it; on GPUs"
@@ -149,7 +149,7 @@ CAUSES = {
             ),
             remedy("Use a newer NCCL"),
         ),
-        next_check="NCCL_CUMEM_HOST_ENABLE=0 in a short run",
+        next_check="a short run with NCCL_CUMEM_HOST_ENABLE=0",
         references=("NCCL 2.24 to 2.30, src/transport/shm.cc",),
         found_by=("DD446", "DD323", "DD411"),
         signs={
@@ -165,14 +165,14 @@ CAUSES = {
     ),
     "DDJ106": host_cause(
         name="host-oom-kill",
-        title="Memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
+        title="Host memory ran out on {who}, and a process of the job was killed[: {process}][, pid {pid}]",
         finds="The kernel, the cgroup's limit, Slurm, Kubernetes or Ray says that it ended a process over memory.",
         why="A process that is killed leaves no word; its peers only see that the connection is closed.",
         remedies=(
-            remedy("Ask the scheduler for more memory", "sbatch --mem=… or --mem-per-gpu=…"),
+            remedy("Request more memory from the scheduler", "sbatch --mem=… or --mem-per-gpu=…"),
             in_code(
-                "Use less: fewer DataLoader workers, a smaller prefetch_factor, no dataset copied into every"
-                " rank, weights loaded with mmap=True"
+                "Use less memory: fewer DataLoader workers, a smaller prefetch_factor, no"
+                " dataset copy in every rank, weights loaded with mmap=True"
             ),
         ),
         next_check="dmesg -T | grep -i -E 'oom|killed process' on the host; sacct -j JOB -o JobID,State,MaxRSS,ReqMem",
@@ -218,18 +218,18 @@ CAUSES = {
     ),
     "DDJ107": host_cause(
         name="disk-full",
-        title="The disk that {who} wrote to is full[: {path}]",
+        title="Disk of {who} is full[: {path}]",
         finds="A write ends with “No space left on device”, or the user's quota is used up.",
         why="Checkpoints, logs, caches of compiled kernels and temporary files all need room; the rank that writes"
         " stops and takes the job with it.",
         remedies=(
-            on_node("Make room, or write elsewhere", "df -h", "df -i", "quota -s"),
+            on_node("Free space, or write to another disk", "df -h", "df -i", "quota -s"),
             remedy(
-                "Move what torch and Triton keep off a small home or /tmp",
+                "Move the caches of torch and Triton from a small home or /tmp",
                 settings=(setting("TMPDIR", "/scratch/…"), setting("XDG_CACHE_HOME", "/scratch/…")),
             ),
         ),
-        next_check="df -h and df -i of the folder that the checkpoint is written to, on the rank's host",
+        next_check="df -h and df -i of the checkpoint directory on the rank's host",
         references=("errno(3): ENOSPC, EDQUOT", "torch, caffe2/serialize/inline_container.cc"),
         signs={
             "no-space": proof(
@@ -252,29 +252,29 @@ CAUSES = {
         " 1024 a process.",
         remedies=(
             remedy(
-                "Raise the limit where the ranks are started",
+                "Raise the limit in the launcher of the ranks",
                 "ulimit -n 1048576",
                 "docker run --ulimit nofile=1048576 …",
                 container=("--ulimit=nofile=1048576",),
             ),
-            in_code("Hand tensors over by name: torch.multiprocessing.set_sharing_strategy('file_system')"),
+            in_code("Pass tensors by name: torch.multiprocessing.set_sharing_strategy('file_system')"),
         ),
-        next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l, of a running rank",
+        next_check="cat /proc/PID/limits and ls /proc/PID/fd | wc -l of a running rank",
         references=("errno(3): EMFILE", "torch, torch/utils/data/dataloader.py"),
         found_by=("DD223",),
         signs={"too-many-files": proof(("Too many open files", "received 0 items of ancdata"))},
     ),
     "DDJ109": host_cause(
         name="host-out-of-memory",
-        title="Not enough host memory on {who}[, at {raised_at}][: {bytes} bytes were asked for]",
+        title="Host memory allocation failed on {who}[ at {raised_at}][: {bytes} bytes requested]",
         finds="An allocation of host memory failed in the rank itself.",
         why="A limit on the address space, or a request larger than all memory, fails at once; where the kernel"
         " promises more than it has, it kills the process later instead.",
         remedies=(
-            remedy("Ask the scheduler for more memory", "sbatch --mem=…"),
-            in_code("Load less at once: mmap=True, fewer workers, no copy in every rank"),
+            remedy("Request more memory from the scheduler", "sbatch --mem=…"),
+            in_code("Load less at a time: mmap=True, fewer workers, no copy in every rank"),
         ),
-        next_check="free -h; ulimit -v; the cgroup's memory.max, on the rank's host",
+        next_check="free -h; ulimit -v; the cgroup's memory.max on the rank's host",
         references=("torch, c10/core/impl/alloc_cpu.cpp", "Python: MemoryError"),
         signs={
             "cpu-allocator": proof(
@@ -289,20 +289,20 @@ CAUSES = {
     ),
     "DDJ150": host_cause(
         name="memlock-limit",
-        title="{who} may lock too little memory for RDMA (ulimit -l)",
+        title="Locked memory limit (ulimit -l) of {who} is too low for RDMA",
         finds="Registering memory with an RDMA device fails for want of memory that may be locked.",
         why="RDMA needs its buffers locked in memory. Shells of ssh, Slurm, systemd and containers often allow 64"
         " kB to 8 MB.",
         remedies=(
             on_node(
-                "Lift the limit where the job's processes get it from",
+                "Raise the limit at its source for the job's processes",
                 "ulimit -l unlimited  # in the job's script",
                 "LimitMEMLOCK=infinity  # in slurmd's systemd unit",
                 "PropagateResourceLimitsExcept=MEMLOCK  # in slurm.conf",
                 container=("--ulimit=memlock=-1",),
             ),
         ),
-        next_check="srun bash -c 'ulimit -l' (or the same through mpirun, or in the container): it must say unlimited",
+        next_check="srun bash -c 'ulimit -l' (or the same with mpirun, or in the container) must print unlimited",
         references=("NCCL 2.3 to 2.30, src/misc/ibvwrap.cc", "libibverbs: Cannot allocate memory (ENOMEM)"),
         found_by=("DD238", "DD222"),
         signs={

@@ -7,19 +7,19 @@ from ddp_doctor.knowledge.job_causes.signs import Sign, kernel, launcher, nccl, 
 CAUSES = {
     "DDJ180": scheduler_cause(
         name="sighup-terminal",
-        title="The terminal that torchrun was started from was closed, and the job ended with it",
+        title="The terminal of torchrun was closed, which ended the job",
         finds="torchrun got SIGHUP and handed it on to the ranks.",
         why="A terminal or ssh session that closes sends SIGHUP. torchrun handles the signal itself, so nohup does not"
         " help.",
         remedies=(
             remedy(
-                "Start it where no terminal can close: in a batch job, in tmux, or detached",
+                "Start it without a terminal: in a batch job, in tmux, or detached",
                 "tmux new -d 'torchrun …'",
                 "setsid torchrun … </dev/null >job.log 2>&1 &",
             ),
-            remedy("Let torchrun leave the signal alone", "torchrun --signals-to-handle=SIGTERM,SIGINT …"),
+            remedy("Make torchrun ignore the signal", "torchrun --signals-to-handle=SIGTERM,SIGINT …"),
         ),
-        next_check="last, and the log of sshd, at that time",
+        next_check="last, and sshd's log at that time",
         references=("torch 2.4 to 2.15, distributed/elastic/agent/server/api.py, multiprocessing/api.py",),
         signs={
             "launcher-sighup": launcher.proof(
@@ -31,13 +31,13 @@ CAUSES = {
     ),
     "DDJ181": code_cause(
         name="launch-env-missing",
-        title="{who} did not get what a distributed launcher hands over[: {variable} is not set]",
+        title="{who} has no launcher variables[: {variable} is not set]",
         finds="The script reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT or LOCAL_RANK, and it is not there.",
         why="torchrun sets them; python alone does not, and srun and mpirun have names of their own.",
         remedies=(
-            remedy("Start it by torchrun", "torchrun --nproc-per-node=gpu train.py …"),
+            remedy("Start it with torchrun", "torchrun --nproc-per-node=gpu train.py …"),
             remedy(
-                "With srun, set them from Slurm's own",
+                "Set them from SLURM's variables with srun",
                 "export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID",
             ),
         ),
@@ -76,19 +76,19 @@ CAUSES = {
     ),
     "DDJ182": JobCause(
         name="port-in-use",
-        title="Port[ {port}] on {who} is taken by another program, or by what is left of an older job",
+        title="Port[ {port}] on {who} is in use by another program or a leftover job",
         domain="host",
         finds="The rank or the launcher that serves the rendezvous cannot listen on its port.",
         why="Two jobs on one host with the same port, a script with a port of its own under torchrun, or a process that"
         " outlived its job. The other ranks fail to connect, later.",
         remedies=(
             remedy(
-                "Let torchrun find a free port, or choose another",
+                "Let torchrun find a free port, or choose another port",
                 "torchrun --standalone …",
                 "torchrun --master-port=29511 …",
             ),
-            on_node("End what holds it", "ss -ltnp 'sport = :29500'"),
-            in_code("Take MASTER_PORT in the script: init_process_group(init_method='env://')"),
+            on_node("End the program that holds the port", "ss -ltnp 'sport = :29500'"),
+            in_code("Use MASTER_PORT in the script: init_process_group(init_method='env://')"),
         ),
         next_check="ss -ltnp 'sport = :PORT' on that host",
         references=("torch 1.10 to 2.15, c10d/socket.cpp, TCPStoreLibUvBackend.cpp", "errno(3): EADDRINUSE"),
@@ -114,7 +114,7 @@ CAUSES = {
     ),
     "DDJ183": JobCause(
         name="rendezvous-port-conflict",
-        title="Another job meets this one at its rendezvous[: a foreign server answered {who} at {peer}:{port}]",
+        title="Another job uses the same rendezvous[: its server answered {who} at {peer}:{port}]",
         domain="scheduler",
         finds="A rank reached a server at the rendezvous' port that does not speak the store's protocol, or that"
         " belongs to a rendezvous which is over.",
@@ -122,11 +122,11 @@ CAUSES = {
         " have the port.",
         remedies=(
             remedy(
-                "Give every job an endpoint and an id of its own",
+                "Use a different endpoint and id for every job",
                 "torchrun --rdzv-endpoint=HOST:$((20000 + SLURM_JOB_ID % 20000)) --rdzv-id=$SLURM_JOB_ID …",
             ),
         ),
-        next_check="ss -tnp 'sport = :PORT' on the endpoint's host: are there peers of another job?",
+        next_check="ss -tnp 'sport = :PORT' on the endpoint's host shows peers of another job",
         references=("torch 2.4 to 2.15, c10d/TCPStore.cpp; distributed/elastic/rendezvous/dynamic_rendezvous.py",),
         signs={
             "foreign-store": launcher.sign(
@@ -141,19 +141,19 @@ CAUSES = {
     ),
     "DDJ184": JobCause(
         name="rendezvous-host-mismatch",
-        title="No node serves the rendezvous[ at {server}:{port}]: {who} found nobody there",
+        title="No node serves the rendezvous[ at {server}:{port}] for {who}",
         domain="scheduler",
         finds="Nodes cannot reach torchrun's rendezvous, and none of them took it on itself to serve it.",
         why="torchrun serves the endpoint only on the host that it recognises as its own. A name or address that the"
         " first node does not have (another interface, NAT, an alias) leaves all nodes as clients.",
         remedies=(
             remedy(
-                "Give a name or address that the first node has itself, or tell it that it is the host",
+                "Use a name or address of the first node itself, or tell it that it is the host",
                 "torchrun --rdzv-conf=is_host=1 …  # on the first node",
                 "torchrun --rdzv-conf=is_host=0 …",
             ),
         ),
-        next_check="ss -ltn on the first node while the job starts: is the port of the endpoint listed?",
+        next_check="ss -ltn on the first node while the job starts must list the endpoint's port",
         references=("torch 2.4 to 2.15, distributed/elastic/rendezvous/c10d_rendezvous_backend.py",),
         # The judge: where the address answers with “refused” (store-refused, pointers.py) and no other cause stands on
         # the endpoint's host (port-in-use, an exception), it is likely; with time-outs alone the network may be to
@@ -171,15 +171,15 @@ CAUSES = {
     ),
     "DDJ185": network_cause(
         name="hostname-unresolvable",
-        title="{who} could not resolve the name[ {name}]",
+        title="{who} cannot resolve the host name[ {name}]",
         finds="The name of the rendezvous' host, or the own one, has no address.",
         why="Neither /etc/hosts nor DNS knows it on that node. Right after pods start, names may be missing for a"
         " while.",
         remedies=(
-            remedy("Use the address in place of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 …"),
+            remedy("Use the address instead of the name", "torchrun --rdzv-endpoint=10.0.0.1:29400 …"),
             remedy("Add the name to /etc/hosts or DNS on every node", scope="cluster"),
         ),
-        next_check="getent ahosts NAME, on the node that printed it",
+        next_check="getent ahosts NAME on the node that printed it",
         references=("torch 1.12 to 2.15, c10d/socket.cpp; getaddrinfo(3)",),
         # The judge: torch repeats the warning until the name resolves, so it is no failure where the job goes on. The
         # hostname of a *client* socket that cannot be retrieved (err=-3) is printed by healthy jobs and is no sign.
@@ -202,17 +202,17 @@ CAUSES = {
     ),
     "DDJ186": network_cause(
         name="gloo-ifname-invalid",
-        title="GLOO_SOCKET_IFNAME names no interface of {who}[: {interface}]",
+        title="GLOO_SOCKET_IFNAME matches no interface of {who}[: {interface}]",
         finds="gloo finds no interface of the name that GLOO_SOCKET_IFNAME gives.",
         why="gloo takes whole names, separated by commas. NCCL's “^lo” and prefixes are taken as names.",
         remedies=(
             remedy(
-                "Name an interface of that host, or let gloo choose",
+                "Set an interface of that host, or let gloo choose",
                 "ip -br addr",
                 settings=(unset("GLOO_SOCKET_IFNAME"),),
             ),
         ),
-        next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME, on that host",
+        next_check="ip -br addr; echo $GLOO_SOCKET_IFNAME on that host",
         references=("gloo transport/tcp/device.cc; torch, c10d/ProcessGroupGloo.cpp",),
         found_by=("DD105", "DD521"),
         signs={
@@ -223,19 +223,19 @@ CAUSES = {
     ),
     "DDJ187": network_cause(
         name="gloo-loopback-hostname",
-        title="gloo took an address for {who} that other nodes cannot use[: {peer}]",
+        title="gloo uses an address of {who} that other nodes cannot reach[: {peer}]",
         finds="gloo's connection goes to 127.x and is refused, or the host's name resolves to no address of its own.",
         why="gloo tells its peers the address that the host's own name resolves to; many systems write 127.0.1.1 for it"
         " into /etc/hosts. The rank that prints the error is not the one with the wrong address.",
         remedies=(
             remedy(
-                "Name the interface between the nodes",
+                "Set the interface between the nodes",
                 settings=(setting("GLOO_SOCKET_IFNAME", "eth0"),),
                 undo="unset GLOO_SOCKET_IFNAME",
             ),
-            on_node("Let each host's name resolve to its address in the network, in /etc/hosts"),
+            on_node("Map each host's name to its network address in /etc/hosts"),
         ),
-        next_check="getent hosts $(hostname), on every node",
+        next_check="getent hosts $(hostname) on every node",
         references=("gloo transport/tcp/pair.cc; torch, c10d/ProcessGroupGloo.cpp",),
         signs={
             "gloo-dials-loopback": launcher.sign(
@@ -264,10 +264,10 @@ CAUSES = {
     ),
     "DDJ192": code_cause(
         name="script-arguments",
-        title="A script refused its arguments[ ({script})]: {message}",
+        title="Script[ {script}] rejected its arguments: {message}",
         finds="The training script, or the launcher, ends because an argument is missing or not known.",
         why="Launchers, configurations and scripts are changed apart from each other.",
-        remedies=(remedy("Compare what is handed over with what the script takes: SCRIPT --help"),),
+        remedies=(remedy("Compare the arguments with SCRIPT --help"),),
         next_check="python SCRIPT --help",
         references=("Python: argparse",),
         signs={
@@ -284,15 +284,14 @@ CAUSES = {
     ),
     "DDJ193": JobCause(
         name="process-crashed",
-        title="{who} crashed[ with {signal}][ ({process}, pid {pid})]: a library of the process, not its Python"
-        " code, went wrong",
+        title="{who} crashed[ with {signal}][ ({process}, pid {pid})] in a native library, not in Python code",
         finds="A rank ended with a segmentation fault, a bus error, an illegal instruction or an abort of its own.",
         why="The kernel ends a process that touches memory which is not its own. The native stack tells the library.",
         remedies=(
-            remedy("Have Python print the stack of a crash", settings=(setting("PYTHONFAULTHANDLER", "1"),)),
-            remedy("Look for packages built against another torch or CUDA", "python -m pip check"),
+            remedy("Enable Python's stack trace for crashes", settings=(setting("PYTHONFAULTHANDLER", "1"),)),
+            remedy("Look for packages built for another torch or CUDA", "python -m pip check"),
         ),
-        next_check="PYTHONFAULTHANDLER=1, and ulimit -c unlimited; then coredumpctl gdb PID",
+        next_check="run with PYTHONFAULTHANDLER=1 and ulimit -c unlimited, then coredumpctl gdb PID",
         references=("signal(7)", "Python: faulthandler", "Linux arch/x86/mm/fault.c (segfault at)"),
         # The judge: also a rank that ended with signal 11, 7, 4 or 8 (pointers.py) where nothing else explains it, then
         # as possible alone. Signal 6 is mostly a watchdog's (terminated-by-watchdog) or gloo's (gloo-sizes-differ).
@@ -331,9 +330,9 @@ CAUSES = {
         finds="Slurm, PBS, LSF or Kubernetes says that the time of the job was up.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            remedy("Ask for more time", "sbatch --time=2-00:00:00 …"),
+            remedy("Request more time", "sbatch --time=2-00:00:00 …"),
             remedy(
-                "Have a signal sent before the limit, and save a checkpoint on it",
+                "Request a signal before the limit, and save a checkpoint on it",
                 "sbatch --signal=B:USR1@300 --requeue …",
             ),
         ),
@@ -350,11 +349,11 @@ CAUSES = {
     ),
     "DDJ189": scheduler_cause(
         name="scheduler-preempted",
-        title="The scheduler took the nodes away for another job",
+        title="The scheduler preempted the job for another job",
         finds="Slurm, Kubernetes or the cloud says that the job was preempted or evicted.",
         why="The job did not fail; closed connections and signals after that follow from it.",
         remedies=(
-            remedy("Save checkpoints often, and start again by itself", "sbatch --requeue --open-mode=append …"),
+            remedy("Save checkpoints often, and restart automatically", "sbatch --requeue --open-mode=append …"),
             remedy("Use a partition or a priority that is not preempted"),
         ),
         next_check="sacct -j JOB --duplicates -o JobID,State,End",
@@ -378,11 +377,11 @@ CAUSES = {
     ),
     "DDJ190": scheduler_cause(
         name="scheduler-cancelled",
-        title="The job was stopped from outside[ on {node}]: cancelled, or ended by a signal to its launcher",
+        title="The job was stopped from outside[ on {node}]: canceled, or a signal to its launcher",
         finds="Slurm says CANCELLED without a reason, or the launcher got SIGTERM, SIGINT or SIGQUIT.",
         why="A person (scancel), the scheduler or the system ended it. What the ranks print after that follows from"
         " it.",
-        remedies=(remedy("Ask the scheduler who did it", "sacct -j JOB -o JobID,State,End"),),
+        remedies=(remedy("Ask the scheduler who stopped it", "sacct -j JOB -o JobID,State,End"),),
         next_check="sacct -j JOB -o JobID,State,End,Comment; kubectl describe pod POD",
         references=("Slurm src/slurmd/slurmstepd/req.c", "torch 2.4 to 2.15, distributed/elastic/agent/server/api.py"),
         # The judge: not named where scheduler-time-limit, scheduler-preempted or scheduler-node-failure is.
@@ -407,8 +406,8 @@ CAUSES = {
         finds="Slurm, Ray or mpirun says that a node no longer answered.",
         why="The node went down or lost its network; the ranks elsewhere only see that the connection is closed.",
         remedies=(
-            remedy("Start again without it", "sbatch --exclude=NODE --requeue …"),
-            remedy("Have the node looked at", "scontrol show node NODE", scope="cluster"),
+            remedy("Restart without that node", "sbatch --exclude=NODE --requeue …"),
+            remedy("Have the node inspected", "scontrol show node NODE", scope="cluster"),
         ),
         next_check="scontrol show node NODE | grep -E 'State|Reason'; journalctl -k -b -1 on it",
         references=("Slurm src/slurmd/slurmstepd/req.c, src/srun/libsrun/launch.c",),

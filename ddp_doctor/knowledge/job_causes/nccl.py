@@ -14,18 +14,18 @@ _NOTE = (RAS_NOTE,)
 CAUSES = {
     "DDJ157": host_cause(
         name="nccl-settings-differ",
-        title="Ranks met with different settings or releases of NCCL[: {bytes} bytes came for {other_bytes}]",
+        title="Ranks have different settings or releases of NCCL[: {bytes} bytes instead of {other_bytes}]",
         finds="While NCCL's ranks make a communicator, one gets more from a peer than it has room for, or takes a"
         " peer's memory for that of another transport.",
         why="What ranks tell each other then depends on NCCL's release and on settings such as NCCL_MAX_NCHANNELS,"
         " NCCL_P2P_DISABLE and NCCL_NET: they must be equal on all ranks. Whoever reads first prints the error.",
         remedies=(
             remedy(
-                "Give all ranks the same NCCL_* variables, the same nccl.conf and the same libnccl",
+                "Use the same NCCL_* variables, nccl.conf and libnccl on all ranks",
                 "ddp-doctor run --only env_vars,nccl,software,consistency",
             ),
         ),
-        next_check="ddp-doctor run --nnodes N: settings and releases in which nodes differ (DD551, DD236)",
+        next_check="ddp-doctor run --nnodes N shows settings and releases that differ between nodes (DD551, DD236)",
         references=("NCCL 2.21.5, 2.27.5 and 2.32.3 on planted GPUs; src/bootstrap.cc, src/misc/shmutils.cc",),
         signs={
             "bootstrap-message-truncated": nccl.sign(
@@ -41,15 +41,15 @@ CAUSES = {
     ),
     "DDJ159": code_cause(
         name="world-sizes-differ",
-        title="Ranks were started with numbers that do not go together[: rank {rank} of a job of {world}]",
+        title="Ranks have inconsistent numbers[: rank {rank} of a job of {world}]",
         finds="A rank begins NCCL's communicator with another number of ranks than the others, or with a number beyond"
         " them.",
         why="RANK and WORLD_SIZE come from the launcher, or from a script that sets them itself. NCCL then waits for"
         " a rank that does not exist: nobody but the rank beyond the world ends.",
         remedies=(
             remedy(
-                "Start all nodes with the same --nnodes and --nproc-per-node, and leave RANK and WORLD_SIZE to"
-                " the launcher",
+                "Start all nodes with the same --nnodes and --nproc-per-node, and let the"
+                " launcher set RANK and WORLD_SIZE",
                 "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-endpoint=HOST:29500 train.py …",
             ),
         ),
@@ -67,14 +67,14 @@ CAUSES = {
     ),
     "DDJ158": host_cause(
         name="nccl-setting-refused",
-        title="NCCL refuses the setting of {who}[: {setting}]",
+        title="NCCL rejects a setting of {who}[: {setting}]",
         finds="NCCL_ALGO or NCCL_PROTO names what this NCCL does not know, or what cannot be had on these GPUs; or"
         " NCCL_GRAPH_FILE names a file that is not there.",
         why="One unknown word spoils the whole list. NCCL up to 2.21 passes over it in silence; newer ones refuse to"
         " make the communicator, or fail in the first collective that has no way left.",
         remedies=(
             remedy(
-                "Leave the choice to NCCL",
+                "Unset it, so that NCCL chooses",
                 settings=(
                     unset("NCCL_ALGO", "NCCL chooses by size and topology"),
                     unset("NCCL_PROTO", "NCCL chooses by size and topology"),
@@ -104,7 +104,7 @@ CAUSES = {
     ),
     "DDJ153": JobCause(
         name="rank-not-answering",
-        title="A process of the job no longer answers NCCL's RAS[: that of rank {rank}][ on {node}]",
+        title="A process of the job no longer responds to NCCL's RAS[: rank {rank}][ on {node}]",
         restart="on other nodes",
         finds="A process that NCCL's RAS could not reach: dead after 60 seconds, unresponsive before.",
         why="The process has ended, is stopped, or its host or network is gone. The other ranks wait for it.",
@@ -120,12 +120,12 @@ CAUSES = {
     ),
     "DDJ154": JobCause(
         name="rank-behind",
-        title="Rank {rank} has launched fewer collectives than the others: {launched} of {most}",
+        title="Rank {rank} launched fewer collectives than other ranks: {launched} of {most}",
         finds="A rank behind the others in NCCL's counts of launched operations: the same in two answers of RAS, or in"
         " one beside a time-out.",
         why="The other ranks wait in an operation that this rank has not launched: it stands in its own code, is"
         " slow, or took another way. The counts are of launches; what is complete they do not tell.",
-        remedies=(in_code("Look at what that rank does", "py-spy dump --pid PID"),),
+        remedies=(in_code("Check what that rank does", "py-spy dump --pid PID"),),
         next_check="ncclras again after 10 seconds; py-spy dump --pid PID of that rank",
         references=(_RAS,),
         signs={
@@ -141,15 +141,15 @@ CAUSES = {
     ),
     "DDJ155": sick_gpu(
         name="wrong-results",
-        title="The results of nccl-tests are wrong: values out of bounds: {elements}",
+        title="nccl-tests results are wrong: {elements} values out of bounds",
         finds="A run of nccl-tests whose check of the results failed.",
         why="A GPU, a link, a driver or NCCL corrupts data without a message. Training on it is worth nothing.",
         remedies=(
             remedy(
-                "Repeat it on half of the GPUs, and again on half of those, until one GPU or pair is left",
+                "Repeat it on half of the GPUs, and halve again until one GPU or pair is left",
                 "all_reduce_perf -b 8M -e 1G -f 2 -g 2 -c 1",
             ),
-            on_node("Look for ECC and link errors of these GPUs", "nvidia-smi -q -d ECC", "nvidia-smi nvlink -e"),
+            on_node("Check these GPUs for ECC and link errors", "nvidia-smi -q -d ECC", "nvidia-smi nvlink -e"),
         ),
         next_check="ddp-doctor run --only allreduce,p2p on the same nodes",
         references=("nccl-tests, src/util.cu",),
@@ -161,13 +161,13 @@ CAUSES = {
     ),
     "DDJ156": sick_gpu(
         name="p2p-test-failed",
-        title="P2P from the GPU of rank {rank} to that of rank {peer_rank} moves wrong data, or none[, over {path}]",
+        title="P2P from rank {rank} to rank {peer_rank} moves wrong data or none[, over {path}]",
         finds="A pair of GPUs between which NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS=1) failed.",
         why="They run before the job sends anything: the fault is of a GPU, the link, the driver or the settings of"
         " the system, and collectives hang or give wrong sums over it.",
         remedies=(
             on_node(
-                "Look for errors of the links between them, for ACS and the IOMMU",
+                "Check the links between them for errors, ACS and the IOMMU",
                 "nvidia-smi nvlink -e",
                 "lspci -vvv | grep -i acsctl",
             ),

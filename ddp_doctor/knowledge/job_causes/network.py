@@ -61,15 +61,15 @@ CAUSES = {
         " node in another network, lets the rendezvous succeed and NCCL fail.",
         remedies=(
             remedy(
-                "Open all TCP ports between the nodes, or those from which the kernel chooses",
+                "Allow all TCP ports between the nodes, or the kernel's ephemeral ports",
                 "cat /proc/sys/net/ipv4/ip_local_port_range",
                 "firewall-cmd --permanent --zone=trusted --add-source=NETWORK && firewall-cmd --reload",
                 scope="cluster",
             ),
-            remedy("Name the interface that joins the nodes, on all of them", settings=(_NAME,)),
+            remedy("Set the interface between the nodes on all nodes", settings=(_NAME,)),
         ),
-        next_check="on the peer: python3 -m http.server PORT; here: curl -m 5 PEER:PORT. Or ddp-doctor run on both"
-        " nodes",
+        next_check="run python3 -m http.server PORT on the peer and curl -m 5 PEER:PORT"
+        " here, or ddp-doctor run on both nodes",
         references=(_SOCKETS, "torch 2.15 c10d/socket.cpp"),
         signs={
             "nccl-cannot-connect": nccl.sign(
@@ -116,9 +116,9 @@ CAUSES = {
         finds="NCCL finds no interface of its own choice: only loopback and bridges, or none that is up.",
         why="NCCL needs an address over which ranks meet, on a single node, too. A container without network has none.",
         remedies=(
-            remedy("Give the container the network of its host", container=("--network=host",)),
+            remedy("Use the host's network in the container", container=("--network=host",)),
             remedy(
-                "On a single node, let NCCL use loopback",
+                "Let NCCL use loopback on a single node",
                 settings=(setting("NCCL_SOCKET_IFNAME", "lo", "all ranks are on one node"),),
                 cost="jobs on several nodes cannot start with it",
             ),
@@ -135,13 +135,13 @@ CAUSES = {
     ),
     "DDJ142": network_cause(
         name="socket-ifname-wrong",
-        title="NCCL on {who} uses the wrong network interface[: it has no {interface}][: {peer} means another"
-        " machine on each node]",
+        title="NCCL on {who} uses the wrong network interface[: no {interface} there][:"
+        " {peer} is a different machine on each node]",
         finds="NCCL_SOCKET_IFNAME names an interface that is not there, or ranks connect to an address of"
         " loopback, of a container's bridge or of one link.",
         why="NCCL takes the first interface that it finds, unless told otherwise. An address such as 127.0.0.1 or"
         " 172.17.0.1 is another machine's own on each node.",
-        remedies=(remedy("Name the interface that joins the nodes, as each node calls it", settings=(_NAME,)),),
+        remedies=(remedy("Set the interface between the nodes, with each node's own name for it", settings=(_NAME,)),),
         next_check='ip -br addr on each node; NCCL_DEBUG=INFO shows the choice behind "Bootstrap: Using"',
         references=(_SOCKETS, _BOOTSTRAP),
         instead_of=("no-socket-interface",),
@@ -175,16 +175,16 @@ CAUSES = {
     ),
     "DDJ143": host_cause(
         name="duplicate-hostname",
-        title="NCCL takes ranks of different nodes for ranks of one: their hosts may share a name",
+        title="NCCL treats ranks of different nodes as one node: their hosts may share a name",
         finds="NCCL sees two ranks on one GPU, in a job with one rank on each node.",
         why="NCCL knows a host by its name up to the first dot, and by the kernel's boot id. Containers of one"
         " image, or cloned machines, may share both; then NCCL tries P2P and shared memory across hosts.",
         remedies=(
             remedy(
-                "Tell NCCL the hosts apart",
+                "Set a different NCCL_HOSTID per host",
                 settings=(setting("NCCL_HOSTID", "$SLURM_NODEID", "another value on each node"),),
             ),
-            on_node("Give each host a name of its own", "hostnamectl set-hostname NAME"),
+            on_node("Set a different name on each host", "hostnamectl set-hostname NAME"),
         ),
         next_check="hostname; cat /proc/sys/kernel/random/boot_id on each node",
         references=("NCCL 2.5 to 2.30, src/misc/utils.cc (getHostHash)",),
@@ -193,18 +193,18 @@ CAUSES = {
     ),
     "DDJ134": sick_host(
         name="net-plugin-load-failed",
-        title="NCCL's network plug-in[ {plugin}] cannot be used on {who}[: {reason}]",
+        title="NCCL's network plug-in[ {plugin}] is unusable on {who}[: {reason}]",
         finds="A network plug-in of NCCL that is installed cannot be loaded or finds no device.",
         why="NCCL goes on with its own InfiniBand or TCP, several times slower, or ends where NCCL_NET names the"
         " plug-in.",
         remedies=(
             on_node(
-                "Install the plug-in's libraries on all nodes, in versions that go together",
+                "Install the plug-in's libraries on all nodes, in compatible versions",
                 "fi_info -p efa",
                 "ldd $(ldconfig -p | grep -o '/.*libnccl-net.*')",
             ),
             remedy(
-                "Go on without the plug-in",
+                "Run without the plug-in (workaround)",
                 settings=(setting("NCCL_NET_PLUGIN", "none", "NCCL's own transports serve"),),
                 cost="TCP instead of the plug-in's network, several times slower",
             ),
@@ -240,12 +240,12 @@ CAUSES = {
     ),
     "DDJ135": host_cause(
         name="net-plugin-version-mismatch",
-        title="NCCL's network plug-in on {who} and this NCCL, or the driver, do not go together",
+        title="NCCL's network plug-in on {who} is incompatible with this NCCL or the driver",
         finds="NCCL finds a network plug-in whose interface it does not speak.",
         why="A plug-in offers a few versions of its interface, and an NCCL speaks a few. Plug-ins of clouds name"
         " the drivers that they support as well.",
-        remedies=(on_node("Install plug-in, NCCL and driver of one set that the provider names"),),
-        next_check="NCCL_DEBUG=INFO: the lines of NET/Plugin and of the plug-in's version",
+        remedies=(on_node("Install plug-in, NCCL and driver from one set of the provider"),),
+        next_check="NCCL_DEBUG=INFO shows NET/Plugin lines and the plug-in's version",
         references=(_PLUGINS,),
         signs={
             "net-plugin-interface": nccl.sign(
@@ -258,18 +258,18 @@ CAUSES = {
     ),
     "DDJ136": sick_host(
         name="net-transport-mismatch",
-        title="Nodes of this job use different networks for NCCL[: {who} meets another kind at {peer}]",
+        title="Nodes use different networks for NCCL[: {who} finds another type at {peer}]",
         finds="One end of a connection speaks another transport, or another kind of RDMA link, than the other.",
         why="Each node chooses for itself: a plug-in that fails to load on one node, or a port that is down there,"
         " makes it fall back to TCP, while the others wait for RDMA.",
         remedies=(
             on_node("Repair the node whose choice differs", "grep -h 'Using network' *.log | sort | uniq -c"),
             remedy(
-                "Name the network, so that a node without it fails at once",
+                "Set the network, so that a node without it fails immediately",
                 settings=(setting("NCCL_NET", "IB", "no node falls back silently"),),
             ),
         ),
-        next_check='NCCL_DEBUG=INFO: "Using network" of every node',
+        next_check='NCCL_DEBUG=INFO shows "Using network" of every node',
         references=("NCCL 2.16 to 2.30, src/misc/socket.cc and src/transport/net_ib/connect.cc",),
         signs={
             "connection-of-other-kind": nccl.sign(

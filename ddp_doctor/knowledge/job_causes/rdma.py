@@ -41,17 +41,17 @@ def completion(statuses: str, ahead: str = "") -> str:
 
 
 WITHOUT_GPUDIRECT = remedy(
-    "Go on without GPUDirect RDMA until then, which tells as well whether this is the fault",
+    "Disable GPUDirect RDMA until then, which also shows whether it is the cause (workaround)",
     settings=(setting("NCCL_NET_GDR_LEVEL", "LOC", "NICs do not read GPU memory"),),
     cost="host memory copies for transfers between nodes",
 )
 _IB_OFF = remedy(
-    "Test with NCCL_IB_DISABLE=1: where the job runs then, it is the RDMA network. This is a diagnosis, no cure",
+    "Test with NCCL_IB_DISABLE=1 to see whether the RDMA network is the cause (diagnosis, not a fix)",
     settings=(setting("NCCL_IB_DISABLE", "1", "transfers between nodes go over TCP"),),
     cost="several times slower transfers between nodes",
 )
 _WITHOUT_NODE = remedy(
-    "Run the job without the node that the lines name, and test its port, cable and switch port",
+    "Run the job without the node in the evidence, and test its port, cable and switch port",
     "ibstat; ibqueryerrors; mlxlink -d DEVICE -c -e",
     "ib_write_bw between both nodes",
     scope="cluster",
@@ -63,18 +63,18 @@ SIGNS = {"rdma-flushed": nccl.victim(_GOT, completion("5"))}
 CAUSES = {
     "DDJ144": sick_network(
         name="ib-unusable",
-        title="NCCL chose an RDMA device of {who} that it cannot use[: {call} fails][, {reason}]",
+        title="NCCL cannot use its RDMA device of {who}[: {call} fails][, {reason}]",
         finds="A call to set up RDMA fails on a device that NCCL found, for another reason than missing memory.",
         why="NCCL takes every RDMA port that is active. One that is of another fabric, has no permission in the"
         " container or a broken driver, ends the job when NCCL sets it up.",
         remedies=(
             remedy(
-                "Name the devices that join the nodes",
+                "Set the devices between the nodes",
                 settings=(setting("NCCL_IB_HCA", "mlx5_0,mlx5_1", "no other is used"),),
             ),
             _IB_OFF,
             remedy(
-                "Give the container the devices of RDMA", container=("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
+                "Pass the RDMA devices into the container", container=("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
             ),
         ),
         next_check="ibv_devinfo in the job's container; ib_write_bw between two of its nodes",
@@ -103,7 +103,7 @@ CAUSES = {
     ),
     "DDJ145": sick_network(
         name="ib-fabric-fault",
-        title="Transfers of {who}[ to {peer}] over RDMA failed: the peer did not answer, however often it was tried",
+        title="RDMA transfers of {who}[ to {peer}] failed: the peer did not answer any retry",
         finds="Transfers over InfiniBand, RoCE or EFA that were tried again and again without an answer (status"
         " 12, 13).",
         why="A port, cable, switch or node on the way is broken; or the peer's process had died before. Where many"
@@ -113,13 +113,12 @@ CAUSES = {
             _WITHOUT_NODE,
             _IB_OFF,
             remedy(
-                "Wait longer for answers, where the fabric is congested",
+                "Wait longer for answers if the fabric is congested",
                 settings=(setting("NCCL_IB_TIMEOUT", "22", "four times as long as with 20"),),
                 cost="later detection of a broken link",
             ),
         ),
-        next_check="whether that node's own output, or its kernel log, has an earlier error; ibqueryerrors;"
-        " ib_write_bw",
+        next_check="earlier errors in that node's output or kernel log; ibqueryerrors; ib_write_bw",
         references=(_NET_IB, "libibverbs, enum ibv_wc_status"),
         found_by=("DD584", "DD568", "DD569", "DD566"),
         signs={
@@ -135,7 +134,7 @@ CAUSES = {
     ),
     "DDJ146": sick_network(
         name="ib-link-flap",
-        title="The link of an RDMA port of {who} went down[: {device}]",
+        title="RDMA link of {who} went down[: {device}]",
         finds="NCCL or the kernel tells that a port went down, or that a device failed.",
         why="Transfers over the port run out of tries a few seconds later. Cable, optics or the switch port are"
         " the usual reasons.",
@@ -160,7 +159,7 @@ CAUSES = {
     ),
     "DDJ147": network_cause(
         name="ib-mtu-mismatch",
-        title="RDMA ports of {who}[ and {peer}] refuse each other's packets: their MTU may differ",
+        title="RDMA ports of {who}[ and {peer}] reject each other's packets: their MTU may differ",
         finds="A transfer that the receiver refused as too long or invalid (status 1 or 9), or access errors of a"
         " queue.",
         why="From NCCL 2.20 on, both ends use their own port's MTU. Where it differs, packets are longer than the"
@@ -173,7 +172,7 @@ CAUSES = {
                 scope="cluster",
             ),
         ),
-        next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC tells ACS from MTU",
+        next_check="ibv_devinfo | grep active_mtu on both nodes; NCCL_NET_GDR_LEVEL=LOC distinguishes ACS from MTU",
         references=(_NET_IB,),
         signs={
             "rdma-length-error": nccl.hint(_GOT, completion("1|9")),
@@ -185,7 +184,7 @@ CAUSES = {
     ),
     "DDJ148": network_cause(
         name="ib-rail-unroutable",
-        title="RDMA port[ {device}] of {who} has no route to its peer's[ {remote_gid}]: they may be on different rails",
+        title="RDMA port[ {device}] of {who} has no route to its peer[ {remote_gid}]: they may be on different rails",
         finds="Connecting two RDMA ports timed out.",
         why="In fabrics with rails only ports of the same number reach each other. NCCL also joins others, where"
         " it finds that faster. A GID that is not routed looks alike.",
@@ -195,7 +194,7 @@ CAUSES = {
                 settings=(setting("NCCL_CROSS_NIC", "0", "the same NIC number at both ends"),),
                 cost="slower rings that need other NICs",
             ),
-            remedy("Set up routes between the rails, or cable them alike on all nodes", scope="cluster"),
+            remedy("Set up routes between the rails, or use the same cabling on all nodes", scope="cluster"),
         ),
         next_check="NCCL_CROSS_NIC=0 with the same job; ib_write_bw -d DEVICE between the two ports that the line"
         " names",
@@ -221,11 +220,11 @@ CAUSES = {
         " routers. A fixed NCCL_IB_GID_INDEX is another one on another node; before NCCL 2.21 the default was 0.",
         remedies=(
             remedy(
-                "Have NCCL choose the GID by itself (from NCCL 2.21 on)",
+                "Let NCCL choose the GID (since NCCL 2.21)",
                 settings=(unset("NCCL_IB_GID_INDEX", "NCCL looks for RoCE v2 and IPv4"),),
             ),
             remedy(
-                "Name the index of the RoCE v2 entry with the IPv4 address, before NCCL 2.21",
+                "Set the index of the RoCE v2 entry with the IPv4 address before NCCL 2.21",
                 "show_gids",
                 settings=(setting("NCCL_IB_GID_INDEX", "3", "often 3; show_gids lists them"),),
             ),
@@ -258,11 +257,11 @@ CAUSES = {
     ),
     "DDJ151": host_cause(
         name="gdr-peermem-missing",
-        title="RDMA devices of {who} cannot reach GPU memory: nvidia_peermem is not loaded",
+        title="RDMA devices of {who} cannot access GPU memory: nvidia_peermem is not loaded",
         finds="Registering GPU memory with an RDMA device fails because of its address.",
         why="GPUDirect RDMA needs the kernel module nvidia_peermem, or dma-buf. NCCL may find a module that does"
         " not work with the installed driver.",
-        remedies=(on_node("Load nvidia_peermem of the driver's version", "modprobe nvidia_peermem"), WITHOUT_GPUDIRECT),
+        remedies=(on_node("Load nvidia_peermem in the driver's version", "modprobe nvidia_peermem"), WITHOUT_GPUDIRECT),
         next_check="lsmod | grep peermem; dmesg | grep -i peermem; ddp-doctor check rdma on that node",
         references=(_NET_IB, "NVIDIA GPUDirect RDMA guide"),
         signs={
@@ -281,7 +280,7 @@ CAUSES = {
     ),
     "DDJ152": network_cause(
         name="efa-security-group",
-        title="EFA transfers of {who} do not reach their peers: their security group probably forbids it",
+        title="EFA transfers of {who} do not reach their peers: probably blocked by the security group",
         finds="EFA reports a receiver that does not answer or cannot be reached.",
         why="EFA needs a security group that allows all traffic from and to itself, in both directions. TCP and"
         " ping work without that. A peer whose process died looks alike.",

@@ -7,7 +7,7 @@ from ddp_doctor.knowledge.job_causes.signs import NCCL_WARN, Sign, kernel, nccl,
 _NVML = "NVML, texts of nvmlErrorString; NCCL 2.3 to 2.30, src/misc/nvmlwrap.cc"
 _COMPATIBILITY = "https://docs.nvidia.com/deploy/cuda-compatibility/"
 _SAME_NCCL = remedy(
-    "Keep the one NCCL that torch was built for: remove others from pip and from LD_LIBRARY_PATH and LD_PRELOAD",
+    "Keep only the NCCL that torch was built for; remove others from pip, LD_LIBRARY_PATH and LD_PRELOAD",
     "pip list | grep -i nccl",
     "LD_DEBUG=libs python -c 'import torch' 2>&1 | grep -i libnccl",
 )
@@ -15,7 +15,7 @@ _SAME_NCCL = remedy(
 CAUSES = {
     "DDJ125": sick_host(
         name="driver-library-mismatch",
-        title="The NVIDIA libraries and the kernel module on {who} are of different versions",
+        title="NVIDIA libraries and kernel module on {who} have different versions",
         finds="The driver refuses its own libraries: NVML's version mismatch, CUDA errors 803 and 804, the kernel's"
         ' "API'
         ' mismatch".',
@@ -23,14 +23,12 @@ CAUSES = {
         " libraries of another version. No program can use the GPU until both are the same.",
         remedies=(
             on_node(
-                "Restart the node, or load the kernel module anew",
+                "Restart the node, or reload the kernel module",
                 "rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia",
                 cost="ends all programs on its GPUs",
             ),
             on_node(
-                "Keep the driver from being updated under way",
-                "apt-mark hold 'nvidia-*' 'libnvidia-*'",
-                cost="manual driver updates",
+                "Block automatic driver updates", "apt-mark hold 'nvidia-*' 'libnvidia-*'", cost="manual driver updates"
             ),
         ),
         next_check="cat /proc/driver/nvidia/version; nvidia-smi; ls /usr/lib/x86_64-linux-gnu/libcuda.so.*",
@@ -52,7 +50,7 @@ CAUSES = {
     ),
     "DDJ126": sick_host(
         name="driver-too-old",
-        title="The NVIDIA driver of {who} is too old for the CUDA version of this software[: it is {version}]",
+        title="NVIDIA driver of {who} is too old for the software's CUDA version[: {version}]",
         finds="CUDA says that the driver is older than the runtime, or cannot compile its code.",
         why="A CUDA runtime needs a driver of its time or newer: CUDA 12 one from 525 on, CUDA 13 one from 580 on.",
         remedies=(
@@ -62,8 +60,7 @@ CAUSES = {
                 "pip install torch --index-url https://download.pytorch.org/whl/cu126",
             ),
         ),
-        next_check="nvidia-smi (driver, and the newest CUDA it takes); python -c 'import torch;"
-        " print(torch.version.cuda)'",
+        next_check="nvidia-smi (driver and its newest CUDA); python -c 'import torch; print(torch.version.cuda)'",
         references=(CUDA_ERRORS, _COMPATIBILITY),
         found_by=("DD204",),
         signs={
@@ -82,7 +79,7 @@ CAUSES = {
     ),
     "DDJ127": host_cause(
         name="nccl-cuda-mismatch",
-        title="The NCCL library that {who} loads was built for another CUDA version",
+        title="NCCL library of {who} was built for another CUDA version",
         finds="NCCL's own kernels are refused by CUDA, or its library does not find the CUDA runtime that it was"
         " built for.",
         why="libnccl of the system, or of another package, stands for one CUDA version. Another major version's"
@@ -115,17 +112,17 @@ CAUSES = {
     ),
     "DDJ128": host_cause(
         name="no-kernel-image",
-        title="This software has no code for the GPU of {who}[ ({capability})]",
+        title="The software has no code for the GPU of {who}[ ({capability})]",
         finds="A CUDA kernel was not built for this kind of GPU.",
         why="Binaries hold code for a list of architectures. A GPU newer or older than these is refused: torch's"
         " own packages, or an extension that was compiled on another machine.",
         remedies=(
             remedy(
-                "Install a torch that names the GPU's architecture",
+                "Install a torch that lists the GPU's architecture",
                 "python -c 'import torch; print(torch.cuda.get_arch_list())'",
             ),
             remedy(
-                "Compile extensions anew for the GPU",
+                "Recompile extensions for the GPU",
                 settings=(setting("TORCH_CUDA_ARCH_LIST", "9.0", "the compute capability of the GPU"),),
             ),
         ),
@@ -156,14 +153,14 @@ CAUSES = {
     ),
     "DDJ129": host_cause(
         name="nccl-too-old-for-gpu",
-        title="NCCL does not understand how the GPUs of {who} are joined: it may be too old for them",
+        title="NCCL does not recognize the GPU topology of {who}: it may be too old",
         finds="NCCL's search over the topology of the node ends in an error of its own.",
         why="Each generation of GPUs and NVSwitches needs a newer NCCL: Hopper one from 2.15 on. Virtual machines"
         " that show half of their PCIe tree bring the same errors.",
         remedies=(
             remedy("Install a torch with a newer NCCL", "python -c 'import torch; print(torch.cuda.nccl.version())'"),
             remedy(
-                "In a virtual machine, name the topology file of its provider",
+                "Set the provider's topology file in a virtual machine",
                 settings=(setting("NCCL_TOPO_FILE", "/path/to/topo.xml", "what the machine hides"),),
             ),
         ),
@@ -188,7 +185,7 @@ CAUSES = {
     ),
     "DDJ130": host_cause(
         name="nccl-library-conflict",
-        title="{who} loads another NCCL library than the one that this software was built for",
+        title="{who} loads a different NCCL library than the software was built for",
         finds="A symbol of NCCL is missing where torch looks for it, or ranks run different versions of NCCL.",
         why="A libnccl of another package, or one in LD_LIBRARY_PATH, is loaded in place of torch's own. The"
         " packages nvidia-nccl-cu12 and nvidia-nccl-cu13 write the same file.",
@@ -208,7 +205,7 @@ CAUSES = {
     ),
     "DDJ131": host_cause(
         name="nccl-not-built",
-        title="The torch of {who} has no NCCL: it is a build for CPUs, Windows or macOS",
+        title="torch of {who} has no NCCL: a build for CPUs, Windows or macOS",
         finds="init_process_group was asked for the backend nccl, and this torch has none.",
         why="NCCL is part of torch's CUDA packages for Linux alone.",
         remedies=(
@@ -216,7 +213,7 @@ CAUSES = {
                 "Install torch's package for CUDA",
                 "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126",
             ),
-            in_code("Use the backend gloo where there are no GPUs"),
+            in_code("Use the gloo backend without GPUs"),
         ),
         next_check="python -c 'import torch; print(torch.__version__, torch.distributed.is_nccl_available())'",
         references=("torch 2.15 torch/distributed/distributed_c10d.py",),
@@ -227,7 +224,7 @@ CAUSES = {
     ),
     "DDJ132": JobCause(
         name="nccl-bug",
-        title="NCCL met a state on {who} that its own authors rule out",
+        title="NCCL hit an internal error on {who}",
         finds="NCCL's checks of its own state failed.",
         why="That is a fault of this version of NCCL, or of memory that something else overwrote.",
         remedies=(
@@ -236,7 +233,7 @@ CAUSES = {
                 cost="an untested combination: torch is tested only with its own NCCL",
             ),
         ),
-        next_check="the same job with NCCL_DEBUG=INFO; https://github.com/NVIDIA/nccl/issues for the words of the line",
+        next_check="the same job with NCCL_DEBUG=INFO; search https://github.com/NVIDIA/nccl/issues for the line",
         references=("NCCL 2.7 to 2.30, src/init.cc, src/proxy.cc and src/graph/connect.cc",),
         instead_of=("process-crashed",),
         signs={
@@ -261,7 +258,7 @@ CAUSES = {
         " where the container runtime is told to bring it.",
         remedies=(
             remedy(
-                "Have the container runtime bring the driver's utilities",
+                "Mount the driver's utilities with the container runtime",
                 settings=(setting("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "utility brings NVML"),),
                 container=("--gpus=all",),
             ),

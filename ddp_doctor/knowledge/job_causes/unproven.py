@@ -11,26 +11,26 @@ NOT_FAILED = ("job-starting", "end-not-shown")
 CAUSES = {
     NOT_PROVEN: JobCause(
         name="job-failed-cause-not-proven",
-        title="{what}, and nothing shows why",
+        title="{what}: the cause is unknown",
         finds="Ranks died, were ended or timed out, and nothing in the output or in dumps says what came before.",
         why="A time-out is printed by those who waited, a closed connection by those who are left: neither names the"
         " rank, the GPU or the link at fault.",
         remedies=(
             remedy(
-                "Start it again so that the next failure is recorded: torch's flight recorder writes what each"
-                " rank was in when a collective times out, and NCCL its warnings",
+                "Restart with recording for the next failure: torch's flight recorder writes"
+                " each rank's state when a collective times out, and NCCL writes its warnings",
                 "export TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
                 "export TORCH_NCCL_DUMP_ON_TIMEOUT=1 NCCL_DEBUG=WARN",
                 cost="a few percent of speed",
             ),
             remedy(
-                "Start it again so that the next failure is recorded: with gloo, torch can compare the calls of ranks",
+                "Restart with recording for the next failure: torch compares the ranks' calls over gloo",
                 "export TORCH_DISTRIBUTED_DEBUG=DETAIL",
                 "torchrun --log-dir=/shared/logs --tee 3 …",
                 cost="slower collectives",
             ),
         ),
-        next_check="py-spy dump --pid PID of the ranks that hang, and ddp-doctor logs over the output of all ranks",
+        next_check="py-spy dump --pid PID of the hanging ranks, and ddp-doctor logs with the output of all ranks",
         references=(
             "torch 2.15 c10d/FlightRecorder.hpp; TORCH_NCCL_TRACE_BUFFER_SIZE is its older name",
             "NCCL 2.30.7 src/debug.cc",
@@ -38,23 +38,23 @@ CAUSES = {
     ),
     "DDJ139": JobCause(
         name="job-starting",
-        title="The job was still starting, or hangs while it starts: {what}",
+        title="The job was still starting, or hangs during start: {what}",
         finds="Most ranks' dumps of the flight recorder hold no collective, or communicators of NCCL were begun and"
         " never complete, and nothing says that the job failed.",
         why="Ranks import, join and compile for minutes at the beginning of a large job. One that does not come keeps"
         " all others waiting.",
-        remedies=(remedy("Read its output again some minutes later: what stands still has not come"),),
-        next_check="py-spy dump --pid PID of a rank that has not come; ddp-doctor logs again, some minutes later",
+        remedies=(remedy("Read its output again after a few minutes, to see which ranks make no progress"),),
+        next_check="py-spy dump --pid PID of a missing rank; ddp-doctor logs again after a few minutes",
         references=("NCCL 2.18 to 2.30, src/init.cc (Init START, Init COMPLETE)", "torch 2.15 c10d/FlightRecorder.hpp"),
     ),
     "DDJ194": JobCause(
         name="end-not-shown",
-        title="Nothing shows how the job ended: {why}",
+        title="The end of the job is unknown: {why}",
         finds="A file of the job is cut off or damaged, or nccl-tests began without printing results, and nothing says"
         " that the job failed.",
         why="What failed may stand in the part that is missing, or the job may hang.",
-        remedies=(remedy("Read the whole output, of all ranks"),),
-        next_check="ddp-doctor logs over the whole output",
+        remedies=(remedy("Read the entire output of all ranks"),),
+        next_check="ddp-doctor logs with the entire output",
         references=("nccl-tests, src/common.cu",),
     ),
 }
