@@ -35,6 +35,7 @@ from ddp_doctor.model.report import Measurement, NodeVerdict, Tool
 from ddp_doctor.parse.file_kinds import BASELINE, FLEET_REPORT, RECORDING, REPORT
 from ddp_doctor.sources.given import is_folder
 from ddp_doctor.views.node_traits import is_setting
+from ddp_doctor.wording.findings import counted
 from ddp_doctor.wording.nodes import name_list
 
 _ENDINGS = (".json", ".json.gz")
@@ -204,10 +205,10 @@ def _summary(verdict: Verdict, nodes: Sequence[FleetNode], fleet: Fleet) -> str:
     if verdict is Verdict.HEALTHY:
         sentence = f"Healthy: {what} {runs}"
     else:
-        sentence = f"{verdict.value.capitalize()}: {len(these)} of {what}, {name_list(these)}"
+        sentence = f"{verdict.value.capitalize()}: {len(these)} of {what} ({name_list(these)})"
     left_out = len({each.file for each in fleet.left_out})
-    files = f"; {left_out} file{'s' if left_out > 1 else ''} to look at" if left_out else ""
-    return f"{sentence}{files}."
+    files = f" {counted(left_out, 'file')} need{'s' * (left_out == 1)} attention." if left_out else ""
+    return f"{sentence}.{files}"
 
 
 def _nodes(runs: Sequence[_Run], newest: Mapping[str, tuple[_Run, NodeVerdict]]) -> list[FleetNode]:

@@ -1,4 +1,4 @@
-"""The doctor's own folders: one for recordings, the newest twenty of them, one where ranks meet their agent."""
+"""The directories of ddp-doctor: one keeps the newest twenty recordings, in another one ranks meet their agent."""
 
 import os
 import re
@@ -13,9 +13,11 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.sources.given import is_folder
 from ddp_doctor.sources.own_folders import is_ours, own_bases, private_folder, state_folder, temporary_folder
+from ddp_doctor.wording.findings import in_units
 
-#: Recordings kept in the state folder.
+#: Recordings kept in the state directory.
 _KEPT = 20
+_KEEP_VARIABLE = "DDP_DOCTOR_KEEP"
 #: Of the recordings of a folder, so many are named in a sentence.
 _NAMED = 3
 NOTHING_KEPT = "no run was kept here yet; `ddp-doctor run` keeps its recording"
@@ -41,6 +43,23 @@ def save_recording(recording: Recording, state: Path | None, copy_of: str | None
                 shutil.rmtree(old, ignore_errors=True)
         return str(path)
     return None
+
+
+def keeps_recordings(env: Mapping[str, str]) -> bool:
+    """Return False if the user turned off keeping recordings."""
+    return env.get(_KEEP_VARIABLE) != "0"
+
+
+def keep_recording(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
+    """Keep a recording as ``save_recording`` does. Return None if that is turned off."""
+    return save_recording(recording, state_folder(env), copy_of) if keeps_recordings(env) else None
+
+
+def kept_note(saved_as: str) -> str:
+    """Return which recordings are kept next to this one, their size, and how to turn that off."""
+    sizes = [path.stat().st_size for run in _runs(Path(saved_as).parent.parent) for path in run.glob("*.json")]
+    size = in_units(sum(sizes))
+    return f"The newest {_KEPT} recordings are kept there ({size} now); {_KEEP_VARIABLE}=0 keeps none."
 
 
 def kept_runs(env: Mapping[str, str]) -> list[Path]:

@@ -10,16 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_doctor import app
-from ddp_doctor.app import Outcome, UsageError, folders
+from ddp_doctor.app import UsageError, folders
 from ddp_doctor.cli.error_handler import print_to_stderr
 from ddp_doctor.cli.given import given_text, ignored, require_kind
 from ddp_doctor.cli.outputs import Outputs
 from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.plan import no_such_check
 from ddp_doctor.model.check import Check
-from ddp_doctor.model.choices import Command, ExitCode, FailOn, OutputFormat, Verdict, Where, as_usage_error
+from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, Where, as_usage_error
 from ddp_doctor.model.recording import Options
-from ddp_doctor.model.report import EnvReport
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
 from ddp_doctor.render import screen
@@ -61,7 +60,7 @@ def replay(path: Path | None, outputs: Outputs, *, last: bool = False, ignore: t
         from ddp_doctor.app.redaction import redacted
 
         recording = redacted(outcome.recording) if outputs.redact else outcome.recording
-        return _show_settings(app.judge_settings(recording), replace(outputs, redact=False))
+        return report(app.judge_settings(recording), replace(outputs, redact=False))
     return report(outcome, outputs)
 
 
@@ -83,7 +82,7 @@ def list_runs() -> None:
 
 def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -> int:
     """``ddp-doctor topology``: the matrix, what it means, and the advice; exit 2 for what is refused."""
-    from ddp_doctor.render.topology import report as topology_report
+    from ddp_doctor.render.topology.report import with_topology
 
     if file is None:
         outcome = app.live_topology(dict(os.environ), lambda _text: None, ignore)
@@ -91,9 +90,7 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
         text = given_text(file)
         require_kind(file, text, "the output of nvidia-smi topo -m", JSON)
         outcome = app.read_topology(text, ignore)
-    with_matrices = topology_report.with_topology(outcome.report, outcome.recording)
-    if outputs.form is OutputFormat.FULL and not outputs.quiet:
-        topology_report.show(outcome.recording, screen.console(outputs.words_to))
+    with_matrices = with_topology(outcome.report, outcome.recording)
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
         with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
     return report(replace(outcome, report=with_matrices), outputs)
@@ -209,14 +206,6 @@ def env(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = (), fail_o
         text = given_text(file, most_bytes=_LONGEST_SCRIPT_BYTES)
         require_kind(file, text, "the output of env, a job script or a manifest", SHELL, JSON)
         outcome = app.read_settings(text, options)
-    return _show_settings(outcome, outputs)
-
-
-def _show_settings(outcome: Outcome, outputs: Outputs) -> int:
-    if isinstance(outcome.report, EnvReport) and outputs.form is OutputFormat.FULL and not outputs.quiet:
-        from ddp_doctor.render import settings_table
-
-        settings_table.show(outcome.report, screen.console(outputs.words_to))
     return report(outcome, outputs)
 
 

@@ -56,7 +56,7 @@ def lint(
     else:
         finding_lines.show(text.shown(report, quiet=quiet), outputs.form, console(outputs.words_to))
         for file in report.unread:
-            print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not looked at: {file.reason}")
+            print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not checked: {file.reason}")
     for code, why in (failure for file in linted for failure in file.failures):
         print_to_stderr(f"ddp-doctor: rule {code} failed itself: {why}")
     for problem in problems:

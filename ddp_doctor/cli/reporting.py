@@ -1,4 +1,4 @@
-"""What is saved, written and shown of an outcome, and the exit code that follows."""
+"""Save, write and show an outcome, and return its exit code."""
 
 import socket
 from collections.abc import Mapping
@@ -10,7 +10,6 @@ from ddp_doctor.cli.outputs import Outputs, Results
 from ddp_doctor.model.choices import ExitCode, OutputFormat
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render import finding_lines, screen, terminal
-from ddp_doctor.sources.own_folders import state_folder
 from ddp_doctor.starters.place import Place
 
 
@@ -48,7 +47,8 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
         if outcome.spoken_by is None:
             finding_lines.show(outcome.report, outputs.form, out)
     elif outcome.spoken_by is None:
-        terminal.show(outcome.report, outcome.recording, out, saved_as, outputs.detail)
+        note = folders.kept_note(saved_as) if saved_as else ""
+        terminal.show(outcome.report, outcome.recording, out, saved_as, outputs.detail, note)
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:
@@ -61,8 +61,8 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
 
 
 def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = None) -> str | None:
-    """Keep the recording in the user's folder of runs; its path, or None where it could not be kept."""
-    saved_as = folders.save_recording(recording, state_folder(env), copy_of)
-    if saved_as is None:
+    """Keep the recording in the user's state directory. Return its path, or None if it is not kept."""
+    saved_as = folders.keep_recording(recording, env, copy_of)
+    if saved_as is None and folders.keeps_recordings(env):
         print_to_stderr("ddp-doctor: the recording could not be saved; use --record PATH")
     return saved_as

@@ -65,7 +65,7 @@ class NotAsAsked:
 
 def listed(unmet: Sequence[NotAsAsked]) -> str:
     """For the verdict's sentence."""
-    return f"what was asked for was not run: {'; '.join(f'{each.option} ({each.why})' for each in unmet)}"
+    return f"requested but not run: {'; '.join(f'{each.option} ({each.why})' for each in unmet)}"
 
 
 def not_run(recording: Recording, results: Sequence[CheckResult]) -> tuple[NotAsAsked, ...]:
@@ -131,10 +131,10 @@ def _model(recording: Recording, by_id: Mapping[str, CheckResult]) -> Iterator[N
     elif facts and not all(fact.has_batch for fact in facts):
         why = f"no forward was run; let {model} return (model, make_batch)"
     elif stopped := [fact.stopped for fact in facts if fact.stopped]:
-        too_slow = "no synchronised step was run; let make_batch return a smaller batch"
+        too_slow = "no synchronized step was run; let make_batch return a smaller batch"
         why = too_slow if "time" in stopped else f"the ranks stopped at {stopped[0]}"
     elif untested := [fact.sharded.not_compared for fact in facts if fact.sharded and fact.sharded.not_compared]:
-        why = f"its steps were not held against those of one rank alone: {untested[0]}"
+        why = f"its steps were not compared with those of a single rank: {untested[0]}"
     elif facts or others:
         return
     else:

@@ -15,5 +15,5 @@ def with_estimates(report: Report, recording: Recording) -> FitReport:
         memory_of=room.whose if room else "",
         ranks=fact.ranks if fact else 0,
         estimates=estimates(recording),
-        advice=advice(recording),
+        advice=". ".join(advice(recording)),
     )

@@ -50,15 +50,16 @@ def _seconds(taken: Parts) -> dict[str, float]:
 
 
 def healthy(recording: Recording) -> str:
-    """What a healthy verdict says: nothing that could be had for free is lost."""
-    return f"no rank is waited for, and no setting costs over 10 % of the step ({scope(recording)})"
+    """Return the verdict of traces in which no rank is late and no setting costs much."""
+    avoidable = "avoidable " if exposed(recording) else ""
+    return f"No {avoidable}bottleneck above {WARNING_SHARE:.0%} ({scope(recording)})"
 
 
-def exposed(recording: Recording) -> str:
-    """Return how much of a step is transfer that no computing hides, or an empty text if it is little."""
+def exposed(recording: Recording) -> tuple[str, ...]:
+    """Return how much of a step is transfer that computing does not hide; empty if it is little."""
     ranks = [taken for window in windows(recording) for taken in median_parts(recording, window)]
     share = sum(taken.transfer for taken in ranks) / (sum(taken.step for taken in ranks) or 1.0)
-    return f"; transfer that nothing hides takes {share:.0%} of it" if share >= WARNING_SHARE else ""
+    return (f"Exposed communication takes {share:.0%} of the step",) if share >= WARNING_SHARE else ()
 
 
 def scope(recording: Recording) -> str:

@@ -1,13 +1,13 @@
-"""From findings to a verdict of the run and of each node, an exit code and one sentence."""
+"""Derive the verdict of the run and of each node, the exit code, and the verdict line."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from textwrap import shorten
 
 from ddp_doctor.engine.asked import NotAsAsked, had_ranks, listed, not_run
 from ddp_doctor.engine.diagnose import Diagnosis, checks_for, is_judged, is_of_cause
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.engine.plan import TOO_DEAR
-from ddp_doctor.facts.cluster import BaselineFact
+from ddp_doctor.facts.cluster import BaselineFact, TracesFact
 from ddp_doctor.facts.collectives import P2pFact, RepeatsFact
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.base import grouped
@@ -21,9 +21,10 @@ from ddp_doctor.views.gpus import nccl_without_gpu
 from ddp_doctor.views.node_traits import node_traits
 from ddp_doctor.views.open_files import out_of_files
 from ddp_doctor.views.software import backend_of_ranks
-from ddp_doctor.wording.nodes import first_names, hosts
+from ddp_doctor.wording.findings import counted, short_count
+from ddp_doctor.wording.nodes import first_names, hosts, name_list
 from ddp_doctor.wording.preflight import reached
-from ddp_doctor.wording.ranks import ranks_at
+from ddp_doctor.wording.ranks import capital, ranks_at
 from ddp_doctor.wording.repeats import none_failed
 
 #: Checks that the verdict's line names.
@@ -282,59 +283,89 @@ def summary(
     diagnosis: Diagnosis,
     unmet: Sequence[NotAsAsked],
 ) -> str:
-    """One sentence: the verdict, on what it rests, or the worst fault."""
+    """Return the verdict and its reason, or the worst finding, in one or a few sentences."""
     if recording.command.judges_jobs:
         from ddp_doctor.engine.causes import report as causes_report  # no other command has to wait for it
 
-        return f"{causes_report.summary(recording, verdict, diagnosis)}{_ignored(diagnosis)}."
-    scope = _scope(recording)
+        return _in_sentences(causes_report.summary(recording, verdict, diagnosis), *_ignored(diagnosis))
     if recording.interrupted:
         cut = [result for result in results if (result.reason or "").startswith(INTERRUPTED_AFTER)]
-        where = f"{cut[0].id} was {cut[0].reason}; " if cut else ""
-        return f"Interrupted: {where}tested only in part ({scope})."
+        during = f"{cut[0].id} was {cut[0].reason}. " if cut else ""
+        return f"Interrupted: {during}{'Only' if cut else 'only'} part was tested ({' '.join(_scope(recording))})."
     if verdict is Verdict.UNHEALTHY:
-        return f"Unhealthy: {_worst(diagnosis, Severity.ERROR)}."
+        return f"{_label(recording, diagnosis)}{_worst(diagnosis, Severity.ERROR)}."
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
-            why = f"{_worst(diagnosis, Severity.ERROR)}, which is possible and not proved"
+            why = f"{_worst(diagnosis, Severity.ERROR)}; this is possible, but not proved"
+        differ: tuple[str, ...] = ()
         if recording.command is Command.COMPARE and (slower := _slower(diagnosis)) is not None:
-            why = f"{slower.title}, and how much of that is noise is not known{_differ(diagnosis)}"
-        return f"Unsure: {why}{_ignored(diagnosis)}."
-    is_healthy = verdict is Verdict.HEALTHY
-    judged, beside = "", _reached(recording) + _differ(diagnosis)
-    if recording.command is Command.TRACE:
-        from ddp_doctor.engine.trace_report import exposed, healthy  # no other command has to wait for it
+            why, differ = f"{slower.title}; how much of that is noise is unknown", _differ(diagnosis)
+        return _in_sentences(f"Unsure: {why}", *differ, *_ignored(diagnosis))
+    judged, more = _of_command(recording, diagnosis)
+    if verdict is Verdict.DEGRADED:
+        judged = f"{_label(recording, diagnosis)}{_worst(diagnosis, Severity.WARNING)}"
+    return _in_sentences(judged, *more, *_ignored(diagnosis))
 
-        judged, beside = healthy(recording), exposed(recording)
-    elif recording.command is Command.FIT:
-        from ddp_doctor.views.fit import advice
 
-        judged, beside = advice(recording), "" if is_healthy else f"; {advice(recording)}"
-    elif subject := recording.command.subject:
-        judged = f"the {subject}, and nothing else, was judged"
-    else:
-        judged, beside = f"{scope} passed", _untested(recording) + _left_out(recording)
-    if not is_healthy:
-        judged = _worst(diagnosis, Severity.WARNING)
-    return f"{verdict.value.capitalize()}: {judged}{beside}{_ignored(diagnosis)}."
+def _in_sentences(*parts: str) -> str:
+    return " ".join(f"{capital(part.removesuffix('.'))}." for part in parts if part)
+
+
+def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, tuple[str, ...]]:
+    """Return what a healthy verdict says, and what it adds, as a degraded verdict does."""
+    command = recording.command
+    if command is Command.TRACE:
+        from ddp_doctor.engine import trace_report  # no other command has to wait for it
+
+        return trace_report.healthy(recording), trace_report.exposed(recording)
+    if command is Command.FIT:
+        from ddp_doctor.views.fit import advice, asked, to_take
+
+        chosen, *more = advice(recording)
+        fits = to_take(recording, asked(recording).strategy) is not None
+        return f"Fits: {chosen}" if fits else chosen, tuple(more)
+    if command is Command.COMPARE:
+        changed = "change in the step" if recording.first(TracesFact) else "slowdown"
+        return f"No {changed} beyond noise", (*_reached(recording), *_differ(diagnosis))
+    if command in (Command.ENV, Command.TOPOLOGY):
+        of = "settings" if command is Command.ENV else "topology"
+        return f"No problem found in the {of}", ("Nothing else was tested",)
+    what, where = _scope(recording)
+    return f"Healthy: {what} passed {where}{_model(recording)}", (
+        *_reached(recording),
+        *_untested(recording),
+        *_left_out(recording),
+    )
+
+
+def _label(recording: Recording, diagnosis: Diagnosis) -> str:
+    """Return the label before the worst finding."""
+    if recording.command in (Command.ENV, Command.TOPOLOGY):
+        severities = [finding.severity for finding in diagnosis.findings]
+        kinds = [(severities.count(kind), kind.value) for kind in (Severity.ERROR, Severity.WARNING)]
+        return f"Found {name_list([counted(number, word) for number, word in kinds if number])}: "
+    if diagnosis.findings[0].severity is Severity.ERROR and recording.command is Command.FIT:
+        return ""  # the title says that it does not fit
+    word = "Degraded" if diagnosis.findings[0].severity is Severity.WARNING else "Unhealthy"
+    return f"{ {Command.TRACE: 'Slow', Command.COMPARE: 'Slower'}.get(recording.command, word) }: "
 
 
 def _worst(diagnosis: Diagnosis, severity: Severity) -> str:
-    """The title of the first finding, and how many more are as severe."""
+    """Return the title of the first finding, and how many more are as severe."""
     others = sum(finding.severity is severity for finding in diagnosis.findings) - 1
     return f"{diagnosis.findings[0].title.rstrip('.')}{f' (and {others} more)' if others else ''}"
 
 
-def _reached(recording: Recording) -> str:
-    """How much of what the nodes gave before it a job reaches that is not slower."""
+def _reached(recording: Recording) -> tuple[str, ...]:
+    """Return how much of an earlier run's speed a job reaches."""
     fact = recording.first(BaselineFact)
-    return f"; {reached(fact, fact.preflight)}" if fact is not None and fact.preflight is not None else ""
+    return (reached(fact, fact.preflight),) if fact is not None and fact.preflight is not None else ()
 
 
-def _differ(diagnosis: Diagnosis) -> str:
-    """What ``compare`` found to differ: whoever reads a speed has to know."""
-    return "".join(f"; n{f.title.removeprefix('N')}" for f in diagnosis.findings if f.code == "DD831")
+def _differ(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return what ``compare`` found to differ, because it may explain a speed."""
+    return tuple(finding.title for finding in diagnosis.findings if finding.code == "DD831")
 
 
 def _why_unsure(
@@ -352,18 +383,18 @@ def _why_unsure(
     if not measured and recording.command in (Command.ENV, Command.TRACE) and results:
         return f"{shorten(results[0].reason or '', _REASON, placeholder=' ...')}."
     if measured and diagnosis.failures:
-        return f"ddp-doctor's own rule {diagnosis.failures[0][0]} failed."
+        return f"rule {diagnosis.failures[0][0]} of ddp-doctor failed."
     names = ", ".join(result.id if reason else _stuck_where(recording, result.id) for result in stuck)
     if measured and out_of_files(recording):  # of a prolog, whose limits are not the job's: no fault of the node
-        return f"{names} gave no result: ddp-doctor itself may not open enough files (ulimit -n)."
+        return f"{names} gave no result: ddp-doctor reached its limit of open files (ulimit -n)."
     what = f"{names} gave no result" if measured else "nothing could be measured"
     if _has_parts(recording, stuck):
-        what = f"{names} could not be judged whole"
+        what = f"{names} could be evaluated only in part"
         reason = reason.partition("; ")[0]  # the findings have the rest
     if reason or not measured:
         between = " " if measured and reason.startswith("on ") else ": "
         return f"{what}{between if reason else ''}{reason}."
-    return f"{what}, and no fault was found that explains it."
+    return f"{what}, and no finding explains it."
 
 
 def _stuck_where(recording: Recording, check_id: str) -> str:
@@ -383,44 +414,65 @@ def _bad_readings(recording: Recording, check_id: str) -> list[Reading]:
     return [reading for reading in recording.of_check(check_id) if reading.status in _BAD]
 
 
-def _scope(recording: Recording) -> str:
+def _scope(recording: Recording) -> tuple[str, str]:
+    """Return ``2 ranks on 1 node`` and ``over gloo``, or ``4 checks`` and ``on this node``."""
     if recording.command is Command.TRACE:
         from ddp_doctor.engine.trace_report import scope  # no other command has to wait for it
 
-        return scope(recording)
+        return scope(recording), ""
     world = recording.world
     passed = {reading.check for reading in recording.collected()}
     if world is None or not had_ranks(recording.readings):
-        whose = "this node" if recording.nnodes == 1 else f"{recording.nnodes} nodes"
-        return f"{len(passed)} check{'s' if len(passed) != 1 else ''} of {whose}"
-    ranks = f"{world.world_size} rank{'s' if world.world_size != 1 else ''}"
+        return counted(
+            len(passed), "check"
+        ), "on this node" if recording.nnodes == 1 else f"on {recording.nnodes} nodes"
     impl = backend_of_ranks(recording)
     over = f"{world.backend} ({impl})" if impl not in (None, world.backend) else world.backend
-    return f"{ranks} over {over} on {world.nnodes} node{'s' if world.nnodes != 1 else ''}"
+    return f"{counted(world.world_size, 'rank')} on {counted(world.nnodes, 'node')}", f"over {over}"
 
 
-def _untested(recording: Recording) -> str:
-    if recording.command.is_of_root and recording.options.require_gpus is None:
-        absent = [reading for reading in recording.of_check(GPUS) if reading.status is Status.ABSENT]
-        return "; it has no GPU, and none was required (--require-gpus)" if absent else ""
+def _model(recording: Recording) -> str:
+    """Return `` with train.models:make (124M parameters)``; nothing if no model was trained."""
+    from ddp_doctor.facts.ddp.gradients import GradientSync  # a prolog has neither
+    from ddp_doctor.facts.ddp.user_model import UserModel
+
+    if not recording.options.model:
+        own = recording.first(GradientSync)
+        return f" with a built-in model ({short_count(own.elements)} parameters)" if own else ""
+    fact = recording.first(UserModel)
+    parameters = f" ({short_count(fact.elements)} parameters)" if fact and fact.elements else ""
+    return f" with {recording.options.model}{parameters}"
+
+
+def _untested(recording: Recording) -> Iterator[str]:
+    if recording.command.is_of_root:
+        if recording.options.require_gpus is None and any(
+            reading.status is Status.ABSENT for reading in recording.of_check(GPUS)
+        ):
+            yield "It has no GPU; use --require-gpus to require some"
+        return
     if recording.world is None or not had_ranks(recording.collected()):
-        return ""
-    nodes = recording.world.foreign_nodes
-    between = f"; nothing between the {nodes} nodes of this world was tested" if nodes > 1 else ""
-    only = "; only CPU and gloo were tested, no GPU and no NCCL" if recording.world.backend == "gloo" else ""
-    alone = "; it has no peer, so nothing between ranks was tested" if recording.world.world_size == 1 else ""
-    repeats = recording.first(RepeatsFact)
-    return only + alone + between + (f"; {none_failed(repeats.tests)}" if repeats else "")
+        return
+    if recording.world.backend == "gloo":
+        yield "GPUs and NCCL were not tested"
+    if recording.world.world_size == 1:
+        yield "Nothing between ranks was tested, because there is only one"
+    if (nodes := recording.world.foreign_nodes) > 1:
+        yield f"Nothing between the {nodes} nodes of this world was tested"
+    if repeats := recording.first(RepeatsFact):
+        yield none_failed(repeats.tests)
 
 
-def _left_out(recording: Recording) -> str:
-    """What there was no time for: whoever set the budget may not know what that costs."""
+def _left_out(recording: Recording) -> Iterator[str]:
+    """Yield what there was no time for."""
     names = list(dict.fromkeys(each.check for each in recording.not_run if each.reason.startswith(TOO_DEAR)))
-    budget = f"; not tested within the budget of {recording.options.budget_s:g} s: {first_names(names, _NAMED)}"
-    pairs = max((rank.fact.not_measured for rank in recording.facts(P2pFact)), default=0)
-    return (budget if names else "") + (f"; {pairs} pairs of ranks were not measured: time was short" if pairs else "")
+    if names:
+        budget = recording.options.budget_s
+        yield f"Not tested within the budget of {budget:g} s: {first_names(names, _NAMED)}"
+    if pairs := max((rank.fact.not_measured for rank in recording.facts(P2pFact)), default=0):
+        yield f"{counted(pairs, 'pair')} of ranks {'was' if pairs == 1 else 'were'} not measured because time was short"
 
 
-def _ignored(diagnosis: Diagnosis) -> str:
-    """What --ignore kept out: whoever reads the verdict may not be who typed that."""
-    return f"; ignored: {', '.join(diagnosis.ignored)}" if diagnosis.ignored else ""
+def _ignored(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return what --ignore suppressed: the reader of a verdict may not know the command line."""
+    return (f"Ignored: {', '.join(diagnosis.ignored)}",) if diagnosis.ignored else ()

@@ -9,6 +9,8 @@ from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.choices import CheckStatus, FailOn, Severity, Verdict, exit_code
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.report import CheckResult, Report, Tool, finished_at
+from ddp_doctor.wording.findings import counted
+from ddp_doctor.wording.nodes import name_list
 
 
 class LintFinding(Finding):
@@ -73,7 +75,7 @@ def lint_report(linted: Sequence[Linted], fail_on: FailOn, started_at: datetime)
         duration_s=round(duration_s, 3),
         verdict=verdict,
         exit_code=exit_code(verdict, fail_on).value,
-        summary=_summary(verdict, findings, failed, linted),
+        summary=_summary(findings, failed, linted),
         checks=(_check(findings, unread, failed, duration_s),),
         findings=findings,
         files=len(linted) - len(unread),
@@ -91,28 +93,25 @@ def _check(
     if unread:
         status, reason = CheckStatus.FAILED, f"{unread[0].path}:{unread[0].line} {unread[0].reason}"
     elif failed:
-        status, reason = CheckStatus.FAILED, f"the doctor's own rule {failed[0]} failed"
+        status, reason = CheckStatus.FAILED, f"rule {failed[0]} of ddp-doctor failed"
     return CheckResult(
         id="lint", title="Training scripts", status=status, reason=reason, duration_s=round(duration_s, 3)
     )
 
 
-def _summary(verdict: Verdict, findings: Sequence[LintFinding], failed: Sequence[str], linted: Sequence[Linted]) -> str:
+def _summary(findings: Sequence[LintFinding], failed: Sequence[str], linted: Sequence[Linted]) -> str:
     by_severity = [
-        _counted(count, severity.value)
+        counted(count, severity.value)
         for severity in (Severity.ERROR, Severity.WARNING, Severity.INFO)
         if (count := sum(finding.severity is severity for finding in findings))
     ]
     unread = sum(file.unread is not None for file in linted)
-    parts = [f"{', '.join(by_severity) or 'nothing found'} in {_counted(len(linted) - unread, 'file')}"]
+    files = counted(len(linted) - unread, "file")
+    sentences = [f"Found {name_list(by_severity)} in {files}." if by_severity else f"No problems found in {files}."]
     if suppressed := sum(file.suppressed for file in linted):
-        parts.append(f"{suppressed} suppressed")
+        sentences.append(f"{suppressed} suppressed.")
     if unread:
-        parts.append(f"{_counted(unread, 'file')} could not be looked at")
+        sentences.append(f"{counted(unread, 'file')} could not be checked.")
     if failed:
-        parts.append(f"the doctor's own rule {failed[0]} failed")
-    return f"{verdict.value.capitalize()}: {'; '.join(parts)}."
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 or word == 'info' else 's'}"
+        sentences.append(f"Rule {failed[0]} of ddp-doctor failed.")
+    return " ".join(sentences)

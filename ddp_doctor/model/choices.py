@@ -52,14 +52,9 @@ class Command(str, Enum):
         return self in (Command.LOGS, Command.ATTACH)
 
     @property
-    def subject(self) -> str:
-        """The one thing that it judges, for a sentence; empty where it judges all that it saw."""
-        of_one = {
-            Command.TOPOLOGY: "topology",
-            Command.ENV: "list of settings",
-            Command.COMPARE: "speed beside earlier runs",
-        }
-        return of_one.get(self, "")
+    def has_one_subject(self) -> bool:
+        """Return True if the command checks a single thing, which its verdict names."""
+        return self in (Command.TOPOLOGY, Command.ENV, Command.COMPARE)
 
 
 class Severity(str, Enum):

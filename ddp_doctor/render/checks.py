@@ -1,27 +1,32 @@
-"""What became of the checks, in groups on a screen, or line by line.
+"""The results of the checks, in groups on a screen, or line by line.
 
 ok  node         env_vars, software, nccl, host, interfaces
 !!  gpus         DD304
 ??  p2p          timed out: rank 1 entered send and never left
 --  buffers      DD536 makes every step several times longer
---  not here     rdma, rdma_after
---  on request   checkpoint, step_time (--level thorough), user_model (--model)
-    !! see the finding below   ?? could not be evaluated   -- not tested, -v says why
+--  skipped (no hardware)  rdma, rdma_after
+--  skipped (needs an option)  checkpoint, step_time (--level thorough), user_model (--model)
+    !! see the finding above   ?? no result   -- skipped (-v shows why)
+
+A healthy run has one line for all skipped checks: 12 checks were skipped; -v lists them
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from textwrap import shorten
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_doctor.checks import checks_of
 from ddp_doctor.model.base import grouped
-from ddp_doctor.model.choices import CheckStatus, Severity, Status
+from ddp_doctor.model.choices import CheckStatus, Severity, Status, Verdict
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import NOT_SELECTED, Recording
 from ddp_doctor.model.report import CheckResult, Report
-from ddp_doctor.render.layout import folded, width_of
-from ddp_doctor.render.screen import STYLE, Console
-from ddp_doctor.render.text import one_line
+from ddp_doctor.render.layout import folded
+from ddp_doctor.render.screen import STYLE
+from ddp_doctor.render.text import one_line, plain
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 #: The JSON report has the whole of a longer reason.
 _LONGEST_REASON = 160
@@ -36,11 +41,11 @@ _MARKS = {
 }
 _WITH_RESULT = (CheckStatus.PASSED, CheckStatus.FOUND)
 _STYLES = {"ok": "green", "--": "dim", "??": "yellow"}
-_LEGEND = {"!!": "see the finding below", "??": "could not be evaluated", "--": "not tested"}
+_LEGEND = {"!!": "see the finding above", "??": "no result", "--": "skipped"}
 _OTHERS = "others"
-#: What all who looked say where this machine has no such thing.
+#: The status of every reading if no node has such hardware.
 _ABSENT = {Status.ABSENT}
-_NOT_HERE, _ON_REQUEST = "not here", "on request"
+_NO_HARDWARE, _NEEDS_OPTION = "skipped (no hardware)", "skipped (needs an option)"
 #: Longer names do not widen the column.
 _LONGEST_NAME = 15
 
@@ -52,32 +57,45 @@ class _Line(NamedTuple):
     style: str
 
 
-def show(report: Report, recording: Recording, out: Console, *, each: bool) -> None:
-    """Print all checks, ``each`` on a line of its own or in groups, and what the marks mean."""
+def lines(report: Report, recording: Recording, width: int | None, *, each: bool) -> "Iterator[Text]":
+    """Yield all checks, ``each`` on its own line or in groups, and the meaning of the marks."""
+    from rich.text import Text
+
     has_more_to_say = any(check.status not in _WITH_RESULT or check.reason for check in report.checks)
-    if not each and recording.command.subject and not has_more_to_say:
+    if not each and recording.command.has_one_subject and not has_more_to_say:
         return
     each |= all(check.status is CheckStatus.SKIPPED for check in report.checks)  # the reason is all there is
     if each:
-        lines = [_line(report, same, _words) for same in alike(report.checks)]
+        shown = [_line(report, same, _words) for same in alike(report.checks)]
     else:
-        lines = list(_grouped(report, recording))
-    width = width_of(out)
-    column = max((len(line.name) for line in lines if len(line.name) <= _LONGEST_NAME), default=0)
-    for mark, name, text, style in lines:
+        shown = list(_grouped(report, recording))
+    column = max((len(line.name) for line in shown if len(line.name) <= _LONGEST_NAME), default=0)
+    for mark, name, text, style in shown:
         padded = f"{name:<{column}} " if len(name) <= column else f"{name}  "
         line = folded(f"{padded}{text}", width and width - 4, hang=column + 1)
-        out.print(f" {mark} ", style=style, end="")
-        out.print(line.replace("\n", "\n    "), style="dim" if mark == "--" else None)
-    legend = [f"{mark} {_LEGEND[mark]}" for mark in dict.fromkeys(line.mark for line in lines) if mark in _LEGEND]
+        yield Text.assemble((f" {mark} ", style), (plain(line).replace("\n", "\n    "), "dim" if mark == "--" else ""))
+    legend = [f"{mark} {_LEGEND[mark]}" for mark in dict.fromkeys(line.mark for line in shown) if mark in _LEGEND]
     if legend:
-        why = "" if each or "--" not in {line.mark for line in lines} else " (why: -v)"
-        out.print(folded(f"{', '.join(legend)}{why}", width, indent=4), style="dim")
+        why = "" if each or "--" not in {line.mark for line in shown} else " (-v shows why)"
+        yield Text(folded(f"{', '.join(legend)}{why}", width, indent=4), style="dim")
+    if not each and (skipped := len(_skipped_in_healthy_run(report))):
+        counted = (
+            "1 check was skipped; -v shows it" if skipped == 1 else f"{skipped} checks were skipped; -v lists them"
+        )
+        yield Text(folded(counted, width, indent=4), style="dim")
+
+
+def _skipped_in_healthy_run(report: Report) -> list[CheckResult]:
+    """The skipped checks, which one count stands for; empty unless the verdict is healthy."""
+    if report.verdict is not Verdict.HEALTHY:
+        return []
+    return [check for check in report.checks if check.status is CheckStatus.SKIPPED and check.reason != NOT_SELECTED]
 
 
 def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
-    """First what passed, by group; then, one by one, what did not; then what there was no reason to test."""
-    selected = [check for check in report.checks if check.reason != NOT_SELECTED]
+    """Yield the passed checks by group, then the others one by one, then the skipped checks by reason."""
+    counted = _skipped_in_healthy_run(report)
+    selected = [check for check in report.checks if check.reason != NOT_SELECTED and check not in counted]
     whole = [check for check in selected if check.status is CheckStatus.PASSED]
     groups = {check.id: check.group for check in checks_of(recording.command)} if whole else {}
     for group in dict.fromkeys((*groups.values(), _OTHERS)):
@@ -87,21 +105,21 @@ def _grouped(report: Report, recording: Recording) -> Iterator[_Line]:
     partly = [check for check in whole if check.reason]
     yield from (_Line("--", one_line(check.id), _reason(check), _STYLES["--"]) for check in partly)
     idle = [check for check in selected if check.status is CheckStatus.SKIPPED]
-    not_here = [check for check in idle if {reading.status for reading in recording.of_check(check.id)} == _ABSENT]
-    requested = [check for check in idle if check not in not_here and _option(check)]
-    in_groups = (*whole, *not_here, *requested)
+    absent = [check for check in idle if {reading.status for reading in recording.of_check(check.id)} == _ABSENT]
+    requested = [check for check in idle if check not in absent and _option(check)]
+    in_groups = (*whole, *absent, *requested)
     for same in alike([check for check in selected if check not in in_groups]):
         yield _line(report, same, _short_words)
-    if not_here:
-        yield _Line("--", _NOT_HERE, _names(not_here), _STYLES["--"])
+    if absent:
+        yield _Line("--", _NO_HARDWARE, _names(absent), _STYLES["--"])
     if requested:
         by_option = grouped((_option(check), check) for check in requested)
         text = ", ".join(f"{_names(same)} ({option})" for option, same in by_option.items())
-        yield _Line("--", _ON_REQUEST, text, _STYLES["--"])
+        yield _Line("--", _NEEDS_OPTION, text, _STYLES["--"])
 
 
 def alike(checks: Sequence[CheckResult]) -> list[list[CheckResult]]:
-    """The checks in order; those without a result for the same reason are together at the place of the first."""
+    """Return the checks in order, grouped by reason if they have no result."""
 
     def cause(check: CheckResult) -> Hashable:
         return check.id if check.status in _WITH_RESULT else (check.status, check.reason)
@@ -132,7 +150,7 @@ def _findings(report: Report, check: CheckResult) -> list[Finding]:
 def _short_words(report: Report, check: CheckResult) -> str:
     if check.status is CheckStatus.FOUND:
         codes = ", ".join(dict.fromkeys(finding.code for finding in _findings(report, check)))
-        return f"{codes}{_not_tested_elsewhere(check)}"
+        return f"{codes}{_skipped_elsewhere(check)}"
     if check.status is CheckStatus.SKIPPED:
         return _reason(check)
     return _words(report, check)
@@ -141,16 +159,15 @@ def _short_words(report: Report, check: CheckResult) -> str:
 def _words(report: Report, check: CheckResult) -> str:
     if check.status is CheckStatus.PASSED:
         took = f" ({check.duration_s:.2f} s)" if check.duration_s >= _SHORTEST_S else ""
-        return f"{check.title}{took}{_not_tested_elsewhere(check)}"
+        return f"{check.title}{took}{_skipped_elsewhere(check)}"
     if check.status is CheckStatus.FOUND:
         return f"{check.title}: {_short_words(report, check)}"
-    word = {"timed_out": "timed out", "skipped": "not tested"}.get(check.status.value, check.status.value)
-    return f"{word}: {_reason(check)}"
+    return f"{check.status.value.replace('_', ' ')}: {_reason(check)}"
 
 
-def _not_tested_elsewhere(check: CheckResult) -> str:
-    """The reason why only some of several nodes were tested."""
-    return f"; not tested {_reason(check)}" if check.reason else ""
+def _skipped_elsewhere(check: CheckResult) -> str:
+    """Return why only some of several nodes were tested."""
+    return f"; skipped {_reason(check)}" if check.reason else ""
 
 
 def _reason(check: CheckResult) -> str:
@@ -158,6 +175,6 @@ def _reason(check: CheckResult) -> str:
 
 
 def _option(check: CheckResult) -> str:
-    """The option that would have it tested, where the reason names one: "needs two nodes: --nnodes"."""
+    """Return the option that enables the check if the reason names one: "needs two nodes: --nnodes"."""
     reason = check.reason or ""
     return reason[reason.index("--") :] if reason.startswith("needs ") and "--" in reason else ""

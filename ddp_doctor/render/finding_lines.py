@@ -68,13 +68,13 @@ def _annotation(finding: Finding) -> str:
 
 
 def sentences(finding: Finding) -> Iterator[str]:
-    """What it is, more of it and what fixes it, a line each."""
+    """Yield the title, the detail and each fix, one per line."""
     yield concise(finding)
     if finding.detail:
         yield one_line(finding.detail)
     for remedy in finding.remedies:
         if remedy.proof.status != "disproved":
-            yield f"Remedy: {one_line(remedy.summary)}"
+            yield f"Fix: {one_line(remedy.summary)}"
 
 
 def _escaped(text: str, also: str = "") -> str:

@@ -1,4 +1,4 @@
-"""The lines below a finding's title: detail, evidence, remedies with what can be pasted."""
+"""The lines below a finding's title: detail, evidence, and fixes with commands to paste."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from ddp_doctor.remedies.values_by_host import why_not
 from ddp_doctor.render import shell
 from ddp_doctor.render.text import amount, one_line
 from ddp_doctor.wording.nodes import first_names, name_list
-from ddp_doctor.wording.proofs import SAID_ALREADY, in_force
+from ddp_doctor.wording.proofs import NO_GAIN, SAID_ALREADY, SLOWER, in_force
 
 #: A screen has room for no more; rules group equal things, and the JSON report holds all.
 _MOST_EVIDENCE = 24
@@ -52,7 +52,7 @@ def job_cause_lines(cause: JobCauseReport) -> Iterator[Line]:
     """What to do next to prove it, where it is, and what becomes of the same job started again."""
     to_read = cause.next_check.startswith("ddp-doctor lint")  # the line, also of what is proved
     if cause.next_check and (to_read or cause.confidence is not Confidence.PROVED):
-        yield Line(f"Next: {one_line(cause.next_check)}", hang=2)
+        yield Line(f"Next step: {one_line(cause.next_check)}", hang=2)
     sentence = f"{_DOMAINS[cause.domain]} {_RESTARTS[cause.restart]}".strip()
     if sentence and cause.confidence is not Confidence.POSSIBLE:  # of a guess, neither is known
         yield Line(sentence, hang=2)
@@ -62,15 +62,15 @@ _DOMAINS: dict[Domain, str] = {
     "code": "The fault is in the job's code.",
     "data": "The fault is in the job's data.",
     "host": "The fault is on a host, or in its container.",
-    "gpu": "The fault is in a GPU or what drives it.",
+    "gpu": "The fault is in a GPU or its driver.",
     "network": "The fault is in the network.",
-    "scheduler": "The scheduler, or who has it in hand, ended the job.",
+    "scheduler": "The scheduler, or a person who controls it, stopped the job.",
     "unknown": "",
 }
 _RESTARTS: dict[Restart, str] = {
-    "no": "Started again as it is, the job fails again.",
-    "on the same nodes": "Started again, on the same nodes too, the job may run.",
-    "on other nodes": "Started again on other nodes the job may run; on the same ones it will probably fail again.",
+    "no": "If restarted unchanged, the job fails again.",
+    "on the same nodes": "If restarted, even on the same nodes, the job may run.",
+    "on other nodes": "If restarted on other nodes, the job may run. On the same nodes it will probably fail again.",
     "unknown": "",
 }
 
@@ -99,7 +99,7 @@ def evidence_lines(evidence: Sequence[Evidence]) -> Iterator[str]:
         before, source = source, ", ".join(filter(None, (expected, alike[0].expected_from)))
         yield f"{text}{times}{f' ({source})' if source not in ('', before) else ''}"
     if left > 0:
-        yield f"and {left} lines more in the JSON report"
+        yield f"and {left} more lines in the JSON report"
 
 
 def _measured(item: Evidence) -> str:
@@ -116,10 +116,10 @@ def _amount(item: Evidence, value: float) -> str:
 def remedy_lines(remedy: Remedy) -> Iterator[Line]:
     """The remedy with its exact lines to paste, its cost and the way back."""
     if remedy.proof.status == "disproved":  # nothing to paste: it must not be taken
-        yield Line(f"No remedy: {one_line(remedy.summary)}", hang=2)
+        yield Line(f"Not a fix: {one_line(remedy.summary)}", hang=2)
         yield Line(_proof(remedy), indent=4, hang=2)
         return
-    yield Line(f"Remedy: {one_line(remedy.summary)}", hang=2)
+    yield Line(f"Fix: {one_line(remedy.summary)}", hang=2)
     yield from _to_paste(remedy.settings)
     for command in remedy.commands:
         yield Line(command, indent=6, to_paste=True)
@@ -136,14 +136,14 @@ def _proof(remedy: Remedy) -> str:
     """``Proved: NCCL_SOCKET_IFNAME=eth1: 390 MB/s -> 1.18 GB/s``, or why there is no proof."""
     proof, reason = remedy.proof, remedy.proof.reason or ""
     if proof.after is not None:
-        words = _TRIED[proof.status]
-        beside = f"; {reason.removeprefix(SAID_ALREADY)}" if reason else ""
+        words = "Tested, slower" if reason == SLOWER else _TESTED[proof.status]
+        beside = f"; {reason.removeprefix(SAID_ALREADY)}" if reason not in ("", NO_GAIN, SLOWER) else ""
         what = f": {in_force(remedy.settings)}" if remedy.settings else ""
         return one_line(f"{words}{what}: {proof.before} -> {proof.after}{beside}")
-    return one_line(f"Not tried{f': {reason}' if reason else ''}")
+    return one_line(f"Not tested{f': {reason}' if reason else ''}")
 
 
-_TRIED = {"proved": "Proved", "disproved": "Tried, and of no use", "not_tried": "Tried, not proved"}
+_TESTED = {"proved": "Proved", "disproved": "Tested, no effect", "not_tried": "Tested, not proved"}
 
 
 def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
@@ -161,4 +161,4 @@ def _to_paste(settings: Sequence[Setting]) -> Iterator[Line]:
         else:
             yield Line(f"{shell.assignment(name, value)}{where}", indent=6, to_paste=True)
     if (left := len(hosts) - _MOST_VALUES) > 0:
-        yield Line(f"and {left} values more; --settings env:FILE has them all", indent=6)
+        yield Line(f"and {left} more values; --settings env:FILE writes all of them", indent=6)

@@ -1,12 +1,12 @@
-"""What a rank needs of memory under each strategy, and what fits.
+"""The memory that a rank needs under each strategy, and what fits.
 
 net:make on 8 ranks, AdamW, fp32, batch of 4, against 80 GiB (--memory):
  strategy         check-           peak     of  fits      sent  batch
-                  pointing               memory        a step  up to
+                  pointing               memory      per step  up to
  ddp              no           95.1 GiB   137%  no    25.1 GiB      -
  ddp              yes          88.2 GiB   127%  no    25.1 GiB      -
  zero1            no           61.0 GiB    88%  yes   25.1 GiB     11
-   of memory: with the 15 % that CUDA's caching allocator keeps beyond the peak
+   of memory: includes 15% that CUDA's caching allocator keeps beyond the peak
 """
 
 from collections.abc import Iterator
@@ -20,19 +20,19 @@ from ddp_doctor.render.tables import three_digits
 from ddp_doctor.render.text import one_line
 from ddp_doctor.views.fit import size
 
-_TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\na step", "batch\nup to")
+_TITLES = ("strategy", "check-\npointing", "peak", "of\nmemory", "fits", "sent\nper step", "batch\nup to")
 #: Samples, beyond which the number tells nothing more.
 _MANY = 9999
 _FITS = {True: "yes", False: "no", None: "?"}
 
 
 def tables(report: FitReport, recording: Recording) -> Iterator[Table]:
-    """All strategies, with what was measured beside it; none where nothing was estimated."""
+    """Yield all strategies with what was measured; nothing if nothing was estimated."""
     fact = recording.first(FitFact)
     if fact is None:
         return
     batch = f"batch of {fact.batch}" if fact.batch is not None else "no batch"
-    against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "no memory that is known"
+    against = f"{size(report.memory_bytes)}, {report.memory_of}" if report.memory_bytes else "an unknown memory size"
     caption = (
         f"{one_line(fact.model)} on {fact.ranks} rank{'s' if fact.ranks > 1 else ''},"
         f" {one_line(fact.optimizer)}, {fact.precision}, {batch}, against {against}:"
@@ -59,18 +59,18 @@ def _row(each: FitEstimate, memory_bytes: int | None) -> tuple[str, ...]:
 
 def _measured(each: FitEstimate) -> tuple[str, ...]:
     if each.measured_out_of_memory:
-        return "no memory", "-"
+        return "out of memory", "-"
     peak = "-" if each.measured_bytes is None else size(each.measured_bytes)
     return peak, "-" if each.step_s is None else three_digits(each.step_s)
 
 
 def _notes(fact: FitFact, report: FitReport) -> Iterator[str]:
     yield (
-        f"of memory: with the {RESERVE:.0%} that CUDA's caching allocator keeps beyond the peak; the CUDA context and"
-        " NCCL's buffers come on top"
+        f"of memory: includes {RESERVE:.0%} that CUDA's caching allocator keeps beyond the peak, but not the CUDA"
+        " context and NCCL's buffers"
     )
     if fact.units:
-        yield f"sharded: {one_line(fact.units)}, the repeated layers; the factory's dict may name others as units"
+        yield f"sharded: {one_line(fact.units)}, the repeated layers; the factory's dict can name other units"
     if offloaded := max((each.host_bytes for each in report.estimates), default=0):
-        yield f"zero3-offload: {size(offloaded)} of each rank are in the host's memory"
-    yield from (f"left out: {one_line(each)}" for each in fact.left_out)
+        yield f"zero3-offload: {size(offloaded)} per rank are in host memory"
+    yield from (f"not estimated: {one_line(each)}" for each in fact.left_out)

@@ -1,8 +1,8 @@
-"""A fleet, or a run beside healthy ones, for people.
+"""A fleet, or a run compared with healthy runs, for people.
 
-Nodes to look at:
+Nodes that need attention:
 node    verdict    runs  unhealthy  newest
-node17  unhealthy    12          4  2026-11-23 10:02  unhealthy again and again
+node17  unhealthy    12          4  2026-11-23 10:02  repeatedly unhealthy
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,33 +25,40 @@ _NUMBERS = ("runs", "unhealthy", "nodes", "change", "noise")
 Rows = Sequence[tuple[str, ...]]
 
 
-def lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[str]:
-    """Each part with an empty line above; on a screen the first rows of it."""
+def parts_in_lines(report: FleetReport, width: int | None, *, each: bool) -> Iterator[list[str]]:
+    """Yield the lines of each part, on a screen its first rows only."""
     for part in parts(report, each=each):
         shown = part if each else replace(part, rows=part.rows[:_SHOWN], notes=part.notes[:_SHOWN])
-        yield from ("", *shown.lines(width))
-        if not each and (left := max(len(part.rows), len(part.notes)) - _SHOWN) > 0:
-            yield f"   and {left} more (-v shows all)"
+        left = max(len(part.rows), len(part.notes)) - _SHOWN
+        yield [*shown.lines(width), *([f"   and {left} more (-v shows all)"] if left > 0 and not each else [])]
 
 
 def parts(report: FleetReport, *, each: bool) -> Iterator[Table]:
-    """What is to be said of the fleet; parts that say nothing are left out. ``each``: also of nodes that are well."""
+    """Yield the non-empty tables of the fleet. ``each`` includes healthy nodes."""
     tables: tuple[tuple[str, Rows, tuple[str, ...]], ...] = (
-        ("Nodes to look at", _nodes(report.nodes, each=each), ("node", "verdict", "runs", "unhealthy", "newest", "")),
-        ("Found in the newest runs", [_common(common) for common in report.common], ("code", "severity", "nodes", "")),
+        (
+            "Nodes that need attention",
+            _nodes(report.nodes, each=each),
+            ("node", "verdict", "runs", "unhealthy", "newest", ""),
+        ),
+        (
+            "Findings in the newest runs",
+            [_common(common) for common in report.common],
+            ("code", "severity", "nodes", ""),
+        ),
         (
             "Slower than nodes with the same hardware",
             [*_outliers(report.outliers, each=each)],
             ("node", "measured", "value", "median", "change"),
         ),
-        ("Not equal on all nodes", [*map(_difference, report.differences)], ("", "usual", "others")),
+        ("Differences between nodes", [*map(_difference, report.differences)], ("", "most nodes", "others")),
     )
     for caption, rows, titles in tables:
         if rows:
             yield _table(rows, titles, caption)
     for caption, lines in (
-        ("Since the fleet report before", _since(report.since)),
-        ("Files to look at", [left_out.why for left_out in report.left_out]),
+        ("Changes since the previous fleet report", _since(report.since)),
+        ("Files that need attention", [left_out.why for left_out in report.left_out]),
     ):
         if lines:
             yield Table(caption=caption, notes=tuple(map(one_line, lines)))
@@ -68,18 +75,18 @@ def _nodes(nodes: Sequence[FleetNode], *, each: bool) -> Rows:
     rows = []
     for node in shown:
         seen, counts = node.seen_at.replace("T", " ")[:16], (f"{node.runs}", f"{node.unhealthy_runs}")
-        remarks = "unhealthy again and again" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
+        remarks = "repeatedly unhealthy" if node.lemon else "", f"{node.changes} changes" if node.flapping else ""
         rows.append((node.hostname, node.verdict.value, *counts, seen, ", ".join(filter(None, remarks))))
     return rows
 
 
 def _common(common: CommonFinding) -> tuple[str, ...]:
-    where = "" if len(common.nodes) == 1 else f"{name_list(common.nodes)}; one of them: "
+    where = "" if len(common.nodes) == 1 else f"{name_list(common.nodes)}; for example: "
     return common.code, common.severity.value, f"{len(common.nodes)}", f"{where}{common.title}"
 
 
 def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str, ...]]:
-    """What a node is slowest in and, on a screen, in how much more it is slow."""
+    """Yield each node's slowest value; on a screen with the number of its other slow values."""
     for some in grouped((outlier.node, outlier) for outlier in outliers).values():
         more = "" if each else and_more(len(some) - 1)
         for outlier in some if each else some[:1]:
@@ -93,8 +100,8 @@ def _outliers(outliers: Sequence[Outlier], *, each: bool) -> Iterator[tuple[str,
 
 
 def _change(name: str, value: float, median: float) -> str:
-    """The change in percent, negative where it is slower."""
-    return f"{round(-100 * loss(name, value, median)):+d} %"
+    """Return the change in percent, negative if slower."""
+    return f"{round(-100 * loss(name, value, median)):+d}%"
 
 
 def _difference(difference: Difference) -> tuple[str, ...]:
@@ -107,7 +114,7 @@ def _since(since: Since | None) -> list[str]:
     if since is None:
         return []
     nodes = {"became unhealthy": since.became_unhealthy, "recovered": since.recovered}
-    nodes |= {"came": since.came, "gone": since.gone}
+    nodes |= {"added": since.came, "gone": since.gone}
     found = {"new": since.findings_came, "gone": since.findings_gone}
     return [
         *(f"{what}: {name_list(names)}" for what, names in nodes.items() if names),
@@ -116,7 +123,7 @@ def _since(since: Since | None) -> list[str]:
 
 
 def beside(recording: Recording, *, each: bool) -> Table | None:
-    """What was measured beside a baseline, the slowest first, and what one alone of the two has; None for neither.
+    """Return what was measured compared with a baseline, the slowest first, and what was not compared; or None.
 
     Without ``each`` the first rows of it.
     """
@@ -132,7 +139,7 @@ def beside(recording: Recording, *, each: bool) -> Table | None:
     for held in sorted(fact.compared, key=lambda held: -loss(held.name, held.value, held.median)):
         gpu = "" if held.gpu is None else f", GPU {held.gpu}"
         usual = noise(held.name, held.median, held.mad)
-        much = "all" if usual >= 1 else f"{100 * usual:.0f} %"  # all: too much to tell
+        much = "all" if usual >= 1 else f"{100 * usual:.0f}%"  # all: too much to tell
         rows.append(
             (
                 in_words(held.name, held.labels),
@@ -143,14 +150,14 @@ def beside(recording: Recording, *, each: bool) -> Table | None:
                 "?" if held.runs < FEWEST_RUNS else much,
             )
         )
-    runs = f"{fact.runs} healthy runs" if fact.runs > 1 else "one run"
+    runs = f"{fact.runs} earlier healthy runs" if fact.runs > 1 else "one earlier run"
     titles = ("measured", "where", "value", "before", "change", "noise")
     shown = rows if each else rows[:_SHOWN]
-    return _table(shown, titles, f"Beside {runs} before ({one_line(fact.file)}):", left_out)
+    return _table(shown, titles, f"Compared with {runs} ({one_line(fact.file)}):", left_out)
 
 
 def _traces(fact: TracesFact) -> Table:
-    """The parts of a step in the mean of the ranks, beside those before."""
+    """Return the parts of a step, averaged over the ranks, before and now."""
     step = changes(fact)[0].before
     rows = [
         (
@@ -165,14 +172,14 @@ def _traces(fact: TracesFact) -> Table:
     ]
     notes = [f"{name}: {one_line(_of_side(side))}" for name, side in (("before", fact.before), ("now", fact.now))]
     if (by := scale(fact)) != 1.0:
-        notes.append(f"the batches differ: a step of now is shown {by:.2g} times as long, for as many samples")
-    titles = ("a step of all ranks, in ms", "before", "now", "change", "noise", "of the step")
-    caption = f"{one_line(fact.now.file)} beside {one_line(fact.before.file)}:"
+        notes.append(f"the batches differ: the new step is scaled by {by:.2g} to the same number of samples")
+    titles = ("one step, mean of all ranks, in ms", "before", "now", "change", "noise", "share of step")
+    caption = f"{one_line(fact.now.file)} compared with {one_line(fact.before.file)}:"
     return Table(titles, rows, range(1, 6), caption, tuple(notes))
 
 
 def _of_side(side: TracedSide) -> str:
-    """``2 ranks, 5 steps, 256 samples a rank, NVIDIA H100 80GB HBM3``."""
-    samples = f"{side.samples:g} samples a rank" if side.samples else ""
+    """``2 ranks, 5 steps, 256 samples per rank, NVIDIA H100 80GB HBM3``."""
+    samples = f"{side.samples:g} samples per rank" if side.samples else ""
     counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((side.ranks, "rank"), (side.steps, "step"))]
     return ", ".join(filter(None, (*counts, samples, *side.gpus, side.problem)))

@@ -1,10 +1,10 @@
-"""A job that has ended, as its output shows it: what it was, and how its ranks ended, equal ones in one row.
+"""A job that has ended, according to its output: what it was, and how its ranks ended, equal ranks in one row.
 
 8 ranks on 2 nodes, torchrun, torch 2.15.0, NCCL 2.30.7; 3 files, 12,345 lines
 
-                     host     pid   GPU  ended    was in            last line
-!! rank 5            node2    4711  1    exit 1   at rest after 16  epoch 3
-   ranks 0-4, 6, 7   2 hosts  -     -    SIGTERM  all-reduce 17     step 120 loss 2.31
+                     host     pid   GPU  ended    was in         last line
+!! rank 5            node2    4711  1    exit 1   idle after 16  epoch 3
+   ranks 0-4, 6, 7   2 hosts  -     -    SIGTERM  all-reduce 17  step 120 loss 2.31
 """
 
 import re
@@ -28,7 +28,7 @@ _TITLES = ("", "host", "pid", "GPU", "ended", "was in", "last line")
 
 
 def lines(report: Report, recording: Recording, width: int | None = None, *, each: bool = False) -> Iterator[str]:
-    """The lines of the story; none where the report is of no job. ``each``: with a row for each rank, however many."""
+    """Yield the lines of the story. With ``each``, every rank has a row."""
     for number, text in enumerate(words(report, recording, each=each)):
         yield folded(text, width, hang=2 if number else 0)
     rows = _rows(report, recording, each=each)
@@ -36,16 +36,16 @@ def lines(report: Report, recording: Recording, width: int | None = None, *, eac
         yield ""
         yield from Table(_TITLES, rows[: None if each else _MOST_ROWS]).without_empty_columns().lines(width)
         if not each and (left := len(rows) - _MOST_ROWS) > 0:
-            yield f" and {left} rows more: -v shows each rank"
+            yield f" and {left} more rows (-v shows each rank)"
 
 
 def table(report: Report, recording: Recording) -> Table:
-    """The ranks, equal ones in one row."""
+    """Return the ranks, equal ranks in one row."""
     return Table(_TITLES, _rows(report, recording, each=False)).without_empty_columns()
 
 
 def words(report: Report, recording: Recording, *, each: bool = False) -> Iterator[str]:
-    """What the job was, and the files that could not be read."""
+    """Yield what the job was, and the files that could not be read."""
     job = recording.first(JobLogFact)
     if job is None or not isinstance(report, LogsReport):
         return
@@ -55,7 +55,7 @@ def words(report: Report, recording: Recording, *, each: bool = False) -> Iterat
         how = "Read in part" if file.lines else "Not read"
         yield f"{how}: {one_line(file.name)}: {one_line(file.unread or '')}"
     if not each and (left := len(unread) - _MOST_FILES) > 0:
-        yield f"Not read: {left} more (-v names them)"
+        yield f"Not read: {left} more (-v lists them)"
 
 
 def _about(job: JobLogFact, facts: JobFacts) -> str:
@@ -74,7 +74,7 @@ def _about(job: JobLogFact, facts: JobFacts) -> str:
 
 
 def _rows(report: Report, recording: Recording, *, each: bool) -> list[tuple[str, ...]]:
-    """Those to blame first; equal ranks in one row, whose last lines count as equal where only numbers differ."""
+    """Return the faulty ranks first; equal ranks share a row if their last lines differ only in numbers."""
     job = recording.first(JobLogFact)
     if job is None or not isinstance(report, LogsReport):
         return []
@@ -121,7 +121,7 @@ def _ended(rank: RankSeen) -> str:
 
 
 def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str]:
-    """The collective that each rank was in, by its dump, where that was read, or else by its time-out."""
+    """Return the collective that each rank was in, from its dump or, if none was read, from its timeout."""
     found = {
         rank: f"{collective_name(wait.op)} {wait.seq}"
         for of_group in waits(job).values()
@@ -136,7 +136,7 @@ def _collective_of_ranks(recording: Recording, job: JobLogFact) -> dict[int, str
 
 
 def _in_dump(dump: FlightDumpFact) -> str:
-    """``all-reduce 17``, or after which one the rank had nothing open."""
+    """Return ``all-reduce 17``, or the collective after which the rank was idle."""
     if dump.problem is not None:
         return f"dump: {one_line(dump.problem)}"
     for group in dump.groups:
@@ -144,4 +144,4 @@ def _in_dump(dump: FlightDumpFact) -> str:
             if entry.is_open:
                 return f"{collective_name(entry.op)} {entry.seq}"
     highest = max((group.highest_seq for group in dump.groups), default=0)
-    return f"at rest after {highest}" if highest else "no collective yet"
+    return f"idle after {highest}" if highest else "no collective yet"

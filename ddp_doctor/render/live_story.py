@@ -1,10 +1,10 @@
-"""Jobs that run, as one host shows them: what each rank does, equal ones in one row, those to blame first.
+"""Running jobs: the activity of each rank, equal ranks in one row, faulty ranks first.
 
 127.0.0.1:29500: 4 ranks on node1, torchrun (pid 4700), gloo, torch 2.15.0; watched for 4.0 s
 
-                pid   GPU  state     gets on  does
- !! rank 3      4711  3    sleeping  no       waits for data at train.py:89
-    ranks 0-2   -     -    running   no       in all-reduce at train.py:91
+                pid   GPU  state     progress  activity
+ !! rank 3      4711  3    sleeping  no        waits for data at train.py:89
+    ranks 0-2   -     -    running   no        in all-reduce at train.py:91
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from ddp_doctor.wording.nodes import name_list
 from ddp_doctor.wording.ranks import capital, rank_list
 
 _MOST_ROWS = 12
-_TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "gets on", "does")
+_TITLES = ("", "host", "pid", "GPU", "GPU use", "state", "progress", "activity")
 #: Of a process, by its letter in /proc/PID/stat.
 STATES = {"R": "running", "S": "sleeping", "D": "in kernel", "T": "stopped", "t": "traced", "Z": "ended"}
 
 
 def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) -> Iterator[str]:
-    """The lines of one job; ``each``: with a row for each rank, however many they are."""
+    """Yield the lines of one job. With ``each``, every rank has a row."""
     for number, text in enumerate(words(job)):
         yield folded(text, width, hang=2 if number else 0)
     yield ""
@@ -34,14 +34,14 @@ def lines(job: LiveJob, report: AttachReport, width: int | None, *, each: bool) 
     shown = Table(whole.titles, whole.rows if each else whole.rows[:_MOST_ROWS])
     yield from shown.lines(width)
     if (left := len(whole.rows) - len(shown.rows)) > 0:
-        yield f" and {left} rows more: -v shows each rank"
+        yield f" and {left} more rows (-v shows each rank)"
 
 
 def words(job: LiveJob) -> Iterator[str]:
-    """What one job is, and what could not be seen of it."""
+    """Yield what the job is, and what could not be read."""
     yield _about(job)
     if any(host.in_container for host in job.hosts):
-        yield "Seen from inside a container: processes outside of it do not show"
+        yield "Seen from inside a container: processes outside it are not visible"
     if job.is_elsewhere:
         unseen = capital(rank_list(job.unseen)) if job.unseen else "Its ranks on other hosts"
         yield f"{unseen} {'was' if len(job.unseen) == 1 else 'were'} not seen"
@@ -50,12 +50,12 @@ def words(job: LiveJob) -> Iterator[str]:
     for door in dict.fromkeys(doors):
         ranks = [rank.rank for rank in job.ranks if door in rank.fact.refused]
         of = f" of {rank_list(ranks)}" if ranks else ""
-        grant = f". Next time: {door.grant}" if door.grant else ""
+        grant = f". To allow it: {door.grant}" if door.grant else ""
         yield f"Not read: {door.door}{of}: {one_line(door.why)}{grant}"
 
 
 def table(job: LiveJob, report: AttachReport, *, each: bool = False) -> Table:
-    """What the ranks of one job do, those to blame first, equal ones in one row unless ``each`` is to have its own."""
+    """Return the activity of a job's ranks, faulty ranks first, equal ranks in one row unless ``each``."""
     blamed = {rank.rank for rank in report.ranks if rank.blamed and rank.job == job.name}
     groups = [[rank] for rank in job.ranks]
     if not each:

@@ -59,13 +59,14 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
         texts = [line.text for line in alike]
         items = [f"- {_text(text.removeprefix('- '))}" for text in texts]
         blocks.append(_fence("\n".join(texts)) if to_paste else "\n".join(items))
-    yield _folded("Evidence and remedies", blocks)
+    yield _folded("Evidence and fixes", blocks)
 
 
 def _measurements(report: Report, recording: Recording) -> str:
     reduces = [
-        f"{size:>12} B {time_us:>10.1f} us {algbw:>8.2f} GB/s algbw {busbw:>8.2f} GB/s busbw {wrong:>5} wrong"
-        for size, time_us, algbw, busbw, wrong in tables.rows(report.measurements)
+        f"{size:>12} B {time_us:>10.1f} us"
+        f" {tables.gb_per_s(algbw):>8} GB/s algbw {tables.gb_per_s(busbw):>8} GB/s busbw {wrong:>5} wrong"
+        for size, time_us, algbw, busbw, wrong in tables.rows_with_rate(report.measurements)
     ]
     parts = [
         "\n".join(["all_reduce float32 sum, slowest rank", *reduces]) if reduces else "",

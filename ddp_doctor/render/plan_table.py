@@ -1,14 +1,14 @@
 """The plan of a run on a screen.
 
-Plan; nothing was started. 2 nodes over ssh: node1, node2. Ranks: one on each GPU, or 2 on CPUs.
+Plan (nothing was started): 2 nodes over ssh: node1, node2. Ranks: one on each GPU, or 2 on CPUs.
   s    node-  where                         what
      minutes
-0.5     0.02  each node, all at once        env_vars, software, nccl, host, gpus
-0.6     0.02  each node, once all have met  roll_call, consistency, connectivity
+0.5     0.02  each node, in parallel        env_vars, software, nccl, host, gpus
+0.6     0.02  each node, after check-in     roll_call, consistency, connectivity
 3.1     0.10  all ranks                     process_group, allreduce, gradient_sync
-4.2     0.14  in all                        expected; after 60 s, 2.00 node-minutes, nothing new begins
-  on top: waiting for the nodes, importing torch, and trying what is recommended
-  not run, needs a model of yours: --model: user_model, compile
+4.2     0.14  total                         expected; no check starts after 60 s (2.00 node-minutes)
+  not included: waiting for the nodes, importing torch, and testing fixes
+  skipped (needs a model of yours: --model): user_model, compile
 """
 
 from collections.abc import Iterator
@@ -21,10 +21,10 @@ from ddp_doctor.render.screen import Console
 from ddp_doctor.wording.nodes import first_names
 
 _PLACES = {
-    Where.NODE: "each node, all at once",
-    Where.NODES: "each node, once all have met",
+    Where.NODE: "each node, in parallel",
+    Where.NODES: "each node, after check-in",
     Where.GROUPS: "groups of nodes",
-    Where.LAUNCHER: "ranks that torchrun starts",
+    Where.LAUNCHER: "ranks started by torchrun",
     Where.RANK: "all ranks",
     Where.AFTERWARDS: "each node, at the end",
 }
@@ -34,19 +34,19 @@ _MOST_NAMES = 16
 
 
 def show(plan: RunPlan, out: Console) -> None:
-    """Print it."""
+    """Print the plan."""
     rows = [(f"{step.seconds:.1f}", f"{step.node_minutes:.2f}", _place(step), _what(step)) for step in plan.steps]
     most = plan.most_seconds * len(plan.nodes) / 60
-    total = f"expected; after {plan.most_seconds:g} s, {most:.2f} node-minutes, nothing new begins"
-    rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "in all", total))
-    titles, caption = ("s", "node-\nminutes", "where", "what"), f"Plan; nothing was started. {_nodes(plan)}"
+    total = f"expected; no check starts after {plan.most_seconds:g} s ({most:.2f} node-minutes)"
+    rows.append((f"{plan.seconds:.1f}", f"{plan.node_minutes:.2f}", "total", total))
+    titles, caption = ("s", "node-\nminutes", "where", "what"), f"Plan (nothing was started): {_nodes(plan)}"
     for line in Table(titles, rows, range(2), caption, tuple(_notes(plan))).lines(width_of(out)):
         out.print(line)
 
 
 def _place(step: PlannedStep) -> str:
     repeats = step.where is Where.GROUPS and not step.rounds_with_one_bad
-    return "all ranks, again and again" if repeats else _PLACES[step.where]
+    return "all ranks, repeatedly" if repeats else _PLACES[step.where]
 
 
 def _what(step: PlannedStep) -> str:
@@ -60,7 +60,7 @@ def _nodes(plan: RunPlan) -> str:
     count = len(plan.nodes)
     known = [node.hostname for node in plan.nodes if node.hostname]
     nodes = f"{count} node{'s' * (count > 1)}{_STARTED_BY.get(plan.launcher, '')}"
-    names = f": {first_names(known, _MOST_NAMES)}" if known else ", whose names are not known here"
+    names = f": {first_names(known, _MOST_NAMES)}" if known else " (names unknown here)"
     ranks = f"{plan.ranks_per_node} on each" if plan.ranks_per_node else "one on each GPU, or 2 on CPUs"
     return f"{nodes}{names}. Ranks: {ranks}."
 
@@ -69,6 +69,6 @@ def _notes(plan: RunPlan) -> Iterator[str]:
     for leaf, hosts in grouped((node.leaf, node.hostname or "") for node in plan.nodes if node.leaf).items():
         yield f"on {leaf}: {first_names(hosts, _MOST_NAMES)}"
     waiting = "waiting for the nodes, " * (len(plan.nodes) > 1)
-    yield f"on top: {waiting}importing torch, and trying what is recommended"
+    yield f"not included: {waiting}importing torch, and testing fixes"
     for reason, checks in grouped((left_out.reason, left_out.check) for left_out in plan.not_run).items():
-        yield f"not run, {reason}: {first_names(checks, _MOST_NAMES)}"
+        yield f"skipped ({reason}): {first_names(checks, _MOST_NAMES)}"

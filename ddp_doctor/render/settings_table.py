@@ -1,9 +1,9 @@
-"""The table of ``ddp-doctor env``: what is set, to what, by what, and what that means.
+"""The table of ``ddp-doctor env``: each setting, its value, its source and its meaning.
 
 variable           value  default  from
 NCCL_DEBUG         INFO   unset    environment, set in bash (process 4711)
     How much NCCL writes to its log.
-    overrules /etc/nccl.conf:3, which says WARN
+    overrides /etc/nccl.conf:3, which says WARN
 """
 
 import re
@@ -24,23 +24,23 @@ _TITLES = ("variable", "value", "default", "from")
 
 _STATUS = {
     "not yet": "{reader} does not read it yet",
-    "no longer": "{reader} reads it no longer",
-    "renamed": "{reader} reads it no longer: it has another name now",
+    "no longer": "{reader} no longer reads it",
+    "renamed": "{reader} no longer reads it; it was renamed",
     "deprecated": "is deprecated",
-    "read by nothing": "is read by nothing",
+    "read by nothing": "is never read",
     "unknown": f"is not among the variables of {RELEASES}",
 }
 
 
 def show(report: EnvReport, out: Console) -> None:
-    """Print the table; nothing where nothing could be read."""
+    """Print the table; nothing if nothing could be read."""
     if not report.checks or all(check.status.value == "skipped" for check in report.checks):
         return
     if not report.settings:
-        out.print("None of the variables that matter to NCCL, torch, gloo and torchrun is set.")
+        out.print("No relevant variable of NCCL, torch, gloo or torchrun is set.")
         return
     width = width_of(out)
-    out.print(folded(f"Defaults and meanings are those of {versions(report)}.", width), style="dim")
+    out.print(folded(f"Defaults and meanings apply to {versions(report)}.", width), style="dim")
     cells = []
     for row in report.settings:
         value = "(kept back)" if row.value is None else _cut(row.value)
@@ -57,15 +57,15 @@ def show(report: EnvReport, out: Console) -> None:
 
 
 def versions(report: EnvReport) -> str:
-    """The releases of which defaults and meanings are told."""
+    """Return the releases that the defaults and meanings apply to."""
     if report.rocm:
         return (
-            f"{RELEASES}, and torch here is built for ROCm {report.rocm}: AMD's RCCL reads NCCL_* and RCCL_*, which"
-            " are not judged, for the table is of NVIDIA's NCCL and was not checked against RCCL"
+            f"{RELEASES}. Torch here is built for ROCm {report.rocm}: AMD's RCCL reads NCCL_* and RCCL_*, which are"
+            " not checked because the table is for NVIDIA's NCCL"
         )
     if report.nccl:
-        return f"NCCL {report.nccl}, which torch would load here, and of {NEWEST_TORCH}"
-    return f"{RELEASES}, for it is not known which NCCL a job would load"
+        return f"NCCL {report.nccl}, which torch would load here, and {NEWEST_TORCH}"
+    return f"{RELEASES}, because it is unknown which NCCL a job would load"
 
 
 def _cut(text: str) -> str:
@@ -77,7 +77,7 @@ def _cut(text: str) -> str:
 
 
 def further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
-    """What the variable does, whether it is read, and what it overrules."""
+    """Yield what the variable does, whether it is read, and what it overrides."""
     if row.meaning:
         yield one_line(row.meaning)
     if row.status in _STATUS:
@@ -88,4 +88,4 @@ def further(row: SettingInForce, report: EnvReport) -> Iterator[str]:
         yield one_line(row.note)
     for overruled in row.overrides:
         says = "is kept back" if overruled.value is None else f"says {_cut(overruled.value) or 'nothing'}"
-        yield f"overrules {one_line(overruled.source)}, which {says}"
+        yield f"overrides {one_line(overruled.source)}, which {says}"

@@ -1,4 +1,4 @@
-"""The tables of the report in a few lines each: all-reduces, GPUs at work, a training step, DDP's buckets, groups.
+"""The short tables of the report: all-reduces, GPU speed, a training step, DDP's buckets, groups of nodes.
 
 A training step of 2 ranks, 4 MiB of gradients
  computing     step  waiting  communication  overlap  weak  strong
@@ -6,7 +6,7 @@ A training step of 2 ranks, 4 MiB of gradients
    buckets of 25 MiB: predicted 643 ms, measured 607 ms
    buckets of 0.25 MiB: predicted 494 ms, measured 489 ms
 
- bucket      size  parameters  in the order in which they are ready
+ bucket      size  parameters  in order of readiness
       0  1.00 MiB          12  head.bias to layers.7.bias
       1  24.8 MiB          91  layers.6.weight to embedding.weight
 
@@ -28,6 +28,8 @@ from ddp_doctor.views.rates import FAILED
 
 #: The rows of a table where every check has a line, and on a screen; the JSON has all.
 _SHOWN, _SHOWN_ON_SCREEN = 8, 5
+#: GB/s; less prints as 0.00.
+_LEAST_RATE = 0.005
 
 
 Row = tuple[int, float, float, float, int]
@@ -51,15 +53,26 @@ def rows(measurements: Sequence[Measurement]) -> list[Row]:
     ]
 
 
-def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_rows: bool) -> list[str]:
-    """What is measured, the titles, and the smallest and the largest sizes; nothing where none was measured."""
-    most = _SHOWN if all_rows else _SHOWN_ON_SCREEN
+def rows_with_rate(measurements: Sequence[Measurement]) -> list[Row]:
+    """Return the same rows without those whose rate rounds to 0.00 GB/s, unless all do or elements are wrong."""
     known = rows(measurements)
+    return [row for row in known if row[3] >= _LEAST_RATE or row[4]] or known
+
+
+def gb_per_s(rate: float) -> str:
+    """``1.18``, ``0.0023``: two digits behind the point, or as many as a low rate needs."""
+    return f"{rate:.2f}" if rate >= _LEAST_RATE else f"{rate:.2g}"
+
+
+def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_rows: bool) -> list[str]:
+    """Return the table of all-reduces, on a screen with the smallest and the largest sizes; empty if none ran."""
+    most = _SHOWN if all_rows else _SHOWN_ON_SCREEN
+    known = rows_with_rate(measurements)
     if known and not any(busbw for _, _, _, busbw, _ in known):
         return [" all_reduce: one rank sends nothing, so there is no bandwidth."]
     shown = known if len(known) <= most else known[:1] + known[1 - most :]
     cells = [
-        (f"{size}", f"{time_us:.1f}", f"{algbw:.2f}", f"{busbw:.2f}", f"{wrong}")
+        (f"{size}", f"{time_us:.1f}", gb_per_s(algbw), gb_per_s(busbw), f"{wrong}")
         for size, time_us, algbw, busbw, wrong in shown
     ]
     titles = ("size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
@@ -75,7 +88,7 @@ def size_lines(measurements: Sequence[Measurement], width: int | None, *, all_ro
 
 
 def untested(measurements: Sequence[Measurement], *, each: bool = False) -> Iterator[str]:
-    """The sizes that were left out, what was short, and where ``each`` is told how much would do."""
+    """Yield the sizes that were not tested and what was short; with ``each``, how much would be enough."""
     for measurement in measurements:
         if measurement.name == "allreduce_untested_from":
             yield f"{amount(measurement.value, 'B')} and above: not tested, {_shortage(measurement, each=each)}"
@@ -89,10 +102,10 @@ def _shortage(untested: Measurement, *, each: bool) -> str:
     if labels.get("short_of") != "time":
         return "time or memory was short"  # a recording of before this was told
     if "budget_s" in labels:
-        would_do = f"; --budget {labels['budget_s']:g} would do"
-        return f"time was short{would_do if each and 'reaches_bytes' not in labels else ''}"
+        enough = f"; --budget {labels['budget_s']:g} is enough"
+        return f"time was short{enough if each and 'reaches_bytes' not in labels else ''}"
     if each and "needs_s" in labels:
-        return f"time was short; the next size needs {labels['needs_s']:.0f} s, more than this check has"
+        return f"time was short; the next size needs {labels['needs_s']:.0f} s, which is more than this check has"
     return "time was short"
 
 
@@ -101,15 +114,16 @@ def lines(table: Table | None, width: int | None = None) -> tuple[str, ...]:
     return tuple(table.lines(width)) if table else ()
 
 
-#: nccl-tests' columns (src/common.cu), of tensors of their own and of one that is overwritten.
+#: nccl-tests' columns (src/common.cu).
 _COLUMNS = ("size\n(B)", "count\n(elements)", "type", "redop", "root")
+_IN_PLACE = {False: "out of place", True: "in place"}
 _OF_EACH_WAY = ("time\n(us)", "algbw\n(GB/s)", "busbw\n(GB/s)", "#wrong")
 
 
 def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -> Iterator[Table]:
-    """What nccl-tests prints of each collective, or the largest size of each in one table.
+    """Yield the table of nccl-tests for each collective, or one table with the largest size of each.
 
-    Where torch has no such call a way is ``N/A``. Below a table stands what nccl-tests leaves out.
+    The notes below a table have what nccl-tests does not print.
     """
     by_row: dict[tuple[str, str, int], dict[bool, dict[str, Measurement]]] = {}
     for measured in measurements:
@@ -126,30 +140,32 @@ def collectives_tables(measurements: Sequence[Measurement], *, all_rows: bool) -
         ]
         names = ("collective", "size (B)", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
         if rows:
-            yield Table(names, rows, range(1, 6), "Collectives, the largest size of each:")
+            yield Table(names, rows, range(1, 6), "Collectives, largest size of each:")
         return
-    titles = (*_COLUMNS, *_OF_EACH_WAY, *_OF_EACH_WAY)
     for (name, group), of_sizes in tables.items():
         every = (way for ways in of_sizes for way in ways.values())
         worst = max(every, key=lambda way: way["longest"].value / way["median"].value)
         size, rank = amount(float(worst["time"].labels["bytes"]), "B"), worst["longest"].labels["rank"]
         times = ", ".join(f"{what} {three_digits(worst[what].value)}" for what in ("median", "p99", "longest"))
-        note = f"farthest apart at {size}: {times}, on rank {rank}"
-        caption, rows = f"{name} {group}".strip(), [_nccl_tests_row(ways) for ways in of_sizes]
-        yield Table(titles, rows, range(len(titles)), f"{caption}, out of place and in place:", (note,))
+        note = f"largest spread at {size}: {times}, on rank {rank}"
+        tested = [in_place for in_place in (False, True) if any(in_place in ways for ways in of_sizes)]
+        titles = (*_COLUMNS, *_OF_EACH_WAY * len(tested))
+        caption = f"{name} {group}".strip() + f", {' and '.join(_IN_PLACE[in_place] for in_place in tested)}:"
+        rows = [_nccl_tests_row(ways, tested) for ways in of_sizes]
+        yield Table(titles, rows, range(len(titles)), caption, (note,))
 
 
-def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]]) -> tuple[str, ...]:
+def _nccl_tests_row(ways: dict[bool, dict[str, Measurement]], tested: Sequence[bool]) -> tuple[str, ...]:
     labels = next(iter(ways.values()))["time"].labels
     cells = [str(labels[name]) for name in ("bytes", "count", "type", "redop", "root")]
-    for in_place in (False, True):
+    for in_place in tested:
         way = ways.get(in_place)
-        cells += ["N/A"] * len(_OF_EACH_WAY) if way is None else _numbers(way)
+        cells += ["-"] * len(_OF_EACH_WAY) if way is None else _numbers(way)
     return tuple(cells)
 
 
 def _numbers(way: dict[str, Measurement]) -> tuple[str, ...]:
-    rates = (f"{way[name].value / 1e9:.2f}" for name in ("algbw", "busbw"))
+    rates = (gb_per_s(way[name].value / 1e9) for name in ("algbw", "busbw"))
     return f"{way['time'].value * 1e6:.1f}", *rates, f"{way['wrong'].value:.0f}"
 
 
@@ -160,10 +176,7 @@ _ONE_NODE = 16
 
 
 def gpu_table(measurements: Sequence[Measurement]) -> Table | None:
-    """What each rank's GPU did at work; None where none was measured.
-
-    Of the GPUs of several nodes the eight that multiply most slowly, because all ranks wait for them.
-    """
+    """Return the speed of each rank's GPU, or of the eight slowest if there are many; None if none was measured."""
     rates: dict[int, dict[str, float]] = {}
     gpus: dict[int, str] = {}
     for measurement in measurements:
@@ -182,7 +195,7 @@ def gpu_table(measurements: Sequence[Measurement]) -> Table | None:
         for rank in shown
     ]
     titles = ("rank", "GPU", "matmul\n(TFLOP/s)", "copy\n(GB/s)", "from host\n(GB/s)", "to host\n(GB/s)")
-    return Table(titles, cells, range(len(titles)), f"{which} at work:")
+    return Table(titles, cells, range(len(titles)), f"{which} under load:")
 
 
 _TIMES = {
@@ -195,29 +208,29 @@ _SHARES = {"overlap": "step_overlap", "weak": "step_weak_scaling", "strong": "st
 
 
 def step_table(measurements: Sequence[Measurement]) -> Table | None:
-    """The times of a training step and how it scales; None where no steps were measured."""
+    """Return the times of a training step and how it scales; None if no steps were measured."""
     values = {measurement.name: measurement.value for measurement in measurements}
     whole = next((measurement for measurement in reversed(measurements) if measurement.name == "step_time"), None)
     if whole is None:
         return None
-    cells = [three_digits(max(values[name], 0.0)) if name in values else "-" for name in _TIMES.values()]
-    cells += [f"{values[name]:.0%}" if name in values else "-" for name in _SHARES.values()]
+    cells = {title: three_digits(max(values[name], 0.0)) for title, name in _TIMES.items() if name in values}
+    # Ranks that share processors with other work do not show how the step scales.
+    shares = _SHARES if whole.labels.get("shared_processors") != "yes" else {"overlap": "step_overlap"}
+    cells |= {title: f"{values[name]:.0%}" for title, name in shares.items() if name in values}
     mib = float(whole.labels.get("gradient_bytes", 0)) / 2**20
     caption = f"A training step of {whole.labels.get('ranks', '?')} ranks, {mib:.3g} MiB of gradients:"
     notes = []
-    if whole.labels.get("shared_processors") == "yes":
-        notes.append("other ranks or other work shared the processors: scaling says nothing here")
     of_caps = [(measurement.labels.get("bucket_cap_mib"), measurement) for measurement in measurements]
     predicted = {cap: measurement.value for cap, measurement in of_caps if measurement.name == "step_predicted"}
     for cap, measurement in of_caps:
         if measurement.name == "step_measured":
             both = f"predicted {three_digits(predicted[cap])}, measured {three_digits(measurement.value)}"
             notes.append(f"buckets of {cap:g} MiB: {both}")
-    return Table((*_TIMES, *_SHARES), [tuple(cells)], range(len(cells)), caption, tuple(notes))
+    return Table(tuple(cells), [tuple(cells.values())], range(len(cells)), caption, tuple(notes))
 
 
 def advice_table(measurements: Sequence[Measurement]) -> Table | None:
-    """What a trace advised, tried with and without in turns; None where nothing was."""
+    """Return the tests of a trace's advice, with and without each change; None if there are none."""
     without, changed = (
         [each for each in measurements if each.name == name] for name in ("step_as_the_job", "step_changed")
     )
@@ -231,8 +244,8 @@ def advice_table(measurements: Sequence[Measurement]) -> Table | None:
         )
         for before, after in zip(without, changed, strict=True)
     ]
-    titles = ("changed", "step as the job", "step with the change", "gain", "at most")
-    return Table(titles, rows, range(1, 5), "What the trace advises, tried in turns:") if rows else None
+    titles = ("changed", "step before", "step with the change", "gain", "expected at most")
+    return Table(titles, rows, range(1, 5), "Advice of the trace, each tested with and without:") if rows else None
 
 
 def _spread(measured: Measurement) -> str:
@@ -255,7 +268,7 @@ def bucket_table(measurements: Sequence[Measurement]) -> Table | None:
     if not buckets:
         return None
     known = any(bucket.labels.get("first") for bucket in buckets)
-    how = "in the order in which they are ready" if known else "in the order of construction, last layer first"
+    how = "in order of readiness" if known else "in order of construction, last layer first"
     rows = []
     for bucket in buckets:
         number, *ends = (str(bucket.labels.get(label, "")) for label in ("bucket", "first", "last"))
@@ -273,7 +286,7 @@ _ROUNDS = ("round", "what", "groups", "failed", "seconds")
 
 
 def isolation_table(recording: Recording) -> Table | None:
-    """The rounds in which groups of nodes were tested; those that test the same groups have one line. None for none."""
+    """Return the rounds of tests of groups of nodes, equal rounds in one row; None if there are none."""
     fact = recording.first(IsolationFact)
     if fact is None or not fact.tests:
         return None
@@ -289,5 +302,5 @@ def isolation_table(recording: Recording) -> Table | None:
         sizes = sorted({len(test.nodes) for test in rounds[0]})
         what = ", ".join({1: "nodes alone", 2: "pairs"}.get(size, f"{size} nodes together") for size in sizes)
         rows.append((number, what, f"{len(rounds[0])}", f"{failed}", f"{seconds:.1f}"))
-    notes = (f"ended before all was settled: {fact.stopped}",) if fact.stopped else ()
-    return Table(_ROUNDS, rows, (0, 2, 3, 4), "Groups of nodes, each tested by itself:", notes)
+    notes = (f"stopped early: {fact.stopped}",) if fact.stopped else ()
+    return Table(_ROUNDS, rows, (0, 2, 3, 4), "Groups of nodes, each tested separately:", notes)

@@ -1,16 +1,16 @@
-"""The report for people, and a line on each run that was kept.
+"""The report for people, and a line for each kept run.
 
-The verdict comes last, because that stays on the screen; findings begin with the worst.
+Findings come first, the worst on top; then what they rest on. The verdict comes last, where the screen ends.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from textwrap import fill
 
 from ddp_doctor.model.choices import CheckStatus, Command, Detail, Severity
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.recording import Recording
-from ddp_doctor.model.report import AttachReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
+from ddp_doctor.model.report import AttachReport, EnvReport, FitReport, JobCauseReport, LogsReport, Report, TraceReport
 from ddp_doctor.render import checks, findings, heat_map, tables
 from ddp_doctor.render.layout import command, folded, width_of
 from ddp_doctor.render.screen import STYLE, VERDICT_STYLE, Console
@@ -23,95 +23,129 @@ _SHORTEST_S = 0.05
 
 
 def show(
-    report: Report, recording: Recording, out: Console, saved_as: str | None = None, detail: Detail = Detail.SCREEN
+    report: Report,
+    recording: Recording,
+    out: Console,
+    saved_as: str | None = None,
+    detail: Detail = Detail.SCREEN,
+    kept_note: str = "",
 ) -> None:
-    """Print the whole report."""
-    width, each = width_of(out), detail is Detail.ALL
-    if recording.command is Command.FLEET:
-        _show_fleet(report, out, detail)
-        return
-    if detail is not Detail.VERDICT:
-        _show_story(report, recording, out, each=each)
-        _show_table(tables.size_lines(report.measurements, width, all_rows=each), out)
-        in_full = each or bool(recording.options.collectives)
-        for of_collective in tables.collectives_tables(report.measurements, all_rows=in_full):
-            _show_table(tables.lines(of_collective, width), out)
-        _show_table(used_table(recording, width).splitlines(), out)
-        _show_table(tables.lines(tables.isolation_table(recording), width), out)
-        _show_heat_maps(report, out, each=each)
-        for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
-            _show_table(tables.lines(table(report.measurements), width), out)
-        if recording.of_check("baseline") and (each or recording.command is Command.COMPARE):
-            from ddp_doctor.render.fleet import beside
-
-            _show_table(tables.lines(beside(recording, each=each), width), out)
-    # A busy host is worth a look only where a time was judged, or a check did not end in time.
-    late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
-    all_of_them = each or late or any(map(judges_times, report.findings))
-    shown = [finding for finding in report.findings if all_of_them or not only_a_busy_host(finding)]
-    for number, finding in enumerate(shown):
-        if number or detail is not Detail.VERDICT:
-            out.print()
+    """Print the whole report. ``saved_as`` is the path of the kept recording, ``kept_note`` what else is kept there."""
+    parts = _Parts(out)
+    is_fleet = recording.command is Command.FLEET  # each finding in full is in the report of its run
+    for finding in () if is_fleet else _shown_findings(report, detail):
+        parts.begin()
         _show_finding(finding, findings.cause_of(report, finding), out)
-    if report.findings or detail is not Detail.VERDICT:
-        out.print()
+    if detail is not Detail.VERDICT:
+        _show_story(report, recording, parts, each=detail is Detail.ALL)
+        _show_measurements(report, recording, parts, each=detail is Detail.ALL)
+    parts.begin()
     if saved_as and detail is not Detail.VERDICT:
         out.print(f"Recording: {saved_as}", style="dim")
+        if kept_note:
+            out.print(folded(kept_note, parts.width, indent=4), style="dim")
     _show_verdict(report, out)
 
 
-def _show_heat_maps(report: Report, out: Console, *, each: bool) -> None:
-    """The first grid, or each, of three ends or more."""
+class _Parts:
+    """The parts of a report, with an empty line between two of them."""
+
+    def __init__(self, out: Console) -> None:
+        self.out = out
+        self.width = width_of(out)
+        self._is_first = True
+
+    def begin(self) -> None:
+        if not self._is_first:
+            self.out.print()
+        self._is_first = False
+
+    def show(self, lines: Iterable[str]) -> None:
+        """Print a part of these lines, the first one dim; nothing without lines."""
+        for number, line in enumerate(lines):
+            if not number:
+                self.begin()
+            self.out.print(line, style=None if number else "dim")
+
+
+def _shown_findings(report: Report, detail: Detail) -> list[Finding]:
+    """Return the findings; a busy host only if a time was evaluated or a check timed out."""
+    late = any(check.status is CheckStatus.TIMED_OUT for check in report.checks)
+    if detail is Detail.ALL or late or any(map(judges_times, report.findings)):
+        return list(report.findings)
+    return [finding for finding in report.findings if not only_a_busy_host(finding)]
+
+
+def _show_measurements(report: Report, recording: Recording, parts: _Parts, *, each: bool) -> None:
+    measured, width = report.measurements, parts.width
+    parts.show(tables.size_lines(measured, width, all_rows=each))
+    for of_collective in tables.collectives_tables(measured, all_rows=each or bool(recording.options.collectives)):
+        parts.show(tables.lines(of_collective, width))
+    parts.show(used_table(recording, width).splitlines())
+    parts.show(tables.lines(tables.isolation_table(recording), width))
     maps = [heat for heat in heat_map.heat_maps(report) if len(heat.labels) > 2]
     for heat in maps if each else maps[:1]:
-        out.print()
-        for number, line in enumerate(heat_map.lines(heat, width_of(out))):
-            out.print(heat_map.styled(line), style=None if number else "dim")
+        parts.begin()
+        for number, line in enumerate(heat_map.lines(heat, width)):
+            parts.out.print(heat_map.styled(line), style=None if number else "dim")
+    for table in (tables.gpu_table, tables.bucket_table, tables.step_table, tables.advice_table):
+        parts.show(tables.lines(table(measured), width))
+    if recording.of_check("baseline") and (each or recording.command is Command.COMPARE):
+        from ddp_doctor.render.fleet import beside
+
+        parts.show(tables.lines(beside(recording, each=each), width))
 
 
-def _show_story(report: Report, recording: Recording, out: Console, *, each: bool) -> None:
-    width = width_of(out)
-    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # so it is of no machine
+def _show_story(report: Report, recording: Recording, parts: _Parts, *, each: bool) -> None:
+    """Print what the command read. Few commands need these modules, so each is imported where it is used."""
+    if recording.command is Command.TOPOLOGY and any(reading.fact is not None for reading in recording.readings):
+        from ddp_doctor.render.topology import report as topology
+
+        parts.begin()
+        topology.show(recording, parts.out)
+    elif isinstance(report, EnvReport) and any(check.status is not CheckStatus.SKIPPED for check in report.checks):
+        from ddp_doctor.render import settings_table
+
+        parts.begin()
+        settings_table.show(report, parts.out)
+    for lines in _stories(report, recording, parts.width, each=each):
+        parts.show(lines)
+    is_pasted = recording.command is Command.TOPOLOGY and recording.world is None  # a text of no machine
+    has_own_table = isinstance(report, LogsReport | TraceReport | FitReport) or recording.command is Command.FLEET
+    if not has_own_table and (each or not (is_pasted or recording.command is Command.COMPARE)):
+        for number, line in enumerate(checks.lines(report, recording, parts.width, each=each)):
+            if not number:
+                parts.begin()
+            parts.out.print(line)
+
+
+def _stories(report: Report, recording: Recording, width: int | None, *, each: bool) -> Iterator[Iterable[str]]:
+    """Yield the parts of a command that has its own tables."""
     if isinstance(report, AttachReport):
-        from ddp_doctor.render import live_story  # no run needs its views, nor those of job_story
+        from ddp_doctor.render import live_story
         from ddp_doctor.views.live_jobs import live_jobs, unreached
 
-        for number, job in enumerate(live_jobs(recording)):
-            if number:
-                out.print()
-            _show_lines(live_story.lines(job, report, width, each=each), out)
-        for host, why in unreached(recording).items():
-            out.print(folded(f"{host} could not be read: {one_line(why)}", width, hang=2))
+        yield from (live_story.lines(job, report, width, each=each) for job in live_jobs(recording))
+        unread = unreached(recording).items()
+        yield [folded(f"{host} could not be read: {one_line(why)}", width, hang=2) for host, why in unread]
     elif isinstance(report, TraceReport):
         from ddp_doctor.render import trace_table
 
-        for number, table in enumerate(trace_table.tables(report, each=each)):
-            if number:
-                out.print()
-            _show_lines(table.lines(width), out)
+        yield from (table.lines(width) for table in trace_table.tables(report, each=each))
     elif isinstance(report, FitReport):
         from ddp_doctor.render import fit_table
 
-        for table in fit_table.tables(report, recording):
-            _show_lines(table.lines(width), out)
+        yield from (table.lines(width) for table in fit_table.tables(report, recording))
     elif isinstance(report, LogsReport):
         from ddp_doctor.render import job_story
 
-        _show_lines(job_story.lines(report, recording, width, each=each), out)
-    elif each or not (is_pasted or recording.command is Command.COMPARE):  # whose one check is the verdict
-        checks.show(report, recording, out, each=each)
+        yield job_story.lines(report, recording, width, each=each)
+    elif recording.command is Command.FLEET:
+        from ddp_doctor.model.fleet import FleetReport
+        from ddp_doctor.render import fleet
 
-
-def _show_fleet(report: Report, out: Console, detail: Detail) -> None:
-    """The tables; a finding in full is shown by the run that found it."""
-    from ddp_doctor.model.fleet import FleetReport  # neither has to be there for a prolog
-    from ddp_doctor.render.fleet import lines
-
-    if detail is not Detail.VERDICT and isinstance(report, FleetReport):
-        for line in lines(report, width_of(out), each=detail is Detail.ALL):
-            out.print(line)
-        out.print()
-    _show_verdict(report, out)
+        if isinstance(report, FleetReport):
+            yield from fleet.parts_in_lines(report, width, each=each)
 
 
 def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:
@@ -124,17 +158,6 @@ def show_short(report: Report, out: Console, head: str, saved_as: str | None = N
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
     _show_verdict(report, out)
-
-
-def _show_table(lines: Sequence[str], out: Console) -> None:
-    if lines:
-        out.print()
-    _show_lines(lines, out)
-
-
-def _show_lines(lines: Iterable[str], out: Console) -> None:
-    for number, line in enumerate(lines):
-        out.print(line, style=None if number else "dim")
 
 
 def _show_finding(finding: Finding, cause: JobCauseReport | None, out: Console) -> None:

@@ -5,7 +5,7 @@ The median of 3 steps of 2 ranks, in ms:
     0   93.0     15.5        1.2     63.2      10.8      1.1   1.4       8.2
  !! 1   95.7     73.9        1.4      0.0      11.4      1.0   8.0       4.0
 share   100%      47%         1%      33%       12%       1%    5%        6%
-   (hidden) is communication beside computing, and counted there
+   (hidden) is communication during computing, which already counts it
 """
 
 from collections.abc import Container, Iterator
@@ -33,30 +33,30 @@ PARTS = {
 _LEAST_SHARE = 0.005
 #: Times the median step: what is not longer is not explained.
 _LONGER = 1.1
-#: Rows on a screen, those that a finding names first; -v shows each rank.
+#: Rows on a screen, those named by a finding first; -v shows each rank.
 _MOST_ROWS = 16
 #: Files that could not be read, on a screen.
 _MOST_FILES = 3
 
 
 def tables(report: TraceReport, *, each: bool) -> Iterator[Table]:
-    """One for each window, the last with what could not be read."""
+    """Yield one table per window; the last one notes what could not be read."""
     unread = [f"not read: {one_line(f'{name}: {why}' if name else why)}" for name, why in report.unread.items()]
     if not each and len(unread) > _MOST_FILES:
-        unread = [*unread[:_MOST_FILES], f"not read: {len(unread) - _MOST_FILES} more (-v names them)"]
+        unread = [*unread[:_MOST_FILES], f"not read: {len(unread) - _MOST_FILES} more (-v lists them)"]
     to_blame = blamed(report)
     for window in report.windows:
         notes = [*_notes(window), *(unread if window is report.windows[-1] else ())]
         ranks = sorted(window.ranks, key=lambda rank: rank.rank not in to_blame)
         shown = window.ranks if each or len(ranks) <= _MOST_ROWS else tuple(ranks[:_MOST_ROWS])
         if left := len(ranks) - len(shown):
-            notes.insert(0, f"and {left} ranks more: -v shows each")
+            notes.insert(0, f"and {left} more ranks (-v shows each)")
         table = _table(window, shown, to_blame)
         yield replace(table, caption=f"{caption(report, window)}, in ms:", notes=tuple(notes))
 
 
 def blamed(report: TraceReport) -> dict[int | None, list[str]]:
-    """The codes of the findings that blame a rank."""
+    """Return the codes of the findings that name a rank as the cause."""
     return grouped(
         (culprit.rank, finding.code)
         for finding in report.findings
@@ -80,7 +80,7 @@ def name_of(rank: TracedRank | TraceFact) -> str:
 
 
 def is_seen(window: TracedWindow, part: str) -> bool:
-    """Whether it is worth a column."""
+    """Return True if the part gets a column."""
     return any(getattr(rank.median, part) >= _LEAST_SHARE * rank.median.step > 0 for rank in window.ranks)
 
 
@@ -107,21 +107,21 @@ def _ms(seconds: float, of: StepParts) -> str:
 
 def _notes(window: TracedWindow) -> Iterator[str]:
     if is_seen(window, "hidden"):
-        yield "(hidden) is communication beside computing, and counted there"
+        yield "(hidden) is communication during computing, which already counts it"
     if longest := _longest(window):
         yield longest
     if left := max((rank.left_out for rank in window.ranks), default=0):
         which = "recorded step is" if left == 1 else f"{left} recorded steps are"
-        yield f"the first {which} left out: the profiler starts there, and DDP may rebuild its buckets"
+        yield f"the first {which} excluded: the profiler starts there, and DDP may rebuild its buckets"
     for rank in window.ranks:
         if rank.cut:
-            yield f"the file of rank {name_of(rank)} is cut off: its whole steps before that are used"
+            yield f"the file of rank {name_of(rank)} is cut off; its complete steps are used"
         if rank.damaged:
             yield f"the file of rank {name_of(rank)} is damaged: {rank.damaged} of its events could not be read"
 
 
 def _longest(window: TracedWindow) -> str:
-    """The longest step, and what was longer in it than usual, but for waiting, on which rank."""
+    """Return the longest step, and which part of which rank, except waiting, made it longer."""
     steps = [(step, rank) for rank in window.ranks for step in rank.steps]
     if len(steps) < 2 * len(window.ranks):
         return ""

@@ -73,8 +73,8 @@ def used_transports(recording: Recording) -> Table | None:
         for kind, those in shown
     ]
     left = len(ordered) - len(shown)
-    notes = [f"and {left} kinds of connections more"] if left else []
-    notes += [f"Read of the first {_MOST_NODES} of {len(known)} nodes."] if known[_MOST_NODES:] else []
+    notes = [f"and {left} more kinds of connections"] if left else []
+    notes += [f"Only the first {_MOST_NODES} of {len(known)} nodes were read."] if known[_MOST_NODES:] else []
     notes += _notes([log_of(recording, place.seen.node) for place in known[:_MOST_NODES]])
     titles = ("NCCL between ranks", "predicted", "used", "expected rate", "")
     return Table(titles, cells, caption="What NCCL used between the ranks", notes=tuple(notes))

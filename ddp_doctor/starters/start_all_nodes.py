@@ -151,10 +151,10 @@ _OPTIONS = (
     *("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3", "-o", "ClearAllForwardings=yes"),
     *("-o", "RemoteCommand=none"),
 )
-#: What a job's ranks read, and nothing else: an environment holds passwords, too.
+#: Variables that ranks and ddp-doctor read, and no others: an environment holds passwords.
 _TAKEN = re.compile(
     r"(NCCL|TORCH|PYTORCH|GLOO|CUDA|OMP|GOMP|KMP|MKL|UCX|FI|IBV|RDMAV|MLX5|C10D|TP)_[A-Z0-9_]+"
-    r"|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PATH",
+    r"|LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|PATH|DDP_DOCTOR_KEEP",
     re.ASCII,
 )
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|KEY", re.IGNORECASE)

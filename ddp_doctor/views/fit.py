@@ -22,7 +22,7 @@ PARTS = ("parameters", "gradients", "optimizer", "buckets", "activations", "unsh
 
 @dataclass(frozen=True)
 class Memory:
-    """What the estimates are held against."""
+    """The memory that the estimates are compared with."""
 
     size_bytes: int
     whose: str  # "--memory", "the smallest of 8 GPUs, GPU 3"
@@ -56,12 +56,12 @@ def memory(recording: Recording) -> Memory | None:
 
 
 def unknown(recording: Recording) -> str:
-    """Why nobody can say whether it fits, where estimates are there; empty where one can."""
+    """Return why the estimates do not show whether the model fits; empty if they do."""
     fact = recording.first(FitFact)
     if fact is None:
         return ""
     if memory(recording) is None:
-        return "no memory is known to hold the estimates against: no whole GPU is here, so give it, as --memory 80GiB"
+        return "the GPU memory is unknown because no whole GPU was found; give it with --memory, for example 80GiB"
     wanted = asked(recording).strategy
     if wanted and all(each.strategy != wanted for each in estimates(recording)):
         why = (each for each in fact.left_out if each.startswith(wanted) or "FSDP2" in each)
@@ -72,7 +72,7 @@ def unknown(recording: Recording) -> str:
 def _lacks(fact: FitFact) -> str:
     """What of activations and optimizer is in no estimate: then what fits by the rest may not."""
     parts = ("activations", "the state of the optimizer")
-    return next((f"not in the estimates: {each}" for each in fact.left_out if each.startswith(parts)), "")
+    return next((f"the estimates lack {each}" for each in fact.left_out if each.startswith(parts)), "")
 
 
 @once_a_recording
@@ -143,24 +143,23 @@ def name_of(each: FitEstimate) -> str:
     )
 
 
-def advice(recording: Recording) -> str:
-    """Which strategy to take and why, in one sentence without its point; empty where nobody can say."""
+def advice(recording: Recording) -> tuple[str, ...]:
+    """Return which strategy to use and why, in sentences without their period; empty if unknown."""
     wanted = asked(recording).strategy
     taken, room = to_take(recording, wanted), memory(recording)
     if room is None or unknown(recording):
-        return ""
+        return ()
     if taken is None:
-        return f"{wanted} does not fit" if wanted else "nothing fits"
-    fits = f"{name_of(taken)} fits with {size(taken.needed_bytes)} of {size(room.size_bytes)}"
+        return (f"{wanted} does not fit" if wanted else "no strategy fits",)
+    needs = f"{name_of(taken)} needs {size(taken.needed_bytes)} of {size(room.size_bytes)}"
     if wanted:
-        return fits
+        return (needs,)
     first = estimates(recording)[0]
     if taken == first:
         sharded = max((each.sent_bytes for each in estimates(recording) if each.strategy == "zero3"), default=0)
         more = sharded / first.sent_bytes if first.sent_bytes else 0.0
-        dearer = f"; FSDP would send {more:.3g} times as much" if more > 1 else ""
-        return f"{fits}: nothing else is needed{dearer}"
+        return (needs, f"FSDP would send {more:.3g} times as much") if more > 1 else (needs,)
     ratio = taken.sent_bytes / first.sent_bytes if first.sent_bytes else 1.0
     sends = "as much as DDP" if 0.95 < ratio < 1.05 else f"{ratio:.2g} times as much as DDP"
     costs = ", and computes each forward twice" if taken.checkpointing else ""
-    return f"{fits}, where DDP would need {size(first.needed_bytes)}; it sends {sends} in a step{costs}"
+    return f"{needs}; DDP would need {size(first.needed_bytes)}", f"It sends {sends} per step{costs}"

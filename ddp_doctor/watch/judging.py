@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ddp_doctor.ranks import process
-from ddp_doctor.sources.own_folders import state_folder
 from ddp_doctor.watch.evidence import Output
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def judge_what_runs(
     these where SLURM does not allow it; of another it is no news that all of these wait. Where nothing can be told it
     is a line, and nothing if ``only_if_sure``. ``why`` they are looked at comes first.
     """
-    from ddp_doctor.app.folders import save_recording
+    from ddp_doctor.app import folders
     from ddp_doctor.model.choices import ExitCode, UsageError
     from ddp_doctor.views.live_jobs import live_jobs
     from ddp_doctor.wording.live_ranks import says
@@ -182,7 +181,7 @@ def judge_what_runs(
     picture = does if any(rank.waits for rank in ranks) else ""  # empty where none waits for another
     summary = outcome.report.summary
     if picture:
-        summary = f"{summary.removeprefix('Moving: ').rstrip('.')}; slow, not known to hang"
+        summary = f"{summary.removeprefix('Running: ').rstrip('.')}; slow, but not known to hang"
     if picture and pictures is None:
         say(f"{why}{alone}. {summary}")
         return WAITS
@@ -190,8 +189,9 @@ def judge_what_runs(
         still_s = 0.0 if only_if_sure else pictures.stand_for(picture)
         code, why = ((SLOW if still_s else WAITS), f"no rank has left its collective or its line for {still_s:.0f} s")
     if code == SLOW or (code == ExitCode.UNSURE.value and not only_if_sure):
-        saved_as = save_recording(outcome.recording, state_folder(env))
-        say(f"{why}{alone}. {summary} (`ddp-doctor replay {saved_as}` has more)")
+        saved_as = folders.keep_recording(outcome.recording, env)
+        more = f" (`ddp-doctor replay {saved_as}` shows more)" if saved_as else ""
+        say(f"{why}{alone}. {summary}{more}")
     return code
 
 
@@ -219,14 +219,15 @@ def _looked(pids: Sequence[int], env: Mapping[str, str], *, in_step: bool) -> tu
 
 def _show(outcome: "Outcome", env: Mapping[str, str], say: Callable[[str], None] | None = None) -> None:
     """Print the report; by ``say`` line for line, among the job's own words, where there is no terminal."""
-    from ddp_doctor.app.folders import save_recording
+    from ddp_doctor.app import folders
     from ddp_doctor.render import screen, terminal
 
-    saved_as = save_recording(outcome.recording, state_folder(env))
+    saved_as = folders.keep_recording(outcome.recording, env)
+    note = folders.kept_note(saved_as) if saved_as else ""
     whole = io.StringIO()
     if say is None or sys.stderr.isatty():
-        terminal.show(outcome.report, outcome.recording, screen.console(sys.stderr), saved_as)
+        terminal.show(outcome.report, outcome.recording, screen.console(sys.stderr), saved_as, kept_note=note)
         return
-    terminal.show(outcome.report, outcome.recording, screen.console(whole), saved_as)
+    terminal.show(outcome.report, outcome.recording, screen.console(whole), saved_as, kept_note=note)
     for line in whole.getvalue().splitlines():
         say(line)

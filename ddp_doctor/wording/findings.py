@@ -77,6 +77,19 @@ likely = partial(finding, confidence=Confidence.LIKELY)
 possible = partial(finding, confidence=Confidence.POSSIBLE)
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'' if number == 1 or noun == 'info' else 's'}"
+
+
+def short_count(number: int) -> str:
+    """``512``, ``26.2K``, ``124M``, ``1.3B``."""
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g}{unit}"
+    return f"{number}"
+
+
 def in_units(size_bytes: float) -> str:
     """A size for people: "64 MiB", "9.2 MiB", "1 GiB"."""
     for unit, scale in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):

@@ -13,7 +13,7 @@ def share(each: HeldAgainst) -> float:
 
 
 def reached(fact: BaselineFact, preflight: Preflight) -> str:
-    """``the job reaches 58 to 97 % of what these nodes gave on 2026-11-01 at 10:00, in all-reduces of 8 MiB``."""
+    """``the job reaches 58 to 97% of what these nodes delivered on 2026-11-01 at 10:00, in all-reduces of 8 MiB``."""
     whose = {True: "these nodes", False: "other nodes", None: "the nodes of the run"}[preflight.same_nodes]
     at = preflight.finished_at[:16].replace("T", " at ")
     when = f" on {at}{' UTC' if preflight.finished_at.endswith('Z') else ''}" if at else ""
@@ -21,7 +21,7 @@ def reached(fact: BaselineFact, preflight: Preflight) -> str:
     least, most = (f"{100 * find(map(share, fact.compared)):.0f}" for find in (min, max))
     shares = least if least == most else f"{least} to {most}"
     sick = " in a preflight that was unhealthy itself" if preflight.was_unhealthy else ""
-    return f"the job reaches {shares} % of what {whose} gave{when}{sick}, in {names}{_sizes(fact.compared)}"
+    return f"the job reaches {shares}% of what {whose} delivered{when}{sick}, in {names}{_sizes(fact.compared)}"
 
 
 def _sizes(compared: Sequence[HeldAgainst]) -> str:

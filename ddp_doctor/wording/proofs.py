@@ -1,4 +1,4 @@
-"""What was tried to prove a remedy, in words: "390 MB/s (median of 5, 381 to 402)"."""
+"""Texts about the tests of a fix: "390 MB/s (median of 5, 381 to 402)"."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,19 +10,19 @@ from ddp_doctor.settings.trials import OF_LAUNCHER
 from ddp_doctor.settings.wording import shown
 from ddp_doctor.wording.nodes import NAMES_IN_A_SENTENCE, name_list
 
-NOTHING_DONE = "there was no time for a trial"
+NOTHING_DONE = "no time for a test"
 NO_GAIN = "it makes no difference"
 SLOWER = "it is slower"
-UNCLEAR = "it was tried, and the trials lie too close together to tell"
-TOO_FEW = "it was tried, and the time was too short for enough trials to tell"
-NOT_SHOWN = "it was tried, and the fault did not show again: the trials without it passed as well"
-COMES_AND_GOES = "it was tried, and without it some trials passed as well"
-NOT_READ = "it was tried, and NCCL's log does not say that it read {}"
+UNCLEAR = "tested, but the results are too close to tell"
+TOO_FEW = "tested, but the time was too short for enough trials"
+NOT_SHOWN = "tested, but the fault did not appear again: the trials without the fix also passed"
+COMES_AND_GOES = "tested, but some trials without the fix also passed"
+NOT_READ = "tested, but NCCL's log does not show that it read {}"
 AS_FOUND = "as found"
-#: Of a variable that goes with others of its remedy and was not in force when those were tried.
-NOT_ITSELF = "not tried itself, for torchrun reads it before there are ranks"
-#: How reasons begin beside a status that says so already.
-SAID_ALREADY = "it was tried, and "
+#: The reason of a variable that was not set while the other variables of its fix were tested.
+NOT_ITSELF = "not tested by itself, because torchrun reads it before it starts ranks"
+#: The start of a reason that a status already states.
+SAID_ALREADY = "tested, but "
 _LONGEST_REASON = 200
 _MOST_ENDS = 3
 
@@ -78,4 +78,4 @@ def price(reproducer: Reproducer, bytes_per_s: float) -> str | None:
     if not healthy or bytes_per_s >= healthy:
         return None
     percent = 100 * (1 - bytes_per_s / healthy)
-    return f"{percent:.0f} % slower than {reproducer.healthy or 'without the fault'} ({rate(healthy)})"
+    return f"{percent:.0f}% slower than {reproducer.healthy or 'without the fault'} ({rate(healthy)})"

@@ -15,20 +15,20 @@ def percent(share: float) -> str:
 
 
 def failures(tests: Sequence[GroupTest]) -> str:
-    """``3 failed (7.5 %, 2.6 to 20 %)``, with the interval of ``wilson``; ``none failed``."""
+    """``3 failed (7.5%, 2.6 to 20%)``, with the interval of ``wilson``; ``none failed``."""
     told, failed = len(telling(tests)), sum(test.outcome in FAILED for test in tests)
     if not failed:
         return "none failed"
     low, high = wilson(failed, told)
-    return f"{failed} failed ({percent(failed / told)} %, {percent(low)} to {percent(high)} %)"
+    return f"{failed} failed ({percent(failed / told)}%, {percent(low)} to {percent(high)}%)"
 
 
 def none_failed(tests: Sequence[GroupTest]) -> str:
-    """``no failure in 40 repeats: fewer than 8.8 % fail``; those that tell nothing may have been failures."""
+    """``no failure in 40 repeats: fewer than 8.8% fail``; inconclusive repeats may have been failures."""
     told = len(telling(tests))
     silent = len(tests) - told
-    beside = f", and {silent} that tell nothing" if silent else ""
-    return f"no failure in {told} repeats{beside}: fewer than {percent(wilson(silent, len(tests))[1])} % fail"
+    beside = f" and {silent} inconclusive" if silent else ""
+    return f"no failure in {told} repeats{beside}: fewer than {percent(wilson(silent, len(tests))[1])}% fail"
 
 
 def clock(seconds: float) -> str:

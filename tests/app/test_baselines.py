@@ -75,7 +75,7 @@ def test_one_run_tells_no_noise_so_what_is_slower_than_it_is_information_and_no_
     assert (finding.severity, finding.confidence.value) == (Severity.INFO, "possible")
     report = compare(earlier, later).report
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
-    assert report.summary.startswith("Unsure: n is 50 % slower than the run it is compared with, and how much")
+    assert report.summary.startswith("Unsure: n is 50 % slower than the run it is compared with; how much")
     assert held(earlier, 0.97) == ()
     assert compare(earlier, later).report.exit_code == 0
 
@@ -98,7 +98,7 @@ def test_what_differs_from_the_run_before_is_said_where_nothing_is_slower(baseli
         assert [each.text for each in finding.evidence] == [said]
         report = compare(earlier, str(Path(baseline).with_name("later"))).report
         assert (report.verdict, report.exit_code) == (Verdict.HEALTHY, 0)
-        assert report.summary.endswith(f"; not as in {earlier}: {next(iter(traits))}.")
+        assert report.summary.endswith(f" Not as in {earlier}: {next(iter(traits))}.")
 
 
 def test_what_only_one_of_two_runs_tells_is_no_difference(baseline):
@@ -157,8 +157,8 @@ def test_numbers_of_nccl_tests_are_compared_and_what_cannot_be_is_said(tmp_path)
     assert (as_fast.report.exit_code, as_fast.report.findings) == (0, ())
     assert slower.report.exit_code == 3
     assert slower.report.summary == (
-        "Unsure: The run is 36 % slower than the run it is compared with, and how much of that is noise is not known;"
-        f" not as in {fast}: NCCL."
+        "Unsure: The run is 36 % slower than the run it is compared with; how much of that is noise is unknown."
+        f" Not as in {fast}: NCCL."
     )
     assert others.report.exit_code == 2
     assert "GPUs 2 NVIDIA A100 here, 2 NVIDIA H100 there" in others.report.summary
@@ -214,7 +214,7 @@ def test_a_job_is_told_how_much_it_reaches_of_what_its_nodes_gave_before_it_by_s
     [finding, _] = outcome.report.findings
     assert (finding.code, finding.severity, finding.culprits) == ("DD830", Severity.INFO, ())
     assert finding.title == (
-        "The job reaches 60 to 75 % of what the nodes of the run gave on 2026-11-01 at 10:00 UTC,"
+        "The job reaches 60 to 75% of what the nodes of the run delivered on 2026-11-01 at 10:00 UTC,"
         " in all-reduces of 2 sizes, 8 to 16 MiB"
     )
     assert [(each.text, each.value, each.expected) for each in finding.evidence] == [
@@ -242,7 +242,7 @@ def test_a_job_as_fast_as_its_nodes_were_before_it_is_healthy_and_the_share_is_s
 
     assert report.exit_code == 0
     assert (
-        "; the job reaches 97 % of what these nodes gave on 2026-11-01 at 10:00 UTC, in all-reduces of 8 MiB;"
+        " The job reaches 97% of what these nodes delivered on 2026-11-01 at 10:00 UTC, in all-reduces of 8 MiB."
         in report.summary
     )
 

@@ -43,7 +43,7 @@ def test_traces_of_the_same_steps_are_as_fast_and_the_parts_are_shown(tmp_path):
 
     assert outcome.report.verdict is Verdict.HEALTHY
     assert not found(outcome)
-    assert "before: 2 ranks, 4 steps, 32 samples a rank" in table(outcome)
+    assert "before: 2 ranks, 4 steps, 32 samples per rank" in table(outcome)
 
 
 def test_a_longer_step_is_told_with_the_part_that_grew(tmp_path):
@@ -88,7 +88,7 @@ def test_where_more_ranks_have_smaller_batches_steps_of_as_many_samples_are_comp
     outcome = beside(job(tmp_path / "a"), job(tmp_path / "b", ranks=4, batch=16))
 
     assert "a scaling efficiency of 50%" in found(outcome)["DD833"]
-    assert "a step of now is shown 2 times as long, for as many samples" in table(outcome)
+    assert "the new step is scaled by 2 to the same number of samples" in table(outcome)
 
 
 def test_of_one_rank_of_two_waiting_and_transfer_are_one(tmp_path):
@@ -161,4 +161,4 @@ def test_a_recording_of_two_jobs_on_a_gpu_names_both():
     shown = fleet.beside(outcome, each=True)
 
     assert shown is not None
-    assert "before: 1 rank, 4 steps, 256 samples a rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))
+    assert "before: 1 rank, 4 steps, 256 samples per rank, NVIDIA H100 80GB HBM3" in "\n".join(shown.lines(200))

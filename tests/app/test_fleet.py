@@ -19,7 +19,7 @@ from ddp_doctor.model.choices import Detail, Verdict
 from ddp_doctor.model.fleet import FleetReport
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.render import terminal
-from ddp_doctor.render.fleet import lines
+from ddp_doctor.render.fleet import parts_in_lines
 from ddp_doctor.render.screen import console
 from tests.recordings import judged, path_of
 from tests.simulated import recording as simulated
@@ -77,7 +77,7 @@ def test_the_newest_run_of_each_node_decides(tmp_path):
     found = fleet(tmp_path, made("a", 1), made("a", 2, "unhealthy"), made("b", 1, "unhealthy"), made("b", 2, "unsure"))
 
     assert (found.verdict, found.exit_code) == (Verdict.UNHEALTHY, 1)
-    assert found.summary == "Unhealthy: 1 of 2 nodes, a."
+    assert found.summary == "Unhealthy: 1 of 2 nodes (a)."
     assert [finding.code for finding in found.findings] == ["DD304"]
     assert read(str(tmp_path / "b-1.json"), str(tmp_path / "b-2.json")).exit_code == 3
 
@@ -186,8 +186,8 @@ def test_a_part_of_notes_alone_is_shown_on_a_terminal_too(tmp_path):
 
     report = fleet(tmp_path, made("well", 1))
 
-    shown = "\n".join(lines(report, 80, each=True))
-    assert "\n Files to look at\n   " in shown
+    shown = "\n".join(line for part in parts_in_lines(report, 80, each=True) for line in part)
+    assert "\n Files that need attention\n   " in shown
     assert "broken.json" in shown
 
 
@@ -197,7 +197,7 @@ def test_a_fleet_is_written_whole_and_its_exit_code_is_the_verdict(capsys, tmp_p
     files = {name: f"{tmp_path}/fleet.{name[:4]}" for name in ("json", "html", "prometheus")}
     code = commands.fleet([str(tmp_path)], None, Outputs(files))
 
-    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Unhealthy: 1 of 1 node, a.")
+    assert (code, capsys.readouterr().out.splitlines()[-1].split(" (")[0]) == (1, "Unhealthy: 1 of 1 node")
     assert read(str(tmp_path)).since is not None
     assert 'ddp_doctor_fleet_nodes{command="fleet",verdict="unhealthy"} 1.0\n' in (tmp_path / "fleet.prom").read_text()
-    assert "<h2>Nodes beside each other</h2>" in (tmp_path / "fleet.html").read_text()
+    assert "<h2>Nodes</h2>" in (tmp_path / "fleet.html").read_text()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ddp_doctor.app.folders import save_recording
+from ddp_doctor.app.folders import keep_recording, kept_note, save_recording
 from ddp_doctor.model.recording import Recording
 
 RECORDING = Recording(run_id="20260102T030405Z-0a1b2c", tool_version="1")
@@ -18,3 +18,20 @@ def test_the_head_has_the_plain_name_and_the_others_stand_beside_it(tmp_path: Pa
 
 def test_a_node_with_a_home_of_its_own_has_the_plain_name(tmp_path: Path):
     assert (save_recording(RECORDING, tmp_path / "state", "node1") or "").endswith("/recording.json")
+
+
+def test_kept_note_names_number_size_and_switch(tmp_path: Path):
+    saved_as = save_recording(RECORDING, tmp_path)
+
+    size = f"{Path(saved_as or '').stat().st_size} bytes"
+    assert kept_note(saved_as or "") == (
+        f"The newest 20 recordings are kept there ({size} now); DDP_DOCTOR_KEEP=0 keeps none."
+    )
+
+
+def test_keep_variable_of_zero_keeps_no_recording(tmp_path: Path):
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+
+    assert keep_recording(RECORDING, {**env, "DDP_DOCTOR_KEEP": "0"}) is None
+    assert list(tmp_path.iterdir()) == []
+    assert keep_recording(RECORDING, env) == str(tmp_path / "ddp-doctor/runs" / RECORDING.run_id / "recording.json")

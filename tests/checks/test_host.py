@@ -213,7 +213,7 @@ def test_a_prolog_that_runs_out_of_files_is_unsure_for_its_own_limit():
     failed = Reading(check="gpus", status=Status.FAILED, reason=TOO_MANY)
     report = app.judge(seen.model_copy(update={"readings": (*seen.readings, failed)})).report
     assert report.verdict is Verdict.UNSURE
-    assert report.summary.endswith(": ddp-doctor itself may not open enough files (ulimit -n).")
+    assert report.summary.endswith(": ddp-doctor reached its limit of open files (ulimit -n).")
 
 
 def test_a_tmpfs_without_limit_is_no_full_one():

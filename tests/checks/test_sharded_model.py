@@ -237,7 +237,7 @@ def test_a_torch_that_does_not_tell_how_it_shards_makes_the_verdict_unsure_and_n
     assert judge(whole) == []
     asked = whole.model_copy(update={"options": Options(model="net:make")})
     assert [each.why for each in not_run(asked, ())] == [
-        f"its steps were not held against those of one rank alone: {reason}"
+        f"its steps were not compared with those of a single rank: {reason}"
     ]
 
 

@@ -589,7 +589,7 @@ def test_in_an_allocation_one_command_is_a_step_on_all_nodes(tools, state):
     done = doctor(*quick(), env={**state, **tools, **job})
 
     assert done.returncode == 0, done
-    assert done.stdout.count("Healthy: 2 ranks over gloo on 2 nodes") == 1
+    assert done.stdout.count("Healthy: 2 ranks on 2 nodes passed over gloo") == 1
     (run,) = Path(state["XDG_STATE_HOME"]).glob("ddp-doctor/runs/*")
     assert "recording.json" in {path.name for path in run.iterdir()}
 
@@ -613,7 +613,7 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
 
     assert line.strip().endswith("--level quick --only process_group")
     assert (other.returncode, code) == (0, 0), other
-    assert "Healthy: 2 ranks over gloo on 2 nodes" in shown
+    assert "Healthy: 2 ranks on 2 nodes passed over gloo" in shown
     # Both are on the endpoint's host here, so whoever takes the port first is the head.
     short = [f"The full report is the head's, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)]
     assert sorted(short) == [False, True]

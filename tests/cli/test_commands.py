@@ -132,8 +132,8 @@ def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch,
 @pytest.mark.parametrize(
     ("ignore", "code", "words"),
     [
-        (("DD401",), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
-        (("DD4", "DD9"), 0, "Healthy: 1 check of this node passed; ignored: DD401."),
+        (("DD401",), 0, "Healthy: 1 check passed on this node. Ignored: DD401."),
+        (("DD4", "DD9"), 0, "Healthy: 1 check passed on this node. Ignored: DD401."),
         (("DD402",), 1, "Unhealthy: GPUs on l4node stall"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_rule_that_is_ignored_is_not_applied_and_the_verdict_says_what_it_woul
 
 def test_an_unsure_verdict_says_what_was_ignored(capsys):
     assert commands.replay(path_of("hang/gloo-interface-does-not-exist"), Outputs(), ignore=("DD6",)) == 3
-    assert "; ignored: DD617." in capsys.readouterr().out
+    assert ". Ignored: DD617." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_factory_is_estimated_on_one_rank_and_all_outputs_say_the_same(asked: 
     assert all(sum(each["parts"].values()) == each["peak_bytes"] for each in report["estimates"])
     for text in (done.stdout, replayed.stdout, kept["html"].read_text(), kept["markdown"].read_text()):
         assert "zero3-offload" in text
-        assert re.search(r"DDP\s+fits with", text)
+        assert re.search(r"DDP\s+needs", text)
 
 
 @pytest.mark.ranks

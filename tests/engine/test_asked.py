@@ -73,7 +73,7 @@ UNKNOWN = GroupTest(round=0, nodes=(0,), outcome="unknown", reason="node1 handed
 UNKNOWN_WHOLE = GroupTest(round=1, nodes=(0, 1), outcome="unknown", reason="the doctor was starved of processor time")
 NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
 BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
-PREFIX = "Unsure: what was asked for was not run: "
+PREFIX = "Unsure: requested but not run: "
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ PREFIX = "Unsure: what was asked for was not run: "
         ({"model": "net:make"}, [], [], "--model net:make (it was not reached)"),
         ({"model": "net:make"}, [read("user_model", "no time", 0)], [], "--model net:make (no time)"),
         ({"model": "net:make"}, [read("user_model", MODEL.model_copy(update={"stopped": "time"}), 0)], [],
-         "--model net:make (no synchronised step was run; let make_batch return a smaller batch)"),
+         "--model net:make (no synchronized step was run; let make_batch return a smaller batch)"),
         ({"require_gpus": 8, "command": "prolog"}, [read("gpus", BROKEN)], [],
          "--require-gpus 8 (the GPUs could not be counted)"),
         ({"require_gpus": 8}, [], [NotRun(check="gpus", reason="not selected by --only")],
@@ -127,7 +127,7 @@ def test_what_an_option_names_and_was_not_run_makes_unsure_and_the_summary_says_
     report = judged(*readings, left_out=left_out, **options)
 
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
-    assert report.summary == f"{PREFIX}{says}{'; ignored: DD303' if 'ignore' in options else ''}."
+    assert report.summary == f"{PREFIX}{says}{'. Ignored: DD303' if 'ignore' in options else ''}."
 
 
 @pytest.mark.parametrize(

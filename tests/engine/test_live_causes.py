@@ -272,15 +272,15 @@ def test_what_keeps_a_job_waiting_is_named_and_no_innocent(situation: str):
     assert [cause.name for cause in report.causes] == causes
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == culprits
     assert report.exit_code == code, report.summary
-    assert report.summary.startswith({0: "Moving: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
+    assert report.summary.startswith({0: "Running: ", 1: "Stuck: ", 3: "Cannot tell: "}[code])
 
 
 @pytest.mark.parametrize(
     ("situation", "said"),
     [
         ("a rank that comes last in three of four looks",
-         "Moving: Rank 1 (pid 101) is at train.py:9 in 3 of 4 looks, and ranks 0, 2 wait for it"),
-        ("a rank that comes last in two of four looks", "Moving: 3 ranks watched for 4 s, and they get on"),
+         "Running: Rank 1 (pid 101) is at train.py:9 in 3 of 4 looks, and ranks 0, 2 wait for it"),
+        ("a rank that comes last in two of four looks", "Running: 3 of 3 ranks made progress in 4 s"),
         ("a data loader whose worker sleeps in a loop, or polls",
          ("Cannot tell: Rank 3 (pid 103) waits for data at train.py:40 (a worker of its data loader stands at "
          "data.py:12) while ranks 0-2 wait: whether that ends shows only later")),
@@ -352,7 +352,7 @@ def test_a_gpu_that_is_busy_while_its_rank_waits_in_nccl_is_no_progress_and_that
     assert isinstance(report, AttachReport)
     assert [one.gpu_use for one in report.ranks] == [use, use, ()]
     assert [culprit.rank for cause in report.causes for culprit in cause.culprits] == [2]
-    text = "The GPUs of ranks 0, 1 are busy (100 %), as NCCL's kernels keep a GPU while they wait: no sign of progress."
+    text = "The GPUs of ranks 0, 1 are busy (100%), as NCCL's kernels keep a GPU while they wait: no sign of progress."
     assert (text in report.findings[0].detail) == is_said
 
 

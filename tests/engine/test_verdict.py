@@ -97,7 +97,7 @@ def test_a_check_that_passes_where_it_could_look_says_where_it_could_not():
 
     (lamp,) = report.checks
     assert (lamp.status, lamp.reason) == (CheckStatus.PASSED, "on node2: it is absent")
-    assert report.summary == "Healthy: 1 check of 3 nodes passed."
+    assert report.summary == "Healthy: 1 check passed on 3 nodes."
 
 
 @pytest.mark.parametrize("status", [Status.ABSENT, Status.SKIPPED])
@@ -155,14 +155,14 @@ def test_a_healthy_verdict_names_what_the_budget_left_out():
     report = make_report(recording, Diagnosis(()), CHECKS)
 
     assert report.verdict is Verdict.HEALTHY
-    assert report.summary == "Healthy: 1 check of this node passed; not tested within the budget of 1 s: connectivity."
+    assert report.summary == "Healthy: 1 check passed on this node. Not tested within the budget of 1 s: connectivity."
 
 
 def test_a_healthy_verdict_of_one_rank_says_that_nothing_between_ranks_was_tested():
     assert _report(1, _reading(Status.COLLECTED, 0, 0), nproc=1).summary == (
-        "Healthy: 1 rank over nccl on 1 node passed; it has no peer, so nothing between ranks was tested."
+        "Healthy: 1 rank on 1 node passed over nccl. Nothing between ranks was tested, because there is only one."
     )
-    assert "no peer" not in _report(1, _reading(Status.COLLECTED, 0, 0)).summary
+    assert "between ranks" not in _report(1, _reading(Status.COLLECTED, 0, 0)).summary
 
 
 def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
@@ -170,7 +170,7 @@ def test_a_healthy_verdict_names_how_many_pairs_were_not_measured():
     report = _of_pairs(P2pFact(pairs=(pair,), not_measured=2275))
 
     assert report.verdict is Verdict.HEALTHY
-    assert report.summary.endswith("passed; 2275 pairs of ranks were not measured: time was short.")
+    assert report.summary.endswith("passed over nccl. 2275 pairs of ranks were not measured because time was short.")
 
 
 def test_pairs_of_ranks_of_which_none_was_measured_passed_nothing():
@@ -221,7 +221,7 @@ def test_a_recording_of_a_command_of_a_newer_release_keeps_its_name_and_is_judge
         ([("error", "possible"), ("error", "proved")], "Stuck: 1"),
         ([("info", "likely"), ("error", "possible")], "Cannot tell: 1"),
         ([("info", "likely"), ("warning", "likely")], "Cannot tell: 1"),
-        ([("info", "likely")], "Moving: 0"),
+        ([("info", "likely")], "Running: 0"),
     ],
 )
 def test_attach_begins_with_the_worst_that_is_certain(kinds, begins):

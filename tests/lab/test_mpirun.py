@@ -45,7 +45,7 @@ def test_typed_on_a_host_without_ranks_several_tasks_of_a_node_have_one_agent(la
     done = mpirun(lab, lab["node2"], "-H", "node0:2,node1:2", "-n", "4")
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("Healthy: 4 ranks over gloo on 2 nodes passed") == 1
+    assert done.stdout.count("Healthy: 4 ranks on 2 nodes passed over gloo") == 1
     world = the_report(lab)["world"]
     assert world["launcher"] == "mpi"
     assert (world["nnodes"], world["nproc_per_node"], world["world_size"]) == (2, 2, 4)

@@ -75,4 +75,4 @@ def test_run_over_ssh_reports_both_hosts(path_with_ssh: str, tmp_path: Path):
     )
 
     assert done.returncode == 0, done
-    assert "Healthy: 2 ranks over gloo on 2 nodes" in done.stdout
+    assert "Healthy: 2 ranks on 2 nodes passed over gloo" in done.stdout

@@ -60,8 +60,8 @@ def test_a_fault_is_shown_with_its_place_line_and_remedy_and_exits_with_one(fold
     assert done.returncode == 1
     assert "  sick.py:5:1: error DDL104 Every rank takes cuda:0" in done.stdout.splitlines()
     assert f"      {FAULT}" in done.stdout.splitlines()
-    assert "Remedy: Take the GPU whose number is LOCAL_RANK" in done.stdout
-    assert "Unhealthy: 1 error in 1 file." in done.stdout
+    assert "Fix: Take the GPU whose number is LOCAL_RANK" in done.stdout
+    assert "Found 1 error in 1 file." in done.stdout
     assert done.stderr == ""
 
 
@@ -88,7 +88,7 @@ def train(self, net, data, path):
 
 
 def test_a_healthy_script_is_one_line_and_with_quiet_none(folder: Path):
-    assert lint("healthy.py", cwd=folder).stdout == "Healthy: nothing found in 1 file.\n"
+    assert lint("healthy.py", cwd=folder).stdout == "No problems found in 1 file.\n"
 
     quiet = lint("--quiet", "healthy.py", cwd=folder)
 
@@ -102,7 +102,7 @@ def test_the_last_line_names_the_worst_finding_and_information_has_one_word(fold
     lines = lint("both.py", cwd=folder).stdout.splitlines()
 
     assert "  both.py:3:1: info DDL110 The process group that is started here is never destroyed" in lines
-    assert lines[-2:] == ["Unhealthy: 2 errors, 1 info in 1 file.", "(more: ddp-doctor explain DDL104)"]
+    assert lines[-2:] == ["(more: ddp-doctor explain DDL104)", "Found 2 errors and 1 info in 1 file."]
 
 
 def test_a_warning_fails_only_where_that_is_asked_for(folder: Path):
@@ -121,7 +121,7 @@ def test_a_folder_is_walked_without_what_is_not_the_users(folder: Path):
 
     done = lint(".", cwd=folder)
 
-    assert "Unhealthy: 2 errors, 1 warning in 4 files." in done.stdout
+    assert "Found 2 errors and 1 warning in 4 files." in done.stdout
     assert "  package/inner.py:5:1: error" in done.stdout
 
 
@@ -149,8 +149,8 @@ def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_i
     done = lint("old.py", "healthy.py", cwd=folder)
 
     assert done.returncode == 3
-    assert "old.py:2:1: not looked at: does not parse" in done.stdout
-    assert "Unsure: nothing found in 1 file; 1 file could not be looked at." in done.stdout
+    assert "old.py:2:1: not checked: does not parse" in done.stdout
+    assert "No problems found in 1 file. 1 file could not be checked." in done.stdout
     assert lint("old.py", "sick.py", cwd=folder).returncode == 1
 
 
@@ -190,7 +190,7 @@ def test_findings_are_printed_in_one_line_each_with_their_place(folder: Path, fo
     assert done.returncode == 1
     assert line in done.stdout
     assert len(done.stdout.splitlines()) == (2 if form == "concise" else 1)  # the verdict is for people
-    assert "Unhealthy: 1 error" in (done.stdout if form == "concise" else done.stderr)
+    assert "Found 1 error" in (done.stdout if form == "concise" else done.stderr)
 
 
 def test_rules_are_selected_and_ignored_by_the_beginning_of_their_codes(folder: Path):
@@ -215,7 +215,7 @@ def test_a_comment_takes_a_finding_back_and_the_report_counts_it(folder: Path, t
 
     done = lint("sick.py", cwd=folder)
 
-    assert (done.returncode, done.stdout) == (0, "Healthy: nothing found in 1 file; 1 suppressed.\n")
+    assert (done.returncode, done.stdout) == (0, "No problems found in 1 file. 1 suppressed.\n")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_json_report_is_the_envelope_with_places(folder: Path):
         ("warned.py", 2, 9, 2, 53),
     ]
     assert [(one.kind, one.name) for one in report.findings[0].culprits] == [("file", "sick.py:5")]
-    assert "Unhealthy: " in done.stderr
+    assert "Found 1 error" in done.stderr
 
 
 def test_of_two_files_of_one_name_the_culprit_says_which(tmp_path: Path):

@@ -34,7 +34,7 @@ def test_the_buckets_are_shown_with_their_sizes_and_the_parameters_at_their_ends
     heading, row = shown("user_model/conv-net-with-batch-norm")
 
     assert heading.split()[:3] == ["bucket", "size", "parameters"]
-    assert "in the order in which they are ready" in heading
+    assert "in order of readiness" in heading
     assert row.split() == ["0", "1.57", "KiB", "8", "head.bias", "to", "body.0.bias"]
 
 

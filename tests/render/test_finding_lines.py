@@ -32,7 +32,7 @@ def test_a_title_cannot_be_a_command_of_github(capsys):
     out, words = shown(capsys, OutputFormat.GITHUB)
 
     assert out == (
-        "::error title=DD601 a-fault::error DD601 50%25 of ::error::GPU 0, GPU 1 ?[31m%0AThey wait.%0ARemedy: mend it\n"
+        "::error title=DD601 a-fault::error DD601 50%25 of ::error::GPU 0, GPU 1 ?[31m%0AThey wait.%0AFix: mend it\n"
     )
     assert "DD601" not in words
 

@@ -39,7 +39,7 @@ def test_thousands_of_nodes_with_values_of_their_own_are_a_few_lines_and_a_word_
     settings = [own(f"node{number}", f"eth{number}") for number in range(4096)]
     shown = [line.text for line in findings.lines(error(*settings))]
     assert len(pasted(*settings)) == 8
-    assert "and 4088 values more; --settings env:FILE has them all" in shown
+    assert "and 4088 more values; --settings env:FILE writes all of them" in shown
 
 
 def test_what_cannot_be_pasted_is_no_line_to_paste():
@@ -67,7 +67,7 @@ def test_that_nothing_is_to_be_measured_is_not_said_and_that_nothing_was_tried_i
     gone = Setting(name="NCCL_TIMEOUT", action="unset")
 
     def told(proof: Proof) -> list[str]:
-        return [line.text for line in findings.lines(warning(gone, proof=proof)) if line.text.startswith("Not tried")]
+        return [line.text for line in findings.lines(warning(gone, proof=proof)) if line.text.startswith("Not tested")]
 
     assert told(FOLLOWS) == []
-    assert told(NO_TRIAL) == [f"Not tried: {NO_TRIAL.reason}"]
+    assert told(NO_TRIAL) == [f"Not tested: {NO_TRIAL.reason}"]

@@ -44,7 +44,7 @@ def test_each_check_is_a_case_that_fails_by_its_findings_or_says_why_it_gave_no_
 
     assert shown == {
         "p2p": [("failure", "DD601 A fault")],
-        "gpus": [("system-out", "warning DD402 A fault\nRemedy: mend it")],
+        "gpus": [("system-out", "warning DD402 A fault\nFix: mend it")],
         "nccl": [("error", "of nccl")],
         "rdma": [("skipped", "of rdma")],
     }

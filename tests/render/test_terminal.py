@@ -36,7 +36,7 @@ def _shown(recording: Recording | None = None, detail: Detail = Detail.SCREEN, *
 def test_a_check_that_could_not_look_on_one_node_says_so_beside_its_mark():
     gpus = CheckResult(id="gpus", title="GPUs", status=CheckStatus.PASSED, reason="on node2: no GPU", duration_s=0.1)
 
-    assert " ok gpus GPUs (0.10 s); not tested on node2: no GPU" in _shown(detail=Detail.ALL, checks=(gpus,))
+    assert " ok gpus GPUs (0.10 s); skipped on node2: no GPU" in _shown(detail=Detail.ALL, checks=(gpus,))
     assert _shown(checks=(gpus,))[:2] == [" ok node gpus", " -- gpus on node2: no GPU"]
 
 
@@ -57,18 +57,18 @@ def test_checks_not_tested_for_one_reason_share_a_line():
     )
 
     assert _shown(detail=Detail.ALL, checks=checks)[:5] == [
-        f" -- gradient_sync, buffers, p2p  not tested: {slow}",
-        f" -- torchrun  not tested: {quick}",
+        f" -- gradient_sync, buffers, p2p  skipped: {slow}",
+        f" -- torchrun  skipped: {quick}",
         " ok allreduce All-reduce",
         f" ?? gpus      failed: {slow}",
-        "    -- not tested, ?? could not be evaluated",
+        "    -- skipped, ?? no result",
     ]
-    assert _shown(checks=checks)[:5] == [
+    assert _shown(verdict=Verdict.UNSURE, checks=checks)[:5] == [
         " ok collectives allreduce",
         f" -- gradient_sync, buffers, p2p  {slow}",
         f" -- torchrun    {quick}",
         f" ?? gpus        failed: {slow}",
-        "    -- not tested, ?? could not be evaluated (why: -v)",
+        "    -- skipped, ?? no result (-v shows why)",
     ]
 
 
@@ -83,12 +83,54 @@ def test_what_there_was_no_reason_to_test_takes_a_line_and_what_was_not_selected
         _untested("p2p", "not selected by --only"),
     )
 
-    assert _shown(Recording(readings=(absent,)), checks=checks)[:4] == [
-        " ok node       host",
-        " -- not here   rdma",
-        " -- on request checkpoint, step_time (--level thorough), user_model (--model)",
-        "    -- not tested (why: -v)",
+    assert _shown(Recording(readings=(absent,)), verdict=Verdict.DEGRADED, checks=checks)[:4] == [
+        " ok node host",
+        " -- skipped (no hardware)  rdma",
+        " -- skipped (needs an option)  checkpoint, step_time (--level thorough), user_model (--model)",
+        "    -- skipped (-v shows why)",
     ]
+
+
+def test_healthy_run_counts_skipped_checks():
+    checks = (
+        CheckResult(id="host", title="host", status=CheckStatus.PASSED),
+        _untested("rdma", "no RDMA device here"),
+        _untested("checkpoint", "needs --level thorough"),
+        _untested("p2p", "not selected by --only"),
+    )
+
+    assert _shown(checks=checks)[:2] == [" ok node host", "    2 checks were skipped; -v lists them"]
+    assert _shown(checks=checks[:2])[1] == "    1 check was skipped; -v shows it"
+    assert " -- rdma       skipped: no RDMA device here" in _shown(checks=checks, detail=Detail.ALL)
+
+
+def test_findings_come_before_checks_and_tables():
+    checks = (CheckResult(id="host", title="host", status=CheckStatus.FOUND),)
+    rates = {"allreduce_time": 1e-3, "allreduce_algbw": 2e9, "allreduce_busbw": 2e9, "allreduce_wrong": 0.0}
+    measured = tuple(
+        Measurement(name=name, value=value, unit="", labels={"bytes": 1 << 20}) for name, value in rates.items()
+    )
+    shown = _shown(checks=checks, findings=(_finding(),), measurements=measured)
+
+    assert [line.split()[:2] for line in (shown[0], shown[3], shown[6], shown[-1])] == [
+        ["ERROR", "DD000"],
+        ["!!", "host"],
+        ["all_reduce,", "float32"],
+        ["Healthy.", "(1.0"],
+    ]
+
+
+def test_sizes_without_a_rate_have_no_row_unless_no_size_has_one():
+    def sizes(*busbw: float) -> list[str]:
+        measured = [
+            Measurement(name=f"allreduce_{name}", value=value, unit="", labels={"bytes": 4 << 20 * number})
+            for number, rate in enumerate(busbw)
+            for name, value in (("time", 1e-3), ("algbw", rate), ("busbw", rate), ("wrong", 0.0))
+        ]
+        return [line.split()[3] for line in _shown(measurements=measured) if line.split()[:1] in (["4"], ["4194304"])]
+
+    assert sizes(4e3, 1.5e9) == ["1.50"]
+    assert sizes(4e3, 2.5e6) == ["4e-06", "0.0025"]
 
 
 def test_a_check_with_a_warning_alone_is_not_red():
@@ -101,10 +143,10 @@ def test_a_check_with_a_warning_alone_is_not_red():
     report = _sick("Unhealthy.", *findings).model_copy(update={"checks": checks})
     terminal.show(report, Recording(), screen.console(stream, width=60))
 
-    assert stream.getvalue().splitlines()[:3] == [
+    assert stream.getvalue().splitlines()[-5:-2] == [
         "\x1b[33m !! \x1b[0mhost DD210",
         "\x1b[1;31m !! \x1b[0mgpus DD304",
-        "\x1b[2m    !! see the finding below\x1b[0m",
+        "\x1b[2m    !! see the finding above\x1b[0m",
     ]
 
 
@@ -211,13 +253,13 @@ def test_a_terminal_breaks_prose_between_words_and_a_command_as_a_shell_reads_it
         remedies=(opened,),
     )
 
-    assert _on_a_terminal(finding, 40, "Unhealthy: Inbound to node2 is blocked for ephemeral ports.")[1:] == [
+    assert _on_a_terminal(finding, 40, "Unhealthy: Inbound to node2 is blocked for ephemeral ports.") == [
         "ERROR DD000 Inbound to node2 is blocked",
         "for ephemeral ports",
         "  - node0 dials node2 at",
         "    10.77.0.3:35815: Connection timed",
         "    out",
-        "  Remedy: Let the nodes of the job in on",
+        "  Fix: Let the nodes of the job in on",
         "    all ephemeral ports, everywhere",
         "      # on node2",
         "      sudo nft insert rule inet filter \\",
@@ -237,7 +279,7 @@ def test_thousands_of_lines_of_evidence_are_cut_and_counted():
     shown = _shown(findings=(_finding(*lines),))
 
     assert "  - pair 23" in shown
-    assert "  - and 4976 lines more in the JSON report" in shown
+    assert "  - and 4976 more lines in the JSON report" in shown
     assert len(shown) < 40
 
 
@@ -300,8 +342,8 @@ def test_the_gpus_at_work_stand_in_a_table_with_what_was_not_measured():
         _rate("pcie_h2d_bandwidth", 1, 24.6e9),
     )
 
-    assert _shown(measurements=measured)[1:6] == [
-        " Each rank's GPU at work:",
+    assert _shown(measurements=measured)[:5] == [
+        " Each rank's GPU under load:",
         " rank  GPU     matmul    copy  from host  to host",
         "            (TFLOP/s)  (GB/s)     (GB/s)   (GB/s)",
         "    0    4      702.4  2541.0       55.2     54.9",
@@ -314,8 +356,8 @@ def test_of_many_gpus_the_slowest_are_shown():
 
     lines = _shown(measurements=measured)
 
-    assert lines[1] == " The 8 slowest of 1024 GPUs at work:"
-    assert [line.split()[:2] for line in lines[4:6]] == [["31", "669.0"], ["63", "669.0"]]
+    assert lines[0] == " The 8 slowest of 1024 GPUs under load:"
+    assert [line.split()[:2] for line in lines[3:5]] == [["31", "669.0"], ["63", "669.0"]]
     assert len(lines) < 16
 
 

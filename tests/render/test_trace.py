@@ -88,7 +88,7 @@ def test_of_many_ranks_those_to_blame_come_first_and_v_shows_each():
 
     assert re.search(r"^ +!! 33 ", table, re.MULTILINE)
     assert table.count("\n") < 24
-    assert "and 24 ranks more: -v shows each" in table
+    assert "and 24 more ranks (-v shows each)" in table
     assert len(re.findall(r"^ +(?:!! )?\d+ +90\.0 ", whole, re.MULTILINE)) == 40
 
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_cut_off_or_damaged_is_named():
     [table] = tables(judged(rank(0, [20, 20, 20], cut=True), rank(1, [20, 20, 20], damaged=3)))
 
     whole = " ".join(table.split())
-    assert "the file of rank 0 is cut off: its whole steps before that are used" in whole
+    assert "the file of rank 0 is cut off; its complete steps are used" in whole
     assert "the file of rank 1 is damaged: 3 of its events could not be read" in whole
 
 
@@ -132,7 +132,7 @@ def test_files_that_were_not_read_are_named_three_of_them_on_a_screen():
     outcome = judged(rank(0, [20, 20]), rank(1, [20, 20]), unread=unread)
 
     assert tables(outcome)[0].count("not read: file") == 3
-    assert "not read: 2 more (-v names them)" in tables(outcome)[0]
+    assert "not read: 2 more (-v lists them)" in tables(outcome)[0]
     assert tables(outcome, each=True)[0].count("not read: file") == 5
 
 
@@ -142,7 +142,7 @@ def test_the_page_has_a_bar_and_two_time_lines_for_each_rank_which_end_their_col
     read = Page(page.render(outcome.report, outcome.recording))
 
     assert read.text.count("rank 0") == 3
-    assert "Step 0, the median one" in read.text
+    assert "Step 0, the median" in read.text
     bars = [attributes for tag, attributes in read.tags if tag == "i" and "transfer" in attributes.get("class", "")]
     drawn = [bar["style"] for bar in bars if "all_reduce of 4096 B" in bar.get("title", "")]
     ends = [sum(map(float, re.findall(r"[\d.]+", style))) for style in drawn]

@@ -111,4 +111,4 @@ def test_many_nodes_stay_a_few_lines_and_a_moment():
     lines = used_table(recording).splitlines()
     assert time.process_time() - started < 10.0  # measured: 0.2 s
     assert 2 <= len(lines) <= 12
-    assert " Read of the first 16 of 200 nodes." in lines
+    assert " Only the first 16 of 200 nodes were read." in lines

@@ -227,8 +227,8 @@ def test_the_environment_of_a_torchrun_worker_is_recognised():
     [
         ("hello\n", "unsure", 3, "sets no variable as the output of env, a job script"),
         ("\ufffd\ufffd\ufffd", "unsure", 3, "is no text"),
-        (LOGIN, "healthy", 0, "the list of settings, and nothing else, was judged"),
-        (LOGIN + "NCCL_IB_DISABLE=true\n", "degraded", 0, "Degraded: NCCL_IB_DISABLE"),
+        (LOGIN, "healthy", 0, "No problem found in the settings. Nothing else was tested."),
+        (LOGIN + "NCCL_IB_DISABLE=true\n", "degraded", 0, "Found 1 warning: NCCL_IB_DISABLE"),
     ],
 )
 def test_the_verdict_on_a_text(text, verdict, exit_code, words):
@@ -306,10 +306,10 @@ def test_the_table_says_what_is_overruled_and_that_nothing_is_set():
     env = EnvVars(variables={"NCCL_DEBUG": "INFO"}, launcher="torchrun")
     files = NcclFact(conf=(conf("/etc/nccl.conf", "NCCL_DEBUG=WARN", "system"),))
     words = shown(report_of(app.judge_settings(recorded(env, software, files))))
-    assert "those of NCCL 2.27.5" in words
-    assert "overrules /etc/nccl.conf:1, which says WARN" in words
+    assert "apply to NCCL 2.27.5" in words
+    assert "overrides /etc/nccl.conf:1, which says WARN" in words
     nothing = shown(report_of(app.judge_settings(recorded(EnvVars(variables={}, launcher="torchrun")))))
-    assert nothing.startswith("None of the variables that matter")
+    assert nothing.startswith("No relevant variable of NCCL")
 
 
 def test_a_value_that_depends_on_the_branch_is_not_judged_and_both_are_shown():
@@ -350,5 +350,5 @@ def test_of_a_torch_for_rocm_nothing_is_judged_that_rccl_reads():
         "is not judged: RCCL reads it, of which there is no table here"
     }
     text = shown(report)
-    assert "torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not judged" in text
+    assert "Torch here is built for ROCm 6.3.42131: AMD's RCCL reads NCCL_* and RCCL_*, which are not checked" in text
     assert "unset NCCL_" not in text

@@ -27,21 +27,19 @@ def test_ddp_is_taken_where_it_fits_and_the_reason_is_what_fsdp_would_send():
     report = judged(memory=200 * GIB)
 
     assert (report.exit_code, codes(report)) == (0, [])
-    assert report.advice == (
-        "DDP fits with 191 GiB of 200 GiB: nothing else is needed; FSDP would send 1.5 times as much"
-    )
-    assert report.summary == f"Healthy: {report.advice}."
+    assert report.advice == ("DDP needs 191 GiB of 200 GiB. FSDP would send 1.5 times as much")
+    assert report.summary == f"Fits: {report.advice}."
 
 
 @pytest.mark.parametrize(
     ("gib", "advised"),
     [
-        (170, "DDP, gradient_as_bucket_view=True fits"),
-        (110, "ZeRO-1 fits"),
-        (90, "ZeRO-2 fits"),
-        (60, "ZeRO-3 fits"),
-        (45, "ZeRO-3 with activation checkpointing fits"),
-        (10, "ZeRO-3 with CPU offload and activation checkpointing fits"),
+        (170, "DDP, gradient_as_bucket_view=True needs"),
+        (110, "ZeRO-1 needs"),
+        (90, "ZeRO-2 needs"),
+        (60, "ZeRO-3 needs"),
+        (45, "ZeRO-3 with activation checkpointing needs"),
+        (10, "ZeRO-3 with CPU offload and activation checkpointing needs"),
     ],
 )
 def test_the_first_that_fits_is_taken_and_checkpointing_or_offload_only_where_nothing_else_does(gib: int, advised: str):
@@ -66,7 +64,7 @@ def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
     report = judged()
 
     assert (report.verdict, report.exit_code) == (Verdict.UNSURE, 3)
-    assert "no memory is known" in report.summary
+    assert "the GPU memory is unknown" in report.summary
     assert {each.fits for each in report.estimates} == {None}
 
 
@@ -108,8 +106,8 @@ def test_the_strategy_that_was_asked_for_decides():
 
     assert (no.exit_code, codes(no)) == (1, ["DD871"])
     assert "Take ZeRO-3, which needs 58.7 GiB" in no.findings[0].remedies[0].summary
-    assert (yes.exit_code, yes.advice) == (0, "ZeRO-3 fits with 58.7 GiB of 80 GiB")
-    assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing fits with 49.5 GiB of 80 GiB"
+    assert (yes.exit_code, yes.advice) == (0, "ZeRO-3 needs 58.7 GiB of 80 GiB")
+    assert only_with_checkpointing.advice == "ZeRO-2 with activation checkpointing needs 49.5 GiB of 80 GiB"
 
 
 def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():
@@ -123,7 +121,7 @@ def test_a_strategy_that_is_not_possible_here_is_not_said_to_fit():
 def test_who_ignores_that_nothing_fits_is_not_told_that_something_does():
     ignoring = recording(memory=GIB).ignoring(("DD870",))
 
-    assert app.judge(ignoring).report.summary == "Healthy: nothing fits; ignored: DD870."
+    assert app.judge(ignoring).report.summary == "No strategy fits. Ignored: DD870."
 
 
 def test_a_batch_grows_by_what_one_more_sample_takes():
@@ -159,8 +157,8 @@ def test_what_was_measured_stands_beside_the_estimate_and_counts_where_it_is_mor
 
     row = next(each for each in near.estimates if each.measured_bytes)
     assert (row.strategy, row.fits, row.measured_bytes, row.step_s) == ("zero3", True, 55 * GIB, 1.1)
-    assert near.advice.startswith("ZeRO-3 fits with 63.2 GiB")
-    assert far.advice.startswith("ZeRO-1 with activation checkpointing fits")
+    assert near.advice.startswith("ZeRO-3 needs 63.2 GiB")
+    assert far.advice.startswith("ZeRO-1 with activation checkpointing needs")
     assert out.advice == far.advice
 
 

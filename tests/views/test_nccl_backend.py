@@ -90,12 +90,12 @@ def test_ranks_of_gloo_and_the_interpreter_of_a_prolog_tell_nothing():
 @pytest.mark.parametrize(
     ("backend", "impl", "head"),
     [
-        ("nccl", "nccl2", "over nccl (nccl2) on 1 node"),
-        ("nccl", "nccl-legacy", "over nccl (nccl-legacy) on 1 node"),
-        ("nccl", "nccl", "over nccl on 1 node"),
-        ("nccl", "acme", "over nccl (acme) on 1 node"),
-        ("nccl", None, "over nccl on 1 node"),
-        ("gloo", "gloo", "over gloo on 1 node"),
+        ("nccl", "nccl2", "over nccl (nccl2)."),
+        ("nccl", "nccl-legacy", "over nccl (nccl-legacy)."),
+        ("nccl", "nccl", "over nccl."),
+        ("nccl", "acme", "over nccl (acme)."),
+        ("nccl", None, "over nccl."),
+        ("gloo", "gloo", "over gloo."),
     ],
 )
 def test_the_report_names_the_class_beside_the_backend(backend, impl, head):

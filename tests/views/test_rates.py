@@ -74,7 +74,7 @@ def test_rates_and_moments_in_words():
     tests = [*repeats(noisy(16)), GroupTest(round=16, nodes=(0,), outcome="hung")]
     told_nothing = GroupTest(round=17, nodes=(0,), outcome="unknown")
 
-    assert failures(tests) == failures([*tests, told_nothing]) == "1 failed (5.9 %, 1 to 27 %)"
+    assert failures(tests) == failures([*tests, told_nothing]) == "1 failed (5.9%, 1 to 27%)"
     assert failures(tests[:1]) == failures([]) == failures([told_nothing]) == "none failed"
     assert [percent(share) for share in (1.0, 0.2, 0.0958, 0.026, 0.00038)] == ["100", "20", "9.6", "2.6", "0.038"]
     assert [clock(seconds) for seconds in (0.2, 41.0, 723.4, 7380.0)] == ["00:00", "00:41", "12:03", "2:03:00"]

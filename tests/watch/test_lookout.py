@@ -273,7 +273,7 @@ def test_that_no_rank_has_left_its_line_is_told_once_as_slow_and_not_as_a_hang(s
     codes = [look(at, still) for at, still in ((1_120, 120), (1_240, 240), (1_480, 480), (1_600, 600))]
     assert codes == [WAITS, SLOW, WAITS, WAITS]
     assert [text.partition(f" for 120 s. {expected}")[1] != "" for text in said] == [True]
-    assert "; slow, not known to hang (`ddp-doctor replay FILE`" in said[0]
+    assert "; slow, but not known to hang (`ddp-doctor replay FILE`" in said[0]
     # It has moved since, and comes to the same place again.
     assert look(2_000, 130) == WAITS
     os.close(file)
@@ -291,6 +291,9 @@ def test_a_rank_that_has_moved_between_two_looks_has_not_stood(monkeypatch):
         assert code == WAITS
     os.close(file)
     assert said == []
+
+
+CANNOT_TELL = "Cannot tell. (`ddp-doctor replay FILE` shows more)"
 
 
 @pytest.fixture
@@ -311,11 +314,8 @@ def looked(monkeypatch, tmp_path) -> list[str]:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (None, "why. Cannot tell. (`ddp-doctor replay FILE` has more)"),
-        (
-            0,
-            "why, seen on this node alone (there is no srun on PATH). Cannot tell. (`ddp-doctor replay FILE` has more)",
-        ),
+        (None, f"why. {CANNOT_TELL}"),
+        (0, f"why, seen on this node alone (there is no srun on PATH). {CANNOT_TELL}"),
         (1, ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a report says of a job that has ended, beside its findings: the sentence, the causes, the facts."""
+"""The parts of a report on a job in addition to its findings: the verdict line, the causes, the facts."""
 
 import re
 from collections import Counter
@@ -16,6 +16,7 @@ from ddp_doctor.model.recording import Recording
 from ddp_doctor.model.report import AttachReport, CauseLine, JobCauseReport, JobFacts, LiveRank, LogsReport, Report
 from ddp_doctor.views.live_jobs import live_jobs, unreached
 from ddp_doctor.views.node_traits import counted
+from ddp_doctor.wording.findings import counted as in_number
 from ddp_doctor.wording.live_ranks import call_name, says
 
 
@@ -79,7 +80,7 @@ def _live_ranks(recording: Recording, causes: Sequence[Judged]) -> tuple[LiveRan
 
 
 def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str:
-    """The verdict on a job, in one sentence without its full stop."""
+    """Return the verdict on a job in one sentence, without its period."""
     findings = diagnosis.findings
     if recording.command is Command.ATTACH:
         return f"{_of_live(recording, verdict, findings)}{_not_seen(recording, verdict)}"
@@ -101,7 +102,7 @@ def summary(recording: Recording, verdict: Verdict, diagnosis: Diagnosis) -> str
     warnings = sum(finding.severity is Severity.WARNING for finding in findings)
     noted = f", with {warnings} warning{'s' if warnings > 1 else ''}" if warnings else ""
     other = "other " if any(map(is_of_cause, diagnosis.ignored)) else ""
-    return f"No {other}failure in {_what_was_read(recording)}{noted}"
+    return f"No {other}failure found in {_what_was_read(recording)}{noted}"
 
 
 def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]) -> str:
@@ -109,20 +110,20 @@ def _of_live(recording: Recording, verdict: Verdict, findings: Sequence[Finding]
     others = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     certain = [finding for finding in findings if finding.is_certain_error]
     doubtful = [finding for finding in findings if finding.severity is not Severity.INFO]
-    for word, some in (("Stuck", certain), ("Cannot tell", doubtful), ("Moving", findings)):
+    for word, some in (("Stuck", certain), ("Cannot tell", doubtful), ("Running", findings)):
         if some:
             return f"{word}: {some[0].title.rstrip('.')}{others}"
     jobs = live_jobs(recording)
-    number = sum(len(job.ranks) for job in jobs)
-    of = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
+    ranks = [rank for job in jobs for rank in job.ranks]
+    moving = sum(rank.moves is True for rank in ranks)
+    of_jobs = f" of {len(jobs)} jobs" if len(jobs) > 1 else ""
     watched_s = max((job.watched_s for job in jobs), default=0.0)
-    ranks = f"{number} rank{'s' if number != 1 else ''}{of}"
-    word = "Cannot tell" if verdict is Verdict.UNSURE else "Moving"
-    return f"{word}: {ranks} watched for {watched_s:.0f} s, and {'it gets' if number == 1 else 'they get'} on"
+    word = "Cannot tell" if verdict is Verdict.UNSURE else "Running"
+    return f"{word}: {moving} of {in_number(len(ranks), 'rank')}{of_jobs} made progress in {watched_s:.0f} s"
 
 
 def _not_seen(recording: Recording, verdict: Verdict) -> str:
-    """What a verdict that is not sure lacks."""
+    """Return which hosts an unsure verdict lacks."""
     hosts = unreached(recording) if verdict is Verdict.UNSURE else {}
     if len(hosts) > 1:
         return f"; {len(hosts)} hosts could not be read, {next(iter(hosts))} the first"

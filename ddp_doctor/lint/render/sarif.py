@@ -56,7 +56,7 @@ def _rule(rule: LintRule) -> Json:
 
 def _result(finding: LintFinding, index: dict[str, int]) -> Json:
     text = " ".join([finding.title.rstrip(".") + ".", finding.detail]).strip()
-    remedies = "".join(f" Remedy: {remedy.summary.rstrip('.')}." for remedy in finding.remedies)
+    remedies = "".join(f" Fix: {remedy.summary.rstrip('.')}." for remedy in finding.remedies)
     found: Json = {
         "ruleId": finding.code,
         "level": _LEVELS[finding.severity],

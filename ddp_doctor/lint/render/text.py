@@ -3,7 +3,7 @@
 train.py
   train.py:88:5: warning DDL101 torch.nn.DataParallel: one process drives all GPUs
       model = nn.DataParallel(model)
-      Remedy: Wrap the model in DistributedDataParallel
+      Fix: Wrap the model in DistributedDataParallel
 """
 
 from itertools import groupby
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
-    """Print the report; ``quiet`` leaves out what is only worth knowing, and the sentence where all is well."""
+    """Print the report; ``quiet`` omits info findings, and the last line if nothing was found."""
     findings = shown(report, quiet=quiet).findings
     for path, of_file in groupby(findings, lambda finding: finding.path):
         out.print(one_line(path), style="bold")
@@ -29,18 +29,18 @@ def show(report: LintReport, out: "Console", *, quiet: bool = False) -> None:
             _show_finding(finding, out)
         out.print()
     for file in report.unread:
-        out.print(f"{one_line(file.path)}:{file.line}:1: not looked at: {one_line(file.reason)}", style="yellow")
+        out.print(f"{one_line(file.path)}:{file.line}:1: not checked: {one_line(file.reason)}", style="yellow")
     if report.unread:
         out.print()
-    if not quiet or report.verdict is not Verdict.HEALTHY:
-        out.print(folded(one_line(report.summary), width_of(out)), style=VERDICT_STYLE[report.verdict])
     if findings:
         worst = min(findings, key=lambda finding: list(Severity).index(finding.severity))
         out.print(f"(more: ddp-doctor explain {worst.code})", style="dim")
+    if not quiet or report.verdict is not Verdict.HEALTHY:
+        out.print(folded(one_line(report.summary), width_of(out)), style=VERDICT_STYLE[report.verdict])
 
 
 def shown(report: LintReport, *, quiet: bool) -> LintReport:
-    """The report; ``quiet`` without what is only worth knowing."""
+    """Return the report; ``quiet`` omits info findings."""
     if not quiet:
         return report
     findings = tuple(finding for finding in report.findings if finding.severity.at_least(Severity.WARNING))
@@ -63,6 +63,6 @@ def _show_finding(finding: LintFinding, out: "Console") -> None:
     if finding.detail:
         out.print(folded(one_line(finding.detail), width, indent=6))
     for remedy in finding.remedies:
-        out.print(folded(f"Remedy: {one_line(remedy.summary)}", width, indent=6, hang=2))
+        out.print(folded(f"Fix: {one_line(remedy.summary)}", width, indent=6, hang=2))
         for line in remedy.commands:
             out.print(indent(line, " " * 10))

@@ -260,13 +260,13 @@ def _settings(report: Report, recording: Recording) -> dict[str, object]:
 
 def _untested(selected: list[CheckResult]) -> Iterator[tuple[list[CheckResult], str, str]]:
     """The checks without a result, those for the same reason together, and those that were not made everywhere."""
-    words = {CheckStatus.SKIPPED: "not tested", CheckStatus.TIMED_OUT: "timed out", CheckStatus.FAILED: "failed"}
+    words = {CheckStatus.SKIPPED: "skipped", CheckStatus.TIMED_OUT: "timed out", CheckStatus.FAILED: "failed"}
     idle = [check for check in selected if check.status in words]
     for same in sorted(checks.alike(idle), key=lambda same: same[0].status is CheckStatus.SKIPPED):
         yield same, words[same[0].status], same[0].reason or ""
     for check in selected:
         if check.status not in words and check.reason:
-            yield [check], "not tested everywhere", check.reason
+            yield [check], "skipped in part", check.reason
 
 
 # --- measurements ---------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def _bandwidth(report: Report, recording: Recording) -> _Part | None:
 
     Bars and that rate are in percent of the width. None where nothing was measured.
     """
-    rows, untested = tables.rows(report.measurements), list(tables.untested(report.measurements))
+    rows, untested = tables.rows_with_rate(report.measurements), list(tables.untested(report.measurements))
     if not rows and not untested:
         return None
     expected, source = _expected_bandwidth(report, recording)
@@ -288,8 +288,8 @@ def _bandwidth(report: Report, recording: Recording) -> _Part | None:
         {
             "size": amount(size, "B"),
             "time": amount(float(f"{time_us:.4g}") / 1e6, "s"),
-            "algbw": f"{algbw:.2f}",
-            "busbw": f"{busbw:.2f}",
+            "algbw": tables.gb_per_s(algbw),
+            "busbw": tables.gb_per_s(busbw),
             "wrong": wrong,
             "percent": 100 * busbw / widest,
         }

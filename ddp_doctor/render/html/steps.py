@@ -1,4 +1,4 @@
-"""Bars: the parts of each rank's median step, time lines of the median and the longest one, what takes the memory.
+"""Bars: the parts of each rank's median step, timelines of the median and longest step, memory.
 
 Each rank has a clock of its own: in a time line they stand so that a collective that nobody leaves before all are there
 ends at the same moment on all.
@@ -83,9 +83,9 @@ def _lines(facts: Sequence[TraceFact]) -> Iterator[Part]:
     middle = median_low(length.values())
     usual = next(number for number in common if length[number] == middle)
     longest = max(common, key=lambda number: length[number])
-    for number, what in dict.fromkeys([(usual, "the median one"), (longest, "the longest one")]):
+    for number, what in dict.fromkeys([(usual, "the median"), (longest, "the longest")]):
         rows = [(fact, of[number]) for fact, of in zip(facts, of_ranks, strict=True)]
-        yield _line(f"Step {number}, {what if longest != usual else 'the median and the longest one'}", rows)
+        yield _line(f"Step {number}, {what if longest != usual else 'the median and the longest'}", rows)
         if longest == usual:
             return
 
@@ -154,8 +154,8 @@ def memory(report: FitReport) -> Part:
     seen = {part for each in report.estimates for part, taken in each.parts.items() if taken}
     line = f"; the dashed line is {size(report.memory_bytes)}" if report.memory_bytes else ""
     return {
-        "title": "What takes the memory",
-        "of": f"the peak of a rank, and the allocator's reserve{line}",
+        "title": "Memory by part",
+        "of": f"a rank's peak and the allocator's reserve{line}",
         **({"mark": round(100 * report.memory_bytes / most, 2)} if report.memory_bytes else {}),
         "legend": [*((part, part) for part in report.estimates[0].parts if part in seen), ("other", "reserve")],
         "bars": [(_strategy(each), [], size(each.needed_bytes), list(_taken(each, most))) for each in report.estimates],

@@ -26,11 +26,11 @@ _MOST_STEPS = 40
 _THINNEST, _FITS_A_LETTER = 0.6, 1.3
 
 _OUTCOMES = {
-    "finished": "All ranks came to the end",
+    "finished": "All ranks finished",
     "stuck": "The ranks hung",
     "broken": "A rank failed",
     "slow": "The ranks were too slow",
-    "interrupted": "It was interrupted",
+    "interrupted": "Interrupted",
 }
 
 
@@ -63,7 +63,7 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: Blamed) -> Part:
     groups = _alike(trial.evidence, blamed)
     groups.sort(key=lambda ranks: (ranks[0].rank not in blamed, ranks[0].rank))
     in_check = f" in the check {trial.judged_check}" if trial.judged_check else ""
-    waited = f", judged after {amount(round(trial.waited_s, 2), 's')} of waiting" * bool(trial.waited_s)
+    waited = f", evaluated after {amount(round(trial.waited_s, 2), 's')} of waiting" * bool(trial.waited_s)
     several = len({*trial.lost_nodes, *(rank.node for rank in trial.evidence)}) > 1
     rows = list(_rows_of_silent_ranks(recording, trial, blamed))
     for ranks in groups[:_MOST_ROWS]:
@@ -78,7 +78,6 @@ def _timeline(recording: Recording, trial: TrialRecord, blamed: Blamed) -> Part:
         "end": _seconds(end),
         "rows": rows,
         "left": len(groups[_MOST_ROWS:]),
-        "is_over": trial.outcome == "finished",
         "several_nodes": several,
     }
 
@@ -97,7 +96,7 @@ def _rows_of_silent_ranks(recording: Recording, trial: TrialRecord, blamed: Blam
     known = {rank.rank for rank in trial.evidence}
     by_node = grouped((world.node_of(rank) if world else 0, rank) for rank in trial.ranks if rank not in known)
     for node, ranks in by_node.items():
-        lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left nothing"
+        lost = "Contact with its node was lost" if node in trial.lost_nodes else "It left no data"
         yield _row(rank_list(ranks), hosts(recording, [node]), _codes(ranks, blamed), [], [lost])
 
 
@@ -162,13 +161,13 @@ def _bars(ranks: Sequence[RankEvidence], start: float, end: float) -> Iterator[P
 
 def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:
     if not rank.began:
-        yield "Its process never reported in"
+        yield "Its process never checked in"
     if rank.raised is not None:
         where = f" at {short(rank.raised.where)}" if rank.raised.where else ""
         yield f"Raised {rank.raised.type}{where} at {_seconds(rank.raised.at)}: {one_line(cause(rank.raised.message))}"
     if rank.exit_code is not None and not (rank.done and rank.exit_code == 0):
         when = f" at {_seconds(rank.exited_at)}" if rank.exited_at is not None else ""
-        memory = ", for want of memory" if rank.out_of_memory else ""
+        memory = ", out of memory" if rank.out_of_memory else ""
         name = signal_name(-rank.exit_code) if rank.exit_code < 0 else None
         yield f"Ended{when}: {name or f'exit code {rank.exit_code}'}{memory}"
     last = rank.steps[-1] if rank.steps else None
@@ -176,15 +175,15 @@ def _sentences(rank: RankEvidence, end: float) -> Iterator[str]:
         until = _ended_at(rank, end)
         word = "In" if rank.raised is None and rank.exited_at is None else "Was in"
         lasted = _seconds(max(until - last.entered_at, 0.0))
-        yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, {lasted} long"
+        yield f"{word} {_step(last)} since {_seconds(last.entered_at)}, for {lasted}"
     elif rank.done:
-        yield "Did all that it was asked to"
+        yield "Finished all steps"
     elif last is not None:
-        yield f"Left {_step(last)} at {_seconds(last.left_at or 0.0)} and entered nothing more"
+        yield f"Left {_step(last)} at {_seconds(last.left_at or 0.0)} and entered no other step"
     elif rank.began:
-        yield "Entered nothing"
+        yield "Entered no step"
     if not rank.done and (own := of_the_job(rank.stack)):
-        yield f"Stood at {short(own[-1])}"
+        yield f"Was at {short(own[-1])}"
     if rank.state and rank.raised is None and rank.exit_code is None and not rank.done:
         yield f"Its process: {STATES.get(rank.state, rank.state)}"
 
