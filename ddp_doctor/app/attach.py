@@ -183,7 +183,7 @@ class _Watch:
             if number >= _FEWEST_LOOKS and time.monotonic() > self._enough_at:
                 break
             time.sleep(max(0.0, started + (number - 1) * self._pause_s - time.monotonic()))
-            self._progress(f"look {number} of {self._number} at {len(self.pids)} ranks")
+            self._progress(f"sample {number} of {self._number}, {len(self.pids)} ranks")
             self._look(read)
         earliest, usual = (started + (looks - 1) * self._pause_s for looks in (_FEWEST_LOOKS, self._number))
         time.sleep(max(0.0, min(usual, max(earliest, self._enough_at)) - time.monotonic()))

@@ -130,7 +130,7 @@ def read_fleet(paths: Sequence[str], tell: Callable[[str], None]) -> Fleet:
     fleet = Fleet(datetime.now(timezone.utc).timestamp())
     for number, path in enumerate(dict.fromkeys(_files(paths, fleet))):
         if number % 100 == 0:
-            tell(f"read {number} files")
+            tell(f"{number} files read")
         fleet.add(path)
     if not fleet.runs:
         why = f": {fleet.left_out[0].why}" if fleet.left_out else ""

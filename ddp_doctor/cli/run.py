@@ -161,7 +161,7 @@ def _test_and_report(request: RunRequest, outputs: Outputs) -> int:
 
     def announce(command: str) -> None:
         others = f"{request.nnodes - 1} hosts" if request.nnodes > 2 else "host"
-        out.print(f"This host is the head. Type on the other {others}:")
+        out.print(f"This host is the head node. Run this command on the other {others}:")
         out.print(layout.command(run_options.line(command, _arguments(request)), layout.width_of(out), indent=4))
 
     speaks = here is None or not here.is_started_by_us or here.is_head is not False
@@ -208,7 +208,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
     timeout_s = _START_S + request.join_timeout_s + longest_s(request.options) + _WAIT_MARGIN_S
     planned = _planned(request.options, len(here.hosts))
     with progress(screen.console(sys.stderr), planned, quiet=outputs.quiet) as tell:
-        tell(f"start on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
+        tell(f"starting on {', '.join(here.hosts[:8])}{', ...' if here.hosts[8:] else ''}")
         with as_usage_error():
             fan_out = FanOut(here.starts, here.hosts, tell, timeout_s, request.join_timeout_s)
         ended = fan_out.run()

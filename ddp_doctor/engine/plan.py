@@ -58,7 +58,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
     asks_for_gpus = options.require_gpus or options.backend is Backend.NCCL
     decides = asks_for_gpus or any(check.where.needs_ranks for check in kept)
     kept = [check for check in checks if check in kept or (decides and check.decides_world)]
-    too_dear = f"{TOO_DEAR} of {options.budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} has room for all"
+    too_dear = f"{TOO_DEAR} of {options.budget_s:g} s; --budget {math.ceil(_needs_s(chosen))} is enough for all"
     not_run += [NotRun(check=check.id, reason=too_dear) for check in chosen if check not in kept]
     return Plan(tuple(kept), tuple(not_run))
 

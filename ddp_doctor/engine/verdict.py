@@ -330,7 +330,7 @@ def _of_command(recording: Recording, diagnosis: Diagnosis) -> tuple[str, tuple[
         return f"No {changed} beyond noise", (*_reached(recording), *_differ(diagnosis))
     if command in (Command.ENV, Command.TOPOLOGY):
         of = "settings" if command is Command.ENV else "topology"
-        return f"No problem found in the {of}", ("Nothing else was tested",)
+        return f"No errors or warnings in the {of}", ("Nothing else was tested",)
     what, where = _scope(recording)
     return f"Healthy: {what} passed {where}{_model(recording)}", (
         *_reached(recording),

@@ -1,4 +1,4 @@
-r"""The report as Markdown for a ticket: versions, tables, findings, and the details folded.
+r"""The report as Markdown for a ticket: findings, versions, tables, and the details folded.
 
 Names and messages come from anywhere, and a ticket must show them and do nothing else: no HTML, no link, picture, table
 cell or code that ends early, and nobody who is told of an @name. What looks like a credential is left out.
@@ -30,8 +30,9 @@ _CALLS = re.compile(r"@|[#!]\d")
 
 def render(report: Report, recording: Recording) -> str:
     """The whole block, ending in a newline."""
-    blocks = [f"### ddp-doctor: {_text(report.summary)}", _table(("", ""), about.lines(report, recording))]
+    blocks = [f"### ddp-doctor: {_text(report.summary)}"]
     blocks += [block for finding in report.findings for block in _finding(report, finding)]
+    blocks += [_table(("", ""), about.lines(report, recording))]
     if story := "\n".join(job_story.lines(report, recording)):
         blocks += [_folded("Ranks", [_fence(story)])]
     if isinstance(report, TraceReport):
@@ -42,10 +43,12 @@ def render(report: Report, recording: Recording) -> str:
         blocks += [_folded("Measurements", [_fence(measured)])]
     selected = [check for check in report.checks if check.reason != NOT_SELECTED]
     if selected and not isinstance(report, LogsReport | TraceReport):
-        rows = [(check.id, check.status.value, check.reason or "") for check in selected]
+        rows = [(check.id, check.status.value.replace("_", " "), check.reason or "") for check in selected]
         counts = Counter(check.status for check in selected)
-        words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status])
-        blocks += [_folded(f"Checks: {words}", [_table(("check", "result", "why"), rows)])]
+        words = ", ".join(f"{counts[status]} {status.value}" for status in CheckStatus if counts[status]).replace(
+            "_", " "
+        )
+        blocks += [_folded(f"Checks: {words}", [_table(("check", "result", "reason"), rows)])]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Live progress: one line on a terminal; elsewhere a line every few minutes, which only a run that takes long reaches.
+"""Live progress: one line on a terminal; elsewhere a line every five minutes.
 
 12 of 19  allreduce, 3 s
 1.2 of 2.0 GiB read, 640 MB/s, 2 s

@@ -149,12 +149,12 @@ def _stories(report: Report, recording: Recording, width: int | None, *, each: b
 
 
 def show_short(report: Report, out: Console, head: str, saved_as: str | None = None) -> None:
-    """What a node other than the head shows: the titles of errors, the verdict, and where the full report is."""
+    """Print what a node other than the head shows: titles of errors, the verdict, and where the full report is."""
     out.print()
     for finding in report.findings:
         if finding.severity is Severity.ERROR:
             _show_title(finding, out)
-    out.print(f"The full report is the head's, {one_line(head)}.", style="dim")
+    out.print(f"The full report is on the head node, {one_line(head)}.", style="dim")
     if saved_as:
         out.print(f"Recording: {saved_as}", style="dim")
     _show_verdict(report, out)

@@ -3,7 +3,7 @@
 srun mixes the agents' outputs line by line and breaks lines longer than 1024 bytes (slurmstepd's
 MAX_MSG_LEN), so each line names its node, and a recording goes in pieces::
 
-    ::ddp-doctor 0 progress "import torch"
+    ::ddp-doctor 0 progress "importing torch"
     ::ddp-doctor 0 recording "3 eJzVW1tz2kgW…"
 
 Lines that a login shell, a library or a driver prints have another form and are ignored.

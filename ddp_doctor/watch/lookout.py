@@ -121,7 +121,7 @@ class Lookout:
         if now < self._next_s:
             return
         if self._evidence.bound():
-            self._say("the job has left so much that the largest files of its evidence were emptied")
+            self._say("the job wrote so much that the largest of its kept files were emptied")
         self._tell_who_lives()
         if self._judging is not None and self._judging.has_ended():
             self._heed(self._judging.code or 0)
@@ -167,7 +167,7 @@ class Lookout:
         has_moved = self._judged_s < now - still_s and still_s < self._options.stuck_after_s / 4
         if has_moved and not is_ending:
             if self._has_told or self._has_doubted:
-                self._say("the job moves again")
+                self._say("the job makes progress again")
             self._has_told = self._has_doubted = self._agent_came = self.is_stuck = self._has_waited = False
         if self._early and now - still_s <= self._early.at_s:
             self._early.still_until_s = now
@@ -180,7 +180,7 @@ class Lookout:
         elif self._is_left_to_head():
             return
         elif still_s >= self._patience_s + _AGENT_S * self._has_head and now - self._judged_s >= self._patience_s:
-            why = f"a rank has not moved for {still_s:.0f} s"
+            why = f"a rank has made no progress for {still_s:.0f} s"
             self._judge(now, pids, why, self._longest_s, self._node)
         elif self._options.stuck_after_s > still_s >= _EARLY_S:
             self._look_early(now, pids)
@@ -225,12 +225,12 @@ class Lookout:
         self._has_doubted = self._has_doubted or code in (_UNSURE, SLOW)
         self.is_stuck = code == _STUCK
         if self._cut_short > 1 and not self._has_head:
-            self._say(f"a rank stands still, and {self._longest_s:.0f} s were not enough to look at all ranks")
+            self._say(f"a rank makes no progress, and {self._longest_s:.0f} s were not enough to check all ranks")
         if code == _STUCK and self._options.kill_on_hang and self._killed_s is None:
             pids = process.with_children(self._command.pid, _MOST_PROCESSES) or [self._command.pid]
             self._living = {pid: started for pid in pids if (started := process.started(pid)) is not None}
             self._killed_s = time.monotonic()
-            self._say(f"SIGTERM is sent to process {self._command.pid}, the command, because the job hangs")
+            self._say(f"sending SIGTERM to the command (process {self._command.pid}) because the job hangs")
             self._command.send(signal.SIGTERM)
         is_first_wait = code == WAITS and not self._has_waited  # the next look tells whether it goes on
         self._has_waited = self._has_waited or code == WAITS
@@ -249,5 +249,5 @@ class Lookout:
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         if left:
             self._say(
-                f"processes that still run after SIGTERM: {', '.join(names[:_MOST_NAMED])}{more}; nothing more is sent"
+                f"processes still running after SIGTERM: {', '.join(names[:_MOST_NAMED])}{more}; no other signal is sent"
             )

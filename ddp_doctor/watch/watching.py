@@ -81,15 +81,15 @@ def _node_in_step(world: OuterWorld | None, env: Mapping[str, str]) -> int | Non
 def _tell(argv: Sequence[str], evidence: Evidence, say: Callable[[str], None], *, of_several: bool) -> None:
     command = _named(argv)
     if os.path.basename(argv[0]) == "srun":
-        say("the ranks that srun starts are not seen from here when they hang: write `srun ddp-doctor watch -- …`")
+        say("ranks started by srun are not visible from here if they hang; use `srun ddp-doctor watch -- …`")
     if evidence.folder is None:
-        say(f"watching {command}; nothing is kept of it: {evidence.problem}")
+        say(f"watching {command}; no files of it are kept: {evidence.problem}")
         return
-    each = ", and on other nodes in one of theirs" if of_several else ""
-    say(f"watching {command}; if it fails, what it left is in {evidence.folder}{each}")
+    each = ", on each node its own" if of_several else ""
+    say(f"watching {command}; if it fails, its files are in {evidence.folder}{each}")
     chosen = (f"{name}={value.replace(f'{evidence.folder}/', '')}" for name, value in evidence.variables.items())
     if evidence.variables:
-        say(f"set, because you set none (files are in that folder): {' '.join(chosen)}")
+        say(f"set, because you did not (files are in that directory): {' '.join(chosen)}")
 
 
 @dataclass
@@ -148,15 +148,15 @@ class _Watcher:
         files = self.evidence.files()
         how = f"{_named(self.argv)} {_ended(command.code or 0)} {_time_after(ended_s - command.started_s)}"
         if command.code == 0:
-            how = f"{_named(self.argv)} ended well, and another task of this node failed"
+            how = f"{_named(self.argv)} exited normally, but another task on this node failed"
         if not files:
             self.evidence.forget()
         elif self.evidence.folder:
-            how += f"; what it left is in {self.evidence.folder}"
+            how += f"; its files are in {self.evidence.folder}"
         if was_stuck:
-            self.say(f"{how}. It hung; who kept the others waiting is told above")
+            self.say(f"{how}. It hung; the cause is reported above")
         elif ended_s - command.told.get(signal.SIGINT, -_BY_HAND_S) < _BY_HAND_S:
-            self.say(f"{how}. It was interrupted by hand, so nothing is judged")
+            self.say(f"{how}. It was interrupted by the user, so its output was not analyzed")
         else:
             self._judge(how, files, _GONE_S - (time.monotonic() - ended_s), was_told=was_told)
 
@@ -164,7 +164,9 @@ class _Watcher:
         """Whether another task of this node has, after or before the watcher's own ended well."""
         while others := [pid for pid, _ in self.evidence.tasks() if not process.has_ended(pid)]:
             if time.monotonic() - ended_s > _OTHER_TASKS_S:
-                self.say(f"{_named(self.argv)} ended well; other tasks of this node run on unwatched: {len(others)}")
+                self.say(
+                    f"{_named(self.argv)} exited normally; unwatched tasks still running on this node: {len(others)}"
+                )
                 return False
             time.sleep(0.05)
         has_failed = self.evidence.has_error_of_other_task()
@@ -181,17 +183,17 @@ class _Watcher:
             code = Judging(judging, seconds).wait()
         again = shlex.join(("ddp-doctor", "logs", *files, *(output.path for output in outputs)))
         if code == CUT_SHORT:
-            self.say(f"{how}. There is too much to read in {seconds:.0f} s; this reads it all: {again}")
+            self.say(f"{how}. Its output is too large to read in {seconds:.0f} s; to read all of it, run: {again}")
         elif was_told and code in (_NOTHING_SAID, _NOTHING_READ):
-            self.say(f"{how}. It stood still until then; what was seen of that is told above")
+            self.say(f"{how}. It made no progress before; see the report above")
         elif self.node_in_step:  # the first node's watcher says as much
             return
         elif code == _NOTHING_SAID or (code == _NOTHING_READ and (outputs or self._copies)):
-            self.say(f"{how}. Nothing that it said tells why")
+            self.say(f"{how}. Its output does not show why")
         elif code == _NOTHING_READ:
             self.say(
-                f"{how}. What it said went to a terminal or a pipe, and cannot be read again:"
-                " `ddp-doctor watch --keep-output -- …` keeps it"
+                f"{how}. Its output went to a terminal or a pipe and cannot be read again;"
+                " use `ddp-doctor watch --keep-output -- …` to keep it"
             )
 
 
@@ -202,10 +204,10 @@ def _named(argv: Sequence[str]) -> str:
 
 def _ended(code: int) -> str:
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
     from ddp_doctor.parse.job_log.endings import signal_name
 
-    return f"was ended by {signal_name(-code) or f'signal {-code}'}"
+    return f"was killed by {signal_name(-code) or f'signal {-code}'}"
 
 
 def _time_after(seconds: float) -> str:

@@ -151,7 +151,7 @@ def test_a_driver_hangs_also_where_no_gpu_shows_on_the_bus(bare: Machine) -> Non
 
 
 def test_no_gpu_and_no_driver_is_absent(bare: Machine) -> None:
-    with pytest.raises(Absent, match="no NVIDIA GPU on this machine: no PCI device of vendor 10de, no driver"):
+    with pytest.raises(Absent, match="no NVIDIA GPU found: no PCI device of vendor 10de, no driver"):
         probe(bare.context(NO_LIBRARY))
 
 

@@ -77,7 +77,7 @@ def test_driver_that_does_not_answer_for_a_gpu_fails_with_its_words():
 
 def test_nvidia_smi_on_a_machine_without_a_gpu_is_absent():
     gone = CommandResult(("nvidia-smi",), "ended", 9, DRIVER_GONE)
-    with pytest.raises(Absent, match="no NVIDIA GPU on this machine"):
+    with pytest.raises(Absent, match="no NVIDIA GPU found"):
         probe(FakeContext(commands={"nvidia-smi": gone}, **gpu_on_pci("ast", vendor="0x1a03")))
 
 

@@ -615,7 +615,9 @@ def test_typed_on_each_host_all_print_the_verdict_and_the_head_tells_what_to_typ
     assert (other.returncode, code) == (0, 0), other
     assert "Healthy: 2 ranks on 2 nodes passed over gloo" in shown
     # Both are on the endpoint's host here, so whoever takes the port first is the head.
-    short = [f"The full report is the head's, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)]
+    short = [
+        f"The full report is on the head node, {socket.gethostname()}.\n" in text for text in (shown, other.stdout)
+    ]
     assert sorted(short) == [False, True]
     assert other.stdout.splitlines()[-1] == shown.splitlines()[-1]
 

@@ -72,7 +72,7 @@ PASSED = GroupTest(round=0, nodes=(0,), outcome="passed")
 UNKNOWN = GroupTest(round=0, nodes=(0,), outcome="unknown", reason="node1 handed nothing in")
 UNKNOWN_WHOLE = GroupTest(round=1, nodes=(0, 1), outcome="unknown", reason="the doctor was starved of processor time")
 NO_BATCH = "no forward was run; let net:make return (model, make_batch)"
-BUDGET = "does not fit the budget of 1 s; --budget 3 has room for all"
+BUDGET = "does not fit the budget of 1 s; --budget 3 is enough for all"
 PREFIX = "Unsure: requested but not run: "
 
 

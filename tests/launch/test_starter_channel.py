@@ -30,7 +30,7 @@ def spoken(progress: str, recording: str = "{}") -> subprocess.CompletedProcess[
 
 
 def test_an_agent_is_heard_and_what_others_print_goes_to_stderr():
-    done = spoken("import torch")
+    done = spoken("importing torch")
     agent = AgentState()
     messages = [read(line) for line in done.stdout.splitlines()]
     for message in messages:
@@ -38,7 +38,7 @@ def test_an_agent_is_heard_and_what_others_print_goes_to_stderr():
         agent.take(message)
 
     assert messages[0] == Message(3, "hello", "")
-    assert messages[1] == Message(3, "progress", "import torch")
+    assert messages[1] == Message(3, "progress", "importing torch")
     assert (agent.has_answered, agent.recording, agent.code) == (True, "{}" * 100, 1)
     assert sorted(done.stderr.splitlines()) == [b"a driver, too", b"a library greets"]
 

@@ -323,7 +323,7 @@ def test_another_node_shows_the_errors_the_verdict_and_who_has_the_rest():
     assert stream.getvalue().splitlines() == [
         "",
         "ERROR DD516 node2 never reported in",
-        "The full report is the head's, node0?[2J.",
+        "The full report is on the head node, node0?[2J.",
         "Recording: /runs/recording-node1.json",
         "Unhealthy: node2 never reported in. (1.0 s)",
     ]

@@ -104,7 +104,7 @@ def test_where_ranks_wait_for_one_at_work_the_next_look_comes_as_soon_as_it_can_
     assert job.lookout.has_told
     assert (job.sent, job.lookout.is_stuck) == ([], False)
     job.moves()
-    assert (job.said, job.lookout.has_told) == (["the job moves again"], False)
+    assert (job.said, job.lookout.has_told) == (["the job makes progress again"], False)
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -123,7 +123,7 @@ def test_a_job_that_hangs_is_judged_once_until_it_has_moved(monkeypatch):
     assert job.lookout.is_stuck
 
     job.moves()
-    assert (job.said, job.lookout.is_stuck, job.sent) == (["the job moves again"], False, [])
+    assert (job.said, job.lookout.is_stuck, job.sent) == (["the job makes progress again"], False, [])
     job.stands_still(200)
     assert len(job.judged) == 2
 
@@ -225,7 +225,7 @@ def test_the_watcher_of_another_node_looks_by_itself_where_no_agent_of_the_first
     assert job.judged == pytest.approx([180, 420], abs=20)
     assert job.asked[-1].items() >= {"node": 3, "only_if_sure": True}.items()
     job.moves()
-    assert job.said == ["the job moves again"]
+    assert job.said == ["the job makes progress again"]
 
 
 def test_the_watcher_of_another_node_says_nothing_of_what_the_first_one_has_looked_at(monkeypatch):

@@ -254,7 +254,7 @@ def test_a_task_that_fails_after_the_first_one_has_ended_well_is_told_of(watchin
 
     said = first.stderr.read()
     assert (first.wait(LIMIT_S), other.wait(LIMIT_S)) == (0, 1)
-    assert "ended well, and another task of this node failed" in said
+    assert "exited normally, but another task on this node failed" in said
     assert "KeyError: x" in said
 
 

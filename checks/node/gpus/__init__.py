@@ -97,7 +97,7 @@ def _absence(fact: GpusFact) -> str:
         return f"no NVIDIA GPU was given to this {here}; the machine has {len(fact.pci_gpus)}"
     bus = "the PCI bus cannot be read" if fact.pci_gpus is None else "no PCI device of vendor 10de"
     driver = "no driver" if fact.nvml_error else "the driver lists none"
-    return f"no NVIDIA GPU on this machine: {bus}, {driver}"
+    return f"no NVIDIA GPU found: {bus}, {driver}"
 
 
 CHECK = Check(

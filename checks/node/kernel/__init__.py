@@ -34,7 +34,7 @@ def probe(ctx: Context) -> KernelFact:
     rdma = kernel.rdma_drivers(ctx)
     line = first_line(ctx, "/proc/driver/nvidia/version")
     if not gpus and not rdma and line is None:
-        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+        raise Absent("no NVIDIA GPU and no RDMA device found")
     loaded = kernel.modules(ctx)
     version, is_open = kernel.driver(line)
     log = read_log(ctx)

@@ -39,7 +39,7 @@ _PROGRAM_LOST = (94,)
 def probe(ctx: Context) -> KernelAfterFact:
     """Read the log again. Raises Absent where there is nothing that it could tell of."""
     if not host_gpus.pci_gpus(ctx) and not kernel.rdma_pci_devices(ctx):
-        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+        raise Absent("no NVIDIA GPU and no RDMA device found")
     log = read_log(ctx)
     if log.source is None:
         raise Skip(f"the kernel log cannot be read: {log.problem}")

@@ -31,7 +31,7 @@ def probe(ctx: Context) -> PcieFact:
     gpus = host_gpus.pci_gpus(ctx) or ()
     nics = kernel.rdma_pci_devices(ctx)
     if not gpus and not nics:
-        raise Absent("no NVIDIA GPU and no RDMA device on this machine")
+        raise Absent("no NVIDIA GPU and no RDMA device found")
     ends = (*(gpu.bus_id for gpu in gpus), *nics)
     bridges = tuple(dict.fromkeys(bridge for bus in ends for bridge in bridges_above(ctx, bus)))
     slots = pcie_tree.slots(ctx)

@@ -34,7 +34,7 @@ def probe(ctx: Context) -> RdmaFact:
     """Read the devices and what NCCL needs to use them. Raises Absent where there are none."""
     names = rdma.hca_names(ctx)
     if not names:
-        raise Absent("the kernel shows no RDMA device here")
+        raise Absent("no RDMA device found")
     hcas = rdma.read_hcas(ctx, names[:MOST_HCAS])
     env = nccl_environment(ctx)
     library = verbs_library.verbs_library(ctx)

@@ -288,7 +288,7 @@ def probe(ctx: Context) -> RdmaAfterFact:
     """Read states and counters again. Raises Absent where there are no devices."""
     names = rdma.hca_names(ctx)
     if not names:
-        raise Absent("the kernel shows no RDMA device here")
+        raise Absent("no RDMA device found")
     return RdmaAfterFact(ports=rdma.read_after(ctx, names[:MOST_HCAS]))
 
 

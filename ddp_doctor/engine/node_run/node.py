@@ -66,7 +66,7 @@ class Session:
 
     def torch_is_imported(self, checks: Sequence[Check]) -> bool:
         """Wait until ranks can be forked; where torch cannot be imported the checks have failed."""
-        self.request.progress("import torch")
+        self.request.progress("importing torch")
         began = time.monotonic()
         try:
             fact = self.server.wait_ready(deadlines.IMPORT_S)

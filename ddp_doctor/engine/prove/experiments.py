@@ -192,7 +192,7 @@ class Trials:
         """Keep what was done of it, and why no more: nothing is concluded from a part."""
         done, reason = list[Attempt](), "the run ended before it was tried to the end"
         try:
-            self.tell(f"try {in_force(candidate.settings)}")
+            self.tell(f"testing {in_force(candidate.settings)}")
             self._take_turns(candidate, done)
             reason = ""
         except Spoiled as why:
