@@ -249,5 +249,5 @@ class Lookout:
         more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
         if left:
             self._say(
-                f"processes still running after SIGTERM: {', '.join(names[:_MOST_NAMED])}{more}; no other signal is sent"
+                f"processes still running after SIGTERM: {', '.join(names[:_MOST_NAMED])}{more}; no further signal"
             )
