@@ -14,6 +14,7 @@ import pytest
 from ddp_doctor import app
 from ddp_doctor.app.fleet import fleet_outcome, read_fleet
 from ddp_doctor.app.job_reading import logs
+from ddp_doctor.app.recordings import replay
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.html import page
 from tests.app.test_fleet import made
@@ -109,11 +110,70 @@ def test_on_a_telephone_no_number_is_hidden_or_beyond_the_edge(tmp_path: Path, s
     assert beyond == []
 
 
+#: Shows a page in a frame of a given width, and leaves in the page what of it is cut off or has to be scrolled to.
+CUT = """<body><iframe srcdoc="{}" style="border:0;width:{}px;height:2000px"></iframe><script>onload = () => {{
+  const page = document.querySelector("iframe").contentDocument, cut = [], left = document.createElement("pre");
+  const edge = page.documentElement.clientWidth;
+  const note = (what, of) => cut.push(what + ": " + of.textContent.slice(0, 80));
+  const shows = label => label.textContent && parseFloat(page.defaultView.getComputedStyle(label).fontSize) > 0;
+  for (const box of page.querySelectorAll("body, main, .wide, pre, th, caption"))
+    if (box.scrollWidth > box.clientWidth + 2) note("scrolls", box);
+  for (const label of page.querySelectorAll(".lane i"))
+    if (label.scrollWidth > label.clientWidth + 2 && shows(label)) note("cut label", label);
+  for (const item of page.querySelectorAll("table, caption, svg, p, h1, h2, h3, li, dd, td, th")) {{
+    const box = item.getBoundingClientRect();
+    if (box.width && (box.right > edge + 1 || box.left < -1)) note("beyond the edge", item);
+  }}
+  for (const text of page.querySelectorAll("svg text")) {{
+    const box = text.getBoundingClientRect(), picture = text.ownerSVGElement.getBoundingClientRect();
+    if (box.right > picture.right + 1 || box.left < picture.left - 1) note("beyond its picture", text);
+  }}
+  left.id = "cut";
+  left.textContent = JSON.stringify([page.querySelectorAll("table, svg").length, cut]);
+  document.body.append(left);
+}}</script></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 500])
+@pytest.mark.parametrize(
+    "situation",
+    [
+        "isolation/healthy",
+        "collectives/all-right",
+        "p2p/one-slow-pair",
+        "p2p/four-hosts-on-a-busy-machine",
+        "hang/nccl-nodes-with-another-conf-file",
+        "env_vars/of-a-job-script",
+        "fit/measured",
+        "trace/slow-compute",
+        "baseline/traces-of-a-job-that-searches",
+        "topology/nvswitch-by-nvml",
+        "topology/classic-two-socket-remedy-proved",
+        "1,024 ranks",
+        "fleet",
+        "nccl-tests",
+        "attach",
+        "logs",
+    ],
+)
+def test_no_table_caption_or_picture_is_cut_off(tmp_path: Path, situation: str, width: int):
+    text = re.sub("<meta http-equiv[^>]*>", "", _page(situation, tmp_path))
+    seen, _ = opened(tmp_path / "page.html", CUT.format(escape(text), width), width=1400, scheme=LIGHT)
+    (found,) = re.findall('<pre id="cut">(.*?)</pre>', seen, re.DOTALL)
+    shown, cut = json.loads(unescape(found))
+    assert shown > 0
+    assert cut == []
+
+
 def _page(situation: str, folder: Path) -> str:
-    """The page of a recording, of a fleet with a slow and an unhealthy node, or of the output of nccl-tests."""
+    """Return the page of a recording, a fleet with a slow and an unhealthy node, a job, or the output of nccl-tests."""
     if situation == "nccl-tests":
         (folder / "job.out").write_text(ROWS)
         outcome = logs([str(folder / "job.out")])
+    elif situation == "logs":
+        outcome = logs(["tests/job_logs/example/slurm-4711.out"])
+    elif situation == "attach":
+        outcome = replay(Path("tests/attach/hung-loader.json"))
     elif situation == "fleet":
         for each in (
             *(made(f"n{number}", 1) for number in range(6)),

@@ -23,7 +23,7 @@ _MOST_TRIALS = 4
 #: Steps of a rank that are drawn, the last ones.
 _MOST_STEPS = 40
 #: In percent of the width: a bar is never thinner, and its name fits in one that is wider.
-_THINNEST, _FITS_A_LETTER = 0.6, 1.3
+_THINNEST, _FITS_A_LETTER = 0.6, 1.4
 
 _OUTCOMES = {
     "finished": "All ranks finished",
