@@ -93,7 +93,7 @@ class HeatMap:
         rates = [f"{amount(rate, 'B/s')}{f' {kind}' * (len(self.typical) > 1)}" for kind, rate in self.typical.items()]
         usual = f"the typical rate, {' and '.join(rates)}"
         if rates and self.shade(worst) >= 2:
-            yield f"All reach two thirds of {usual}, or more."
+            yield f"All reach at least two thirds of {usual}."
         elif rates:
             yield f"{third} less than a third of {usual}; {two_thirds} less than two thirds."
         yield f"Slowest{' of its kind' * (len(rates) > 1)}: {self.words(worst)}."
@@ -126,12 +126,16 @@ def _left_out(report: Report) -> Iterator[str]:
     """What was not measured, and what pairs lose while others move data."""
     of = {measurement.name: f"{measurement.value:g}" for measurement in report.measurements}
     if left := of.get("p2p_not_measured"):
-        yield f"{left} pairs were not measured: time was short."
+        yield f"{left} pairs were not measured because time was short."
     alone, together = (_pairs(report, f"p2p_{name}", "rank") for name in ("alone", "together"))
     if alone and together:
         typical = [amount(median(pairs.values()), "B/s") for pairs in (alone, together)]
-        short = f"; {left} pairs were not measured alone: time was short" if (left := of.get("p2p_not_alone")) else ""
-        yield f"Exchanges both ways, median: {typical[0]} alone, {typical[1]} all pairs of a round at once{short}."
+        short = (
+            f"; {left} pairs were not measured alone because time was short"
+            if (left := of.get("p2p_not_alone"))
+            else ""
+        )
+        yield f"Exchanges both ways, median: {typical[0]} alone, {typical[1]} with all pairs of a round at once{short}."
 
 
 def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
@@ -153,9 +157,9 @@ def _of_ranks(report: Report, pairs: _Pairs) -> HeatMap:
             typical[kind] = median_high(best_of_ends(rates, node_of if across else int))
         else:
             why = "small messages measure latency" if across else "processes of one node share cores"
-            notes.append(f"Pairs {kind} are not judged: {why}.")
+            notes.append(f"Pairs {kind} are not evaluated: {why}.")
     names = _hosts(report, values) if by_node else {rank: str(rank) for rank in ranks}
-    which = "the worst pair of ranks of each two nodes" if by_node else "rank by rank"
+    which = "worst pair of ranks per pair of nodes" if by_node else "between ranks"
     return _readable(HeatMap(f"{_TITLE}, {which}", values, names, kinds, typical, tuple(notes)))
 
 
@@ -168,7 +172,7 @@ def _readable(heat: HeatMap) -> HeatMap:
     """With names of one line, in order; of many ends those with the worst pairs."""
     ends, shown = sorted(heat.labels), ""
     if len(ends) > _MOST_ENDS:
-        shown = f"Shown are the {_MOST_ENDS} of {len(ends)} with the worst pairs."
+        shown = f"Only the {_MOST_ENDS} of {len(ends)} with the worst pairs are shown."
         worst_first = dict.fromkeys(end for pair in sorted(heat.values, key=heat.share) for end in pair)
         ends = sorted(list(worst_first)[:_MOST_ENDS])
     labels = {end: one_line(heat.labels[end]) for end in ends}

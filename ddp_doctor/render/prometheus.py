@@ -59,10 +59,10 @@ def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samp
     of_nodes: _Samples = {
         (host, state): value for host, verdict in worst.items() for state, value in _each(Verdict, verdict)
     }
-    yield "node_verdict", "1 for what the run says of a node, 0 for the others.", ("node", "verdict"), of_nodes
+    yield "node_verdict", "1 for the verdict on a node, 0 for the others.", ("node", "verdict"), of_nodes
     yield (
         "findings",
-        "Findings, by code and severity; there is no series where there is none.",
+        "Number of findings, by code and severity; no series if there are none.",
         ("code", "severity"),
         Counter((finding.code, finding.severity.value) for finding in report.findings),
     )
@@ -75,34 +75,34 @@ def _families(report: Report) -> Iterator[tuple[str, str, tuple[str, ...], _Samp
     )
     yield (
         "node_findings",
-        "Findings that name a node, by code and severity.",
+        "Number of findings that name a node, by code and severity.",
         ("node", "code", "severity"),
         Counter((host, finding.code, finding.severity.value) for host, finding in named),
     )
     yield (
         "check_status",
-        "1 for what became of a check, 0 for the others; skipped, timed_out and failed were not evaluated.",
+        "1 for the result of a check, 0 for the others; skipped, timed_out and failed mean no evaluation.",
         ("check", "status"),
         {(check.id, status): value for check in report.checks for status, value in _each(CheckStatus, check.status)},
     )
     yield (
         "check_duration_seconds",
-        "How long a check took on the slowest node or rank.",
+        "Duration of a check on the slowest node or rank.",
         ("check",),
         {(check.id,): check.duration_s for check in report.checks if check.status is not CheckStatus.SKIPPED},
     )
     yield (
         "bandwidth_bytes_per_second",
-        "What was measured, by its name in the JSON report; the slowest of several with the same labels.",
+        "Measured bandwidth, by its name in the JSON report; the slowest of several with the same labels.",
         _OF_BANDWIDTH,
         _bandwidths(report),
     )
     of_fleet = (measured for measured in report.measurements if measured.unit in ("nodes", "files"))
     for name, alike in grouped((measured.name, measured) for measured in of_fleet).items():
         samples = {tuple(map(str, measured.labels.values())): measured.value for measured in alike}
-        yield name, f"How many {alike[0].unit} of the fleet are so.", tuple(alike[0].labels), samples
-    yield "last_run_timestamp_seconds", "When the run ended, in Unix time.", (), _ended(report)
-    yield "last_run_duration_seconds", "How long the run took.", (), {(): report.duration_s}
+        yield name, f"Number of {alike[0].unit} of the fleet in this state.", tuple(alike[0].labels), samples
+    yield "last_run_timestamp_seconds", "End of the run, in Unix time.", (), _ended(report)
+    yield "last_run_duration_seconds", "Duration of the run.", (), {(): report.duration_s}
 
 
 def _each(states: type[Enum], state: Enum) -> Iterator[tuple[str, float]]:

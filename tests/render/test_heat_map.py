@@ -39,7 +39,7 @@ def grid(of: Report, width: int | None = None) -> list[str]:
 
 def test_a_rank_that_receives_slowly_is_a_column_of_marks():
     assert grid(measured(3, lambda _, peer: 1.0 if peer == 2 else 12.0)) == [
-        " Bandwidth from the row to the column, rank by rank, GB/s:",
+        " Bandwidth from the row to the column, between ranks, GB/s:",
         "      0    1    2",
         " 0        12  1!!",
         " 1   12       1!!",
@@ -53,7 +53,7 @@ def test_what_was_not_measured_is_an_empty_cell_and_told():
     left = Measurement(name="p2p_not_measured", value=1, unit="pairs")
     shown = grid(measured(3, lambda one, other: 0.0 if {one, other} == {0, 1} else 12.0, 1, left))
     assert shown[2] == " 0          12"
-    assert shown[-1] == " 1 pairs were not measured: time was short."
+    assert shown[-1] == " 1 pairs were not measured because time was short."
 
 
 def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():
@@ -64,7 +64,7 @@ def test_of_many_ranks_a_letter_stands_for_each_and_usual_rows_are_left_out():
 
 def test_a_healthy_grid_of_many_ranks_is_one_sentence():
     assert grid(measured(20, lambda *_: 12.0))[1:] == [
-        " All reach two thirds of the typical rate, 12 GB/s, or more.",
+        " All reach at least two thirds of the typical rate, 12 GB/s.",
         " Slowest: rank 0 to rank 1: 12 GB/s.",
     ]
 
@@ -96,7 +96,7 @@ def test_processes_of_one_node_over_gloo_bear_no_marks():
     assert grid(measured(4, lambda a, _: 0.2 if a == 3 else 2.0, backend="gloo"))[-3:] == [
         " 3  0.2  0.2  0.2",
         " Slowest: rank 3 to rank 0: 200 MB/s.",
-        " Pairs within a node are not judged: processes of one node share cores.",
+        " Pairs within a node are not evaluated: processes of one node share cores.",
     ]
 
 
@@ -112,7 +112,7 @@ def test_pairs_alone_and_at_once_are_told_in_a_sentence():
         for name, rate in (("alone", 24e9), ("together", 12e9))
     ]
     assert grid(measured(3, lambda *_: 12.0, 1, *rates))[-1] == (
-        " Exchanges both ways, median: 24 GB/s alone, 12 GB/s all pairs of a round at once."
+        " Exchanges both ways, median: 24 GB/s alone, 12 GB/s with all pairs of a round at once."
     )
 
 
@@ -124,7 +124,7 @@ def test_the_picture_tells_every_cell_and_is_read_aloud(ranks: int):
     cells = [title.text or "" for title in tree.iterfind(f"{SVG}g/{SVG}title")]
     assert len(cells) == ranks * (ranks - 1)
     assert all(re.fullmatch(r"rank \d+ to rank \d+: [\d.]+ [GM]B/s", cell) for cell in cells)
-    assert tree.findtext(f"{SVG}title") == "Bandwidth from the row to the column, rank by rank"
+    assert tree.findtext(f"{SVG}title") == "Bandwidth from the row to the column, between ranks"
     assert "Slowest: rank 1 to rank" in (tree.findtext(f"{SVG}desc") or "")
     marked = [text for text in tree.iter(f"{SVG}text") if (text.text or "").startswith("▼▼")]
     assert len(marked) >= (ranks - 1 if ranks > 2 else 0)

@@ -12,7 +12,7 @@ GPU0  nearest NIC: mlx5_bond_0 (NODE)
 P2P reads (r): CNS between GPU0-GPU2, GPU1-GPU2; OK between 1 other pair
 GPU0  NVIDIA RTX A6000: 4 of 4 NVLinks active, 14.1 GB/s each
 
-What NCCL will use between GPUs (? = depends on something that is not known here):
+What NCCL will use between GPUs (? = depends on something unknown):
  path  GPUs                  by    rate      because
  NV18  28 pairs of GPUs      P2P   371 GB/s  NVLink
  PIX   GPU0-GPU1, GPU2-GPU3  P2P    24 GB/s  P2P goes up to PXB (NCCL's own limit)
@@ -181,7 +181,7 @@ def show(recording: Recording, out: Console) -> None:
 def p2p_text(fact: P2pStatusFact) -> str:
     """Which pairs have what, the exceptions first."""
     pairs = grouped((" or ".join(words), f"{gpu}-{peer}") for gpu, peer, words in fact.pairs())
-    asked = "P2P (of what, the text does not say)"
+    asked = "P2P (capability not stated)"
     if fact.capability is not None:
         names = [CAPABILITIES[letter] for letter in dict.fromkeys(fact.capability)]
         asked = f"P2P {' and '.join(names)} ({fact.capability})"
@@ -241,7 +241,7 @@ def transport_table(place: Place, width: int | None = None) -> str:
         for pair in place.expected()
     ]
     names = ["-".join(pair.gpus) for pair in place.expected()]
-    title = "What NCCL will use between GPUs (? = depends on something that is not known here):"
+    title = "What NCCL will use between GPUs (? = depends on something unknown):"
     return _expected(title, "GPUs", "pairs of GPUs", zip(rows, names, strict=True), width)
 
 
@@ -249,7 +249,7 @@ def network_table(ways: Iterable[ToNetwork], width: int | None = None) -> str:
     """The ways from GPUs to their nearest NICs in plain text; nothing where no NIC is known."""
     words = {True: "GPUDirect RDMA", False: "host memory", None: "GPUDirect RDMA?"}
     rows = (((way.code, words[way.gpudirect], way.rate_gb_per_s, way.why), way.gpu) for way in ways)
-    title = "What NCCL will use from a GPU to its nearest NIC, where it goes between nodes by RDMA:"
+    title = "What NCCL will use between a GPU and its nearest NIC for RDMA between nodes:"
     return _expected(title, "GPU", "GPUs", rows, width)
 
 
