@@ -4,11 +4,16 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import typer
 
 from ddp_doctor.cli import afterwards, before_a_job, clusters, complete, reference, while_it_runs
 from ddp_doctor.cli.options import app
 from ddp_doctor.model.choices import ExitCode
+
+#: Of click, or of typer since it has its own.
+_USAGE_ERROR: Any = typer.BadParameter.__base__
 
 __all__ = ["afterwards", "app", "before_a_job", "clusters", "entry", "reference", "while_it_runs"]
 
@@ -18,7 +23,12 @@ def entry(at_the_end: Callable[[], object] = lambda: None) -> NoReturn:
     code = ExitCode.UNSURE.value  # also if an import fails: a broken ddp-doctor does not make a node unhealthy
     try:
         complete.prepare()
-        app()
+        code = app(standalone_mode=False)
+    except _USAGE_ERROR as error:
+        code = ExitCode.USAGE.value
+        from ddp_doctor.cli.usage_errors import report_usage_error
+
+        report_usage_error(error)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else ExitCode.UNSURE.value
         if isinstance(leaving.code, str):  # a module that was imported ended the program with its own words
