@@ -34,7 +34,7 @@ from ddp_doctor.wording.ranks import capital
 
 def probe(_ctx: Context) -> Fact:
     """What ranks and nodes have measured is held against the baseline once all of it is there."""
-    raise Skip("the run ended before it could be held against its baseline")
+    raise Skip("the run ended before the comparison with its baseline")
 
 
 @rule("DD830", "slower-than-its-baseline", Consequence.SLOWER, BaselineFact)

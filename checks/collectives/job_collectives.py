@@ -39,7 +39,7 @@ def probe(ctx: RankContext) -> JobCollectivesFact:
     if job is None:
         raise Skip("needs the collectives of a job: --replay")
     if len(job.ranks) != ctx.world_size:
-        raise Failed(f"{job.source} have {len(job.ranks)} ranks, and {ctx.world_size} run")
+        raise Failed(f"{job.source} have {len(job.ranks)} ranks, but {ctx.world_size} run")
     with ctx.step("new_group", f"{len(job.groups)} groups"):
         replay = Replay(ctx, job)
     return replay.run()

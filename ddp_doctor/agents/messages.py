@@ -81,9 +81,9 @@ class NodeReport(Frozen):
     @model_validator(mode="after")
     def _is_of_one_node(self) -> "NodeReport":
         if self.claimed_rank is not None and self.claimed_rank >= self.nnodes:
-            raise ValueError("a node rank beyond the number of nodes")
+            raise ValueError("a node rank that is out of range")
         if not 0 < self.world.nproc_per_node <= _MOST_RANKS or len(self.world.nodes) > 1:
-            raise ValueError("the world of no one node")
+            raise ValueError("a world that does not have exactly one node")
         return self
 
 
@@ -123,7 +123,7 @@ class Begin(Frozen):
     def _knows_each_node(self) -> "Begin":
         everyone = list(range(self.world.nnodes))
         if sorted(self.ids) != everyone or sorted(contact.node for contact in self.contacts) != everyone:
-            raise ValueError("not one entry for each node")
+            raise ValueError("expected one entry per node")
         return self
 
 
@@ -256,7 +256,7 @@ def trial_part(value: Json, node: int, world: World, trial: str) -> TrialResult:
     record, own = part.record, world.ranks_of(node)
     of_its_own = all(rank.node == node and rank.rank in own for rank in record.evidence)
     if record.trial != trial or not of_its_own or not set(record.lost_nodes) <= set(range(world.nnodes)):
-        raise Unreadable("the record of another trial, or of other ranks")
+        raise Unreadable("a record of another trial or of other ranks")
     return part.model_copy(update={"readings": readings(part.readings, node, world)})
 
 

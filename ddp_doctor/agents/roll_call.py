@@ -254,7 +254,7 @@ class RollCall:
                 if group.wait(lambda: group.client.value("order/1") is not None, 0.5):
                     break
             except Lost:
-                raise NotMet(self._fact("follower", "missing", way, error="the head fell silent")) from None
+                raise NotMet(self._fact("follower", "missing", way, error="the head node stopped responding")) from None
             self._show(self.client.beats[HEAD].message.roll or "waiting for the head")
         return group.next_order()
 

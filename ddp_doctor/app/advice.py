@@ -6,6 +6,7 @@ from ddp_doctor.app.outcome import UsageError
 from ddp_doctor.app.recordings import read_json, what_is_wrong
 from ddp_doctor.knowledge.ddp.arguments import COST
 from ddp_doctor.model.base import Frozen
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import TraceAdvice
 from ddp_doctor.parse.file_kinds import REPORT
 
@@ -19,19 +20,23 @@ class _OfTrace(Frozen):
 def load_advice(path: str, model: str) -> tuple[TraceAdvice, ...]:
     """The changes of DDP's arguments in a report, the largest bound of each first. Raises UsageError."""
     if not model:
-        raise UsageError(f"--from-trace {path} is tried with a model of yours: give --model MODULE:FACTORY, too")
+        raise UsageError(f"--from-trace {quoted(path)} requires a model; add --model MODULE:FACTORY")
     file = read_json(path)
     if file.kind != REPORT or "advice" not in file.data:
         what = "a report of ddp-doctor, but not of `trace`" if file.kind == REPORT else file.kind or "no report"
-        raise UsageError(f"{path} is {what}; `ddp-doctor trace PATH --json FILE` writes what --from-trace reads")
+        raise UsageError(
+            f"{quoted(path)} is {what}; for --from-trace, write a report with `ddp-doctor trace PATH --json FILE`"
+        )
     try:
         advice = _OfTrace.model_validate_json(file.text).advice
     except ValidationError as error:
-        raise UsageError(f"{path} cannot be used: {what_is_wrong(error, 'report')}") from error
+        raise UsageError(f"cannot use {quoted(path)}: {what_is_wrong(error)}") from error
     first = dict[str, TraceAdvice]()
     for each in advice:
         if each.setting in COST:
             first.setdefault(each.setting, each)
     if not first:
-        raise UsageError(f"nothing that {path} advises is an argument of DistributedDataParallel, so no run can try it")
+        raise UsageError(
+            f"{quoted(path)} does not recommend any argument of DistributedDataParallel, so a run has nothing to try"
+        )
     return tuple(first.values())

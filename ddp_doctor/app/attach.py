@@ -16,6 +16,7 @@ from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact, Look, Refused
 from ddp_doctor.knowledge.live_frames import COLLECTIVE_FILES, WAITS_FOR_GPU, WAITS_FOR_WORK
 from ddp_doctor.model.choices import Command
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Fact, Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.flight_recorder import read_dump, still_open
@@ -71,7 +72,7 @@ def attach(
     watch = _Watch(jobs, how, started - (max(0.0, age_s) if from_start else 0.0))
     readings = watch.readings()
     if not any(map(proc.stat_fields, watch.pids)):
-        raise UsageError("the job ended while it was looked at")
+        raise UsageError("the job ended during the observation")
     duration_s = time.monotonic() - started
     return judge(recording.model_copy(update={"readings": readings, "duration_s": duration_s}))
 
@@ -83,19 +84,19 @@ def _chosen(pids: Sequence[int] | None, slurm_job: str | None) -> list[JobOnHost
     if pids is not None:
         return _of_processes(pids)
     if slurm_job is not None and not re.fullmatch(r"\d{1,10}(?:_\d{1,10})?(?:\.\d{1,10})?", slurm_job, re.ASCII):
-        raise UsageError(f"{slurm_job!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
+        raise UsageError(f"invalid --slurm-job {quoted(slurm_job)}: expected a job ID, for example 4711 or 4711_3")
     jobs = Host().jobs()
     if slurm_job is not None:
         jobs = [job for job in jobs if of_slurm(job, slurm_job)]
         if not jobs:
-            raise UsageError(f"no process of SLURM job {slurm_job} on this host has torch loaded and may be read")
+            raise UsageError(f"found no readable process with torch loaded of SLURM job {slurm_job} on this host")
     if not jobs:
         closed = next(filter(_is_closed, proc.pids()), None)
         if closed is not None:
             raise UsageError(_why_not(closed))
         whose = "" if os.getuid() == 0 else "of yours "
         where = "in this container" if proc.in_container() else "on this host"
-        raise UsageError(f"no job {whose}with ranks of torch runs {where}; name a process with --pid")
+        raise UsageError(f"found no running torch job {whose}{where}; name a process with --pid")
     return jobs
 
 
@@ -126,20 +127,20 @@ def _of_processes(pids: Sequence[int]) -> list[JobOnHost]:
 def _why_not(pid: int) -> str:
     fields = proc.stat_fields(pid)
     if not fields:
-        return f"there is no process {pid} on this host"
+        return f"process {pid} does not exist on this host"
     name = (proc.read(f"/proc/{pid}/comm") or "").strip()
     if fields[0] == "Z":
-        return f"process {pid} ({name}) has ended; it is a zombie, for who started it has not asked how"
+        return f"process {pid} ({name}) has exited; it is a zombie because its parent has not waited for it"
     uid = int((proc.status(pid).get("Uid") or "0").split()[0])
     if os.getuid() in (0, uid) and not proc.command(pid) and not proc.read(f"/proc/{pid}/maps"):
-        return f"process {pid} ({name}) is a thread of the kernel"
+        return f"process {pid} ({name}) is a kernel thread"
     if proc.environment(pid) is None and os.getuid() in (0, uid):
         refused = why_refused(pid, "denied")
-        return f"process {pid} ({name}) may not be read: {refused.why}; {refused.grant}"
+        return f"cannot read process {pid} ({name}): {refused.why}; {refused.grant}"
     if proc.environment(pid) is None:
         user = user_name(uid)
-        return f"process {pid} ({name}) is one of {user}: run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
-    return f"process {pid} ({name}) has no torch loaded, nor has any process that it started"
+        return f"process {pid} ({name}) belongs to {user}; run this as {' or as '.join(dict.fromkeys((user, 'root')))}"
+    return f"neither process {pid} ({name}) nor any of its child processes has torch loaded"
 
 
 # --- looking -----------------------------------------------------------------------------------------

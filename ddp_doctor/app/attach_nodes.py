@@ -37,7 +37,7 @@ def attach_to_hosts(hosts: Sequence[str], how: Watching) -> Outcome:
     try:
         starts = over_ssh(hosts, commands, how.env, str(Path.cwd()))
     except FileNotFoundError:
-        raise UsageError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
+        raise UsageError("--hosts requires ssh, which is not on PATH; run this command on each host instead") from None
     return _read(starts, names(hosts), "ssh", how)
 
 
@@ -65,7 +65,7 @@ def attach_to_step(env: Mapping[str, str]) -> Outcome:
     try:
         start = by_srun(hosts, command, env, job)
     except FileNotFoundError:
-        raise UsageError("there is no srun on PATH") from None
+        raise UsageError("--slurm-job requires srun, which is not on PATH") from None
     return _read([start], hosts, "slurm", Watching(env=env))
 
 
@@ -102,7 +102,7 @@ def _read(starts: Sequence[Start], hosts: Sequence[str], launcher: str, how: Wat
         raise KeyboardInterrupt
     readings = [reading for rank in range(len(hosts)) for reading in _readings_of_node(rank, ended)]
     if all(reading.status is Status.ABSENT for reading in readings):
-        raise UsageError(ended.refused or "there is nothing to look at")
+        raise UsageError(ended.refused or "found no running torch job on these hosts")
     facts = [(reading.node, reading.fact) for reading in reversed(readings) if reading.fact]
     names_seen = {node: str(fact["host"]) for node, fact in facts if "host" in fact}
     world = World(

@@ -12,9 +12,10 @@ from ddp_doctor.engine.baseline import NUMBERS, compared, held_against, measured
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.choices import Command, Status
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.report import JobFacts, LogsReport, Report
-from ddp_doctor.parse.file_kinds import BASELINE, RECORDING, REPORT
+from ddp_doctor.parse.file_kinds import BASELINE, JSON, RECORDING, REPORT
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -30,7 +31,8 @@ def load_baseline(path: str) -> Baseline:
     file = read_json(path)
     if file.kind != BASELINE:
         raise UsageError(
-            f"{path} is {file.kind or 'no baseline of ddp-doctor'}; `ddp-doctor fleet --write-baseline` writes one"
+            f"{quoted(path)} is {file.kind or 'not a baseline of ddp-doctor'}; write one with"
+            " `ddp-doctor fleet REPORTS --write-baseline FILE`"
         )
     return _validated(Baseline, file, "baseline")
 
@@ -40,7 +42,9 @@ def report_in(file: JsonFile) -> Report:
     if file.kind == RECORDING:
         return judge(recording_in(Path(file.path), file.content)).report
     if file.kind != REPORT:
-        raise UsageError(f"{file.path} is {file.kind or 'no report and no recording of ddp-doctor'}")
+        raise UsageError(
+            f"{quoted(file.path)} is {file.kind or JSON}, but a report or recording of ddp-doctor is expected"
+        )
     report = _validated(Report, file, "report")
     if "facts" in file.data:
         facts = _validated(_OfJob, file, "report").facts
@@ -48,7 +52,9 @@ def report_in(file: JsonFile) -> Report:
     for measured in report.measurements:
         for name in NUMBERS:
             if not isinstance(number := measured.labels.get(name, 0), int):
-                raise UsageError(f"{file.path} is no report of ddp-doctor: {measured.name} has {number!r} under {name}")
+                raise UsageError(
+                    f"{quoted(file.path)} is not a valid report: {measured.name} has {quoted(number)} under {name}"
+                )
     return report
 
 
@@ -56,12 +62,12 @@ def _validated(model: type[_Model], file: JsonFile, noun: str) -> _Model:
     """Raises UsageError for a newer schema, and for what no file of this kind has."""
     if major(file.data) > 1:
         raise UsageError(
-            f"{file.path} was written by a newer ddp-doctor (schema {file.data['schema_version']}); upgrade this one"
+            f"{quoted(file.path)} is from a newer ddp-doctor (schema {file.data['schema_version']}); upgrade this one"
         )
     try:
         return model.model_validate_json(file.text)
     except ValidationError as error:
-        raise UsageError(f"{file.path} is no {noun} of ddp-doctor: {what_is_wrong(error, noun)}") from error
+        raise UsageError(f"{quoted(file.path)} is not a valid {noun}: {what_is_wrong(error)}") from error
 
 
 def with_baseline(outcome: Outcome, path: str, baseline: Baseline) -> Outcome:
@@ -76,7 +82,7 @@ def compare(earlier: str, later: str) -> Outcome:
     Where no number of theirs can be compared, the report says so, and still what else differs: that is what was asked.
     """
     if earlier == later == "-":
-        raise UsageError("stdin can be only one of the two: name a file for the other")
+        raise UsageError("only one of the two inputs can be stdin (-); name a file for the other")
     first, report = read_json(earlier), report_in(read_json(later))
     is_baseline = first.kind == BASELINE
     known = _validated(Baseline, first, "baseline") if is_baseline else measured_run(report_in(first))

@@ -7,6 +7,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.facts.cluster import TracedSide, TracesFact
 from ddp_doctor.model.check import BASELINE
 from ddp_doctor.model.choices import Command
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.sources.given import is_folder
 
@@ -21,7 +22,9 @@ def beside(earlier: str, later: str, progress: Callable[[int, int], None] | None
         return baselines.compare(earlier, later)
     if not all(kinds):
         trace, other = (earlier, later) if kinds[0] else (later, earlier)
-        raise UsageError(f"{trace} is a trace and {other} is none: compare takes two traces, or none")
+        raise UsageError(
+            f"cannot compare a trace with a report: {quoted(trace)} is a trace, but {quoted(other)} is not"
+        )
     fact = TracesFact(before=_side(earlier, progress), now=_side(later, progress))
     return judge(blank(Options(command=Command.COMPARE), readings=(fact.collected(BASELINE),)))
 
@@ -45,5 +48,5 @@ def _side(path: str, progress: Callable[[int, int], None] | None) -> TracedSide:
         raise KeyboardInterrupt
     recording = blank(Options(command=Command.TRACE), readings=tuple(map(collected, read.facts)))
     if (found := side(recording, path)) is None:
-        raise UsageError(f"{path} cannot be compared: {problem(recording)}")
+        raise UsageError(f"cannot compare {quoted(path)}: {problem(recording)}")
     return found

@@ -18,6 +18,7 @@ from ddp_doctor.engine.baseline import Labels, MeasuredRun, make_baseline, measu
 from ddp_doctor.knowledge.baselines import FEWEST_RUNS, FLAPPING_CHANGES, FUTURE_S, LEMON_RUNS, is_outlier, loss
 from ddp_doctor.model.base import grouped
 from ddp_doctor.model.choices import USABLE, WORST_FIRST, Command, Severity, Verdict, exit_code
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.finding import Finding
 from ddp_doctor.model.fleet import (
     CommonFinding,
@@ -84,22 +85,22 @@ class Fleet:
             elif file.kind != BASELINE:
                 self._add(path, file)
         except ValidationError:
-            self.leave_out(path, f"{path} cannot be used: it is no report on a fleet")
+            self.leave_out(path, f"cannot use {quoted(path)}: it is not a valid fleet report")
         except UsageError as error:
             self.leave_out(path, str(error))
 
     def _add(self, path: str, file: JsonFile) -> None:
         if of_less := _narrower_command(file):
-            raise UsageError(f"{path} is of {of_less}, which judges no whole node")
+            raise UsageError(f"{quoted(path)} is from `{of_less}`, which does not test an entire node")
         report = report_in(file)
         if not report.nodes:
-            raise UsageError(f"{path} says nothing of a node")
+            raise UsageError(f"{quoted(path)} does not report on any node")
         if (first := self._read.setdefault(report.run_id, path)) != path:
-            raise UsageError(f"{path} is of the same run as {first}")
+            raise UsageError(f"{quoted(path)} is from the same run as {quoted(first)}")
         at = _seconds(report.started_at)
         if at is None or at > self.now + FUTURE_S:
-            when = f"begins in the future, {report.started_at}" if at else "does not say when it began"
-            self.leave_out(path, f"{path} {when}: it counts as older than all others")
+            when = f"starts in the future, {report.started_at}" if at else "has no start time"
+            self.leave_out(path, f"{quoted(path)} {when}: it is treated as older than all others")
             at = 0.0
         for finding in report.findings:
             if finding.severity in _SEVERITIES:
@@ -135,8 +136,8 @@ def read_fleet(paths: Sequence[str], tell: Callable[[str], None]) -> Fleet:
     if not fleet.runs:
         why = f": {fleet.left_out[0].why}" if fleet.left_out else ""
         more = f" (and {len(fleet.left_out) - 1} more)" if len(fleet.left_out) > 1 else ""
-        way_out = "`ddp-doctor run --json FILE`, or prolog, writes what is read here"
-        raise UsageError(f"no run can be read in {name_list(list(paths))}{why}{more}; {way_out}")
+        way_out = "write reports with `ddp-doctor run --json FILE` or `ddp-doctor prolog --json FILE`"
+        raise UsageError(f"found no run in {name_list([*map(quoted, paths)])}{why}{more}; {way_out}")
     fleet.runs.sort(key=lambda run: run.at)
     return fleet
 
@@ -192,8 +193,8 @@ def baseline_of(fleet: Fleet) -> str:
     if baseline is None:
         usable = sum(run.verdict in USABLE for run in measured)
         raise UsageError(
-            f"no baseline was written: it takes {FEWEST_RUNS} healthy or degraded runs that measured the same on the"
-            f" same hardware, and {usable} of {len(measured)} runs are healthy or degraded"
+            f"cannot write a baseline: it needs {FEWEST_RUNS} healthy or degraded runs with the same measurements on"
+            f" the same hardware, and {usable} of {len(measured)} runs are healthy or degraded"
         )
     return baseline.model_dump_json(indent=1) + "\n"
 

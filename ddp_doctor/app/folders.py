@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.render.files import CannotWrite, write
 from ddp_doctor.sources.given import is_folder
@@ -20,7 +21,7 @@ _KEPT = 20
 _KEEP_VARIABLE = "DDP_DOCTOR_KEEP"
 #: Of the recordings of a folder, so many are named in a sentence.
 _NAMED = 3
-NOTHING_KEPT = "no run was kept here yet; `ddp-doctor run` keeps its recording"
+NOTHING_KEPT = "no recording is kept yet; `ddp-doctor run` keeps its recording"
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6}", re.ASCII)
 
 
@@ -84,10 +85,12 @@ def recording_at(path: Path | None, env: Mapping[str, str]) -> Path:
         return path / "recording.json"
     found = sorted((*path.glob("*.json"), *path.glob("*.json.gz")))
     if not found:
-        raise UsageError(f"there is no recording in {path}; `ddp-doctor runs` lists those that were kept here")
+        raise UsageError(f"found no recording in {quoted(path)}; run `ddp-doctor replay` to list the kept recordings")
     if len(found) > 1:
         named = ", ".join(file.name for file in found[:_NAMED])
-        raise UsageError(f"there are {len(found)} files in {path} that may be recordings ({named} ...): name one")
+        raise UsageError(
+            f"{quoted(path)} has {len(found)} files that may be recordings ({named}, ...); name one of them"
+        )
     return found[0]
 
 

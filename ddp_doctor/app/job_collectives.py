@@ -14,6 +14,7 @@ from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.knowledge.collectives import BARRIER
 from ddp_doctor.knowledge.job_collectives import ALIKE, MOST_CALLS, MOST_GROUPS, OPERATIONS, TYPES
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.job_collectives import JobCall, JobCollectives, JobGroup
 from ddp_doctor.model.recording import Recording
 from ddp_doctor.parse.file_kinds import is_recording
@@ -21,9 +22,7 @@ from ddp_doctor.parse.flight_recorder import RecordedCall, is_dump, read_dump, r
 from ddp_doctor.sources.job_files import job_files
 
 _LARGEST_FILE_BYTES = 256 << 20
-_WANTED = (
-    "--replay takes dumps of torch's flight recorder, or a recording of `trace`: ddp-doctor trace PATH --record FILE"
-)
+_WANTED = "expected dumps of torch's flight recorder, or a recording written with `ddp-doctor trace PATH --record FILE`"
 #: No tensor is larger; a replay cuts them down much further.
 _MOST_ELEMENTS = 1 << 40
 
@@ -48,15 +47,17 @@ def load_job_collectives(path: str) -> JobCollectives:
             calls[file.name] = recorded_calls(data, file.modified_s)
     if not any(calls.values()) and not traces:
         if dumps and not other:
-            raise UsageError(f"{path} has no collective to replay: the recorder of no rank kept any")
-        raise UsageError(f"{path} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
+            raise UsageError(f"{quoted(path)} has no collective to replay: no rank's recorder kept any")
+        raise UsageError(f"{quoted(path)} has no collective to replay{f' ({other})' if other else ''}; {_WANTED}")
     if len(dumps) == 1 and dumps[0].rank is None:  # its file was given another name
         dumps = [dumps[0].model_copy(update={"rank": 0})]
     jobs = sets_of(dumps, None)
     if not jobs and not traces:
-        raise UsageError(f"{path}: the names of its files do not tell whose they are: name them rank0.json and so on")
+        raise UsageError(
+            f"the file names in {quoted(path)} do not show the rank; name the files rank0.json, rank1.json, ..."
+        )
     if len(jobs) + bool(traces) > 1:
-        raise UsageError(f"{path} has the ranks of {len(jobs) + bool(traces)} jobs; give the files of one of them")
+        raise UsageError(f"{quoted(path)} has the ranks of {len(jobs) + bool(traces)} jobs; give the files of one job")
     return _of_dumps(path, jobs[0], calls) if jobs else _of_traces(path, traces)
 
 
@@ -79,7 +80,7 @@ def _replayable(
     last = {rank: of_rank[-most:] for rank, of_rank in calls.items()}
     lists = _agreed(_that_all_kept(groups, last, wrapped | cut.keys()))
     if not any(lists.values()):
-        raise UsageError(f"{path} has no collective that all ranks of its group have kept: nothing can be replayed")
+        raise UsageError(f"cannot replay {quoted(path)}: it has no collective that all ranks of its group kept")
     kept = {call.group for of_rank in lists.values() for call in of_rank}
     is_open = {call.group for of_rank in lists.values() for call in of_rank if call.is_open}
     made = set(sorted(kept, key=lambda index: (index not in is_open, index))[:MOST_GROUPS])
@@ -146,7 +147,7 @@ def _agreed(calls: Mapping[int, list[JobCall]]) -> dict[int, list[JobCall]]:
 
 def _of_dumps(path: str, job: DumpSet, recorded: Mapping[str, tuple[RecordedCall, ...]]) -> JobCollectives:
     if len(job.dumps) == 1 and not job.world_is_known:
-        raise UsageError(f"{path} does not tell how many ranks the job had: give the dumps of all of them")
+        raise UsageError(f"{quoted(path)} does not show how many ranks the job had; give the dumps of all ranks")
     groups, guessed, left_out = list[JobGroup](), list[int](), Counter[str]()
     places, calls = dict[tuple[int, str], tuple[int, int | None]](), dict[int, list[JobCall]]()
     for group, seen in groups_of(job):
@@ -228,6 +229,6 @@ def _of_traces(path: str, traces: Sequence[TraceFact]) -> JobCollectives:
     job = _replayable(path, world, groups, calls, set(of_rank), left_out, source="the trace")
     if any(call.differs for of_rank in job.ranks for call in of_rank):  # they ended, so they met under other numbers
         raise UsageError(
-            f"the traces of {path} do not begin at the same collective: record the same steps of all ranks"
+            f"the traces of {quoted(path)} do not start at the same collective; record the same steps on all ranks"
         )
     return job

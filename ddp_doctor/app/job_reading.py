@@ -18,6 +18,7 @@ from ddp_doctor.app.outcome import Outcome, UsageError, blank, judge
 from ddp_doctor.app.recordings import recording_in
 from ddp_doctor.facts.job_log import FileSeen, RecordingFact
 from ddp_doctor.model.choices import Command
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.file_kinds import RECORDING, is_error_file, is_recording, text_of_error_file
@@ -124,10 +125,10 @@ class _Reading:
                 self._take(file, pool)
                 self._done += file.packed_bytes
         if not self._files:
-            raise UsageError("there is no file to read")
+            raise UsageError("found no file to read")
         if all(file.unread and not file.lines for file in self._files):
-            others = f"; nor were {len(self._files) - 1} others" if len(self._files) > 1 else ""
-            raise UsageError(f"{self._files[0].name} was not read: {self._files[0].unread}{others}")
+            others = f" (and {len(self._files) - 1} more)" if len(self._files) > 1 else ""
+            raise UsageError(f"cannot read {quoted(self._files[0].name)}: {self._files[0].unread}{others}")
         job = Job(self._scans)
         first = job.fact(self._files).collected("logs")
         transports = (fact.collected("logs", rank=rank) for rank, fact in job.transports())

@@ -13,6 +13,7 @@ from ddp_doctor.facts.job_log import FlightDumpFact, JobLogFact, RecordingFact
 from ddp_doctor.facts.live_job import LiveJobFact, LiveRankFact
 from ddp_doctor.model.base import Json
 from ddp_doctor.model.choices import as_usage_error
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Fact
 from ddp_doctor.model.recording import SCHEMA_VERSION, Recording
 from ddp_doctor.parse.file_kinds import RECORDING, json_kind
@@ -22,8 +23,6 @@ from ddp_doctor.sources.given import CannotRead, read_given
 #: Thousands of nodes make a recording of some hundred megabytes.
 MOST_BYTES = 1024 * 1024 * 1024
 _GZIP = b"\x1f\x8b"  # RFC 1952
-#: Of a value that does not fit, in a sentence.
-_LONGEST_VALUE = 60
 
 
 def replay(path: Path, ignore: tuple[str, ...] = ()) -> Outcome:
@@ -49,14 +48,14 @@ def recording_in(path: Path, content: bytes) -> Recording:
         raise _foreign(path, f"it is {other}")
     if major(data) > major({"schema_version": SCHEMA_VERSION}):
         raise UsageError(
-            f"{path} was written by a newer ddp-doctor (schema {data['schema_version']}, this one reads"
+            f"{quoted(path)} was written by a newer ddp-doctor (schema {data['schema_version']}, this one reads"
             f" {SCHEMA_VERSION}); upgrade ddp-doctor to replay it"
         )
     try:
         recording = Recording.model_validate_json(text)
         _require_facts(recording)
     except ValidationError as error:
-        raise _foreign(path, what_is_wrong(error, "recording")) from error
+        raise _foreign(path, what_is_wrong(error)) from error
     if not data.get("schema_version") or not recording.run_id:
         raise _foreign(path, "it has no schema_version or run_id")
     return recording
@@ -74,10 +73,7 @@ def _require_facts(recording: Recording) -> None:
 
 
 def _foreign(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{path} is not a recording of ddp-doctor: {why}; a recording is what --record writes, and the file that a"
-        " report names in the line above its verdict"
-    )
+    return UsageError(f"{quoted(path)} is not a recording of ddp-doctor: {why}; write one with --record FILE")
 
 
 def json_in(content: bytes) -> tuple[str, Json]:
@@ -87,9 +83,9 @@ def json_in(content: bytes) -> tuple[str, Json]:
             with gzip.open(io.BytesIO(content)) as file:
                 content = file.read(MOST_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError("gzip packed it, and it is cut off or damaged") from error
+            raise ValueError("it is a truncated or damaged gzip file") from error
         if len(content) > MOST_BYTES:
-            raise ValueError(f"unpacked it is larger than {MOST_BYTES >> 20} MiB")
+            raise ValueError(f"it is larger than {MOST_BYTES >> 20} MiB when unpacked")
     text = text_in(content)
     return text, json_value(text)
 
@@ -111,19 +107,19 @@ def read_json(path: str) -> JsonFile:
     try:
         text, data = json_in(content)
     except ValueError as error:
-        raise UsageError(f"{path} cannot be used: {error}") from error
+        raise UsageError(f"cannot use {quoted(path)}: {error}") from error
     return JsonFile(path, content, text, data, json_kind(data))
 
 
-def what_is_wrong(error: ValidationError, kind: str) -> str:
-    """The first field that does not fit ``kind`` of file, in a few words."""
+def what_is_wrong(error: ValidationError) -> str:
+    """Return what is wrong with the first invalid field."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
     if not where:
-        return "it is no object of JSON"
+        return "it is not a JSON object"
     if first["type"] == "missing":
         return f"{where} is missing"
-    return f"it has {repr(first['input'])[:_LONGEST_VALUE]} under {where}, which no {kind} has"
+    return f"{where} has the invalid value {quoted(first['input'])}"
 
 
 def major(data: Json) -> int:

@@ -126,7 +126,7 @@ def redacted(recording: Recording) -> Recording:
     try:
         return Recording.model_validate(redaction.value(data))
     except ValueError as error:
-        raise UsageError("the recording cannot be redacted: with other names it is no recording any more") from error
+        raise UsageError("cannot redact the recording: the result would not be a valid recording") from error
 
 
 def _as_path(file: str) -> str:

@@ -17,6 +17,7 @@ from ddp_doctor.engine.sizes import require_possible
 from ddp_doctor.facts.cluster import RollCallFact
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import is_configuration
@@ -66,7 +67,7 @@ def run(request: RunRequest, checks: Sequence[Check] = ()) -> Outcome:
         except UsageError:
             raise
         except Exception as error:  # noqa: BLE001 - a failure of its own must not lose what was read
-            why = f"the doctor failed itself: {type(error).__name__}: {error}"
+            why = f"internal error: {type(error).__name__}: {error}"
             if isinstance(error, HelperLost):
                 why = str(error)
             node_run.failed(why, traceback.format_exc())
@@ -96,12 +97,12 @@ def require_usable(options: Options, plan: Plan) -> None:
     """
     model = options.model
     if model and not is_configuration(model) and (why := user_module.problem(model)):
-        raise UsageError(f"{options.typed_model} cannot be used: {why}")
+        raise UsageError(f"cannot use {options.typed_model}: {why}")
     if not any(check.where.needs_ranks for check in plan.checks) or importlib.util.find_spec("torch") is not None:
         return
     raise UsageError(
-        f"ranks need torch, and {sys.executable} has none. Call the doctor with the Python of your job"
-        f" (python -m ddp_doctor run), or install torch here: {shlex.quote(sys.executable)} -m pip install torch"
+        f"{quoted(sys.executable)} has no torch, which ranks need; run ddp-doctor with your job's Python"
+        f" (python -m ddp_doctor run), or install torch: {shlex.quote(sys.executable)} -m pip install torch"
     )
 
 
@@ -112,8 +113,8 @@ def _require_gpus_and_ranks(recording: Recording) -> None:
     job, world = recording.options.replay, recording.world
     if job is not None and world is not None and len(job.ranks) != world.nproc_per_node:
         raise UsageError(
-            f"{job.source} of --replay {job.path} have {len(job.ranks)} ranks, this run has {world.nproc_per_node}:"
-            f" add --nproc-per-node {len(job.ranks)}"
+            f"{job.source} of --replay {quoted(job.path)} have {len(job.ranks)} ranks, but this run has"
+            f" {world.nproc_per_node}; add --nproc-per-node {len(job.ranks)}"
         )
 
 
@@ -127,10 +128,10 @@ def _on_a_free_port(request: RunRequest) -> tuple[RunRequest, Reading | None]:
         with listen(host, 0):
             pass
     except socket.gaierror as error:
-        raise UsageError(f"--rdzv-endpoint: the name {host} does not resolve ({error.strerror})") from error
+        raise UsageError(f"cannot resolve {quoted(host)} of --rdzv-endpoint: {error.strerror}") from error
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host} ({error.strerror}); name this host with --rdzv-endpoint HOST:PORT"
+            f"cannot listen on {quoted(host)}: {error.strerror}; name this host with --rdzv-endpoint HOST:PORT"
         ) from error
     try:
         with listen(ALL_ADDRESSES, port):  # as torch's store does

@@ -16,6 +16,7 @@ from ddp_doctor.app.recordings import read_json
 from ddp_doctor.engine.memory import no_garbage_collection
 from ddp_doctor.facts.trace import TraceFact
 from ddp_doctor.model.choices import Status
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Reading
 from ddp_doctor.model.recording import Options
 from ddp_doctor.parse.trace.rank import NotATrace, read_trace
@@ -32,8 +33,8 @@ _RANK = re.compile(r"(?<![a-z])(?:rank|worker|trace)[-_.]?(\d{1,6})(?!\d)", re.I
 #: HOST_PID.NANOSECONDS.pt.trace.json, as tensorboard_trace_handler names files: a host may be called worker-3.
 _OF_TORCH = re.compile(r"(?!rank)[^/]*_\d+\.\d{10,}\.pt\.trace\.json(\.\w+)?$", re.IGNORECASE)
 _HOW = (
-    "a trace that is read here is written by torch.profiler, as the lines of `ddp-doctor template profile` do, or by"
-    " Kineto on demand"
+    "expected a trace of torch.profiler, for example from the lines of `ddp-doctor template profile`, or one that"
+    " Kineto wrote on demand"
 )
 #: What other profilers write, by the end of its name or by how it begins.
 _OTHERS = (
@@ -76,7 +77,9 @@ def trace(
     if options.window.isdecimal() and not windows(recording):
         every = recording.model_copy(update={"options": options.model_copy(update={"window": "all"})})
         if count := len(windows(every)):
-            raise UsageError(f"--window {options.window}: there {'is 1' if count == 1 else f'are {count}'}")
+            raise UsageError(
+                f"--window {options.window} does not exist: the traces have {count} window{'s' * (count != 1)}"
+            )
     return judge(recording)
 
 
@@ -120,10 +123,10 @@ def read_traces(paths: Sequence[str], progress: Progress | None = None) -> Trace
     if read.interrupted:
         raise KeyboardInterrupt
     if not read.unread:
-        raise UsageError("there is no file to read")
+        raise UsageError("found no file to read")
     first = next((file for file in read.unread if file.is_other), read.unread[0])
-    more = f"; nor were {len(read.unread) - 1} others" if len(read.unread) > 1 else ""
-    raise UsageError(f"{first.name} was not read: {first.why}{more}{f'; {_HOW}' if first.is_other else ''}")
+    more = f" (and {len(read.unread) - 1} more)" if len(read.unread) > 1 else ""
+    raise UsageError(f"cannot read {quoted(first.name)}: {first.why}{more}{f'; {_HOW}' if first.is_other else ''}")
 
 
 def _add(read: Traces, file: JobFile, blocks: Callable[[], Iterator[bytes]], paths: Sequence[str]) -> None:
@@ -179,5 +182,7 @@ def _busbw_in(path: str) -> float:
     """The bus bandwidth of a run's largest all-reduce in B/s. Raises UsageError where its report has none."""
     measured = [each for each in report_in(read_json(path)).measurements if each.name == "allreduce_busbw"]
     if not measured:
-        raise UsageError(f"{path} has measured no all-reduce; a report of `ddp-doctor run` on the job's nodes has")
+        raise UsageError(
+            f"{quoted(path)} has no all-reduce measurement; give a report of `ddp-doctor run` on the job's nodes"
+        )
     return max(measured, key=lambda each: int(each.labels.get("bytes", 0))).value

@@ -18,6 +18,7 @@ from ddp_doctor.cli.reporting import report, save_and_report
 from ddp_doctor.engine.plan import no_such_check
 from ddp_doctor.model.check import Check
 from ddp_doctor.model.choices import Command, ExitCode, FailOn, Verdict, Where, as_usage_error
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse.file_kinds import JSON, SHELL
@@ -41,7 +42,7 @@ _PLACES = {
 def prolog(options: Options, *, unsure: str, outputs: Outputs) -> int:
     """Run ``ddp-doctor prolog``. It exits with 1 only if the node is unhealthy, so it drains no other node."""
     if unsure not in ("pass", "fail"):
-        raise UsageError(f"--unsure takes pass or fail, not {unsure!r}")
+        raise UsageError(f"invalid --unsure {quoted(unsure)}: expected pass or fail")
     outcome = app.prolog(dict(os.environ), options, lambda _text: None)
     code = save_and_report(outcome, outputs, os.environ)
     if outcome.report.verdict is Verdict.UNSURE and unsure == "pass" and code == ExitCode.UNSURE.value:
@@ -105,9 +106,9 @@ def logs(paths: Sequence[str], outputs: Outputs, ignore: tuple[str, ...] = (), *
     with as_usage_error():
         found = list(map(str, files_of_job(job, os.environ, Path.cwd()))) if job is not None else []
     if job is not None and not found:
-        raise UsageError(f"no files of job {job} were found: name them")
+        raise UsageError(f"found no files of job {quoted(job)}; name its output files instead")
     if not paths and not found:
-        raise UsageError("name the job's output, or its number with --job")
+        raise UsageError("no input given; name the job's output files, or its job ID with --job")
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = logs((*paths, *found), ignore, tell)
     return report(outcome, outputs)
@@ -121,7 +122,7 @@ def trace(
     from ddp_doctor.render.progress import bytes_read
 
     if window not in ("latest", "all") and not (window.isdecimal() and 0 < int(window) < 10**9):
-        raise UsageError(f"--window takes latest, all or a number from 1, not {window!r}")
+        raise UsageError(f"invalid --window {quoted(window)}: expected latest, all or a number of at least 1")
     options = Options(command=Command.TRACE, window=window, fail_on=fail_on, ignore=ignored(list(ignore)))
     with bytes_read(screen.console(sys.stderr), quiet=outputs.quiet) as tell:
         outcome = trace(paths, options, tell, against)
@@ -157,12 +158,12 @@ def attach(
     from ddp_doctor.starters import starter_channel
 
     if (pid is not None) + (slurm_job is not None) + bool(hosts) > 1:
-        raise UsageError("name a process, a SLURM job or hosts: one of them")
+        raise UsageError("--pid, --slurm-job, --hosts and --hostfile exclude each other; give one of them")
     seconds = SECONDS if seconds is None else seconds
     if not SECONDS <= seconds <= _LONGEST_WATCH_S:
         raise UsageError(
-            f"--seconds {seconds:g}: give a number from {SECONDS:g}, below which what stands does not differ from what"
-            f" works, to {_LONGEST_WATCH_S:g}; without it, it watches for {SECONDS:g} seconds"
+            f"invalid --seconds {seconds:g}: expected {SECONDS:g} (the default) to {_LONGEST_WATCH_S:g}; in less"
+            " time, a hang looks like work"
         )
     env = dict(os.environ)
     if pipe := starter_channel.take(env):
@@ -263,14 +264,16 @@ def template(name: str | None, require_gpus: int | None = None) -> str:
         width = max(map(len, templates.TEMPLATES))
         return "".join(f"{each:<{width}}  {does}\n" for each, does in templates.TEMPLATES.items())
     if require_gpus is not None and name not in templates.OF_ROOT:
-        raise UsageError(f"--require-gpus is for {' and '.join(templates.OF_ROOT)}: a gate tests what its job has")
+        raise UsageError(
+            f"--require-gpus applies only to {' and '.join(templates.OF_ROOT)}; a gate requires the GPUs of its job"
+        )
     try:
         text = templates.text(name, single_file=single_file(), require_gpus=require_gpus)
     except LookupError as error:
         raise UsageError(str(error.args[0])) from error
     if name in templates.OF_ROOT and (path := templates.others_may_change(single_file())):
         print_to_stderr(
-            f"ddp-doctor: warning: root will run this script, and others than root can change {path}: install"
-            " ddp-doctor where only root can write (such as /opt/ddp-doctor) and print the script with that one"
+            f"ddp-doctor: warning: root will run this script, but other users can change {quoted(path)}; install"
+            " ddp-doctor where only root can write (for example /opt/ddp-doctor) and print the script with that copy"
         )
     return text

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable
 
 from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.error_text import expected, quoted
 
 _VARIABLE = "_DDP_DOCTOR_COMPLETE"
 _SHELLS = ("bash", "zsh", "fish")
@@ -38,8 +39,7 @@ def prepare() -> None:
 
 def _require_known(shell: str) -> None:
     if shell not in _SHELLS:
-        name = repr(shell) if shell else "a shell without a name"
-        raise UsageError(f"there is no completion for {name}; there is for {', '.join(_SHELLS)}")
+        raise UsageError(f"no completion for shell {quoted(shell)}: {expected(shell, _SHELLS)}")
 
 
 def names_of_checks(incomplete: str) -> list[str]:

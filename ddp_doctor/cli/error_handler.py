@@ -31,7 +31,9 @@ def error_handler() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise SystemExit(_failed()) from None
-        print_to_stderr(f"ddp-doctor: what it has to say could not be written: {error.strerror}")
+        print_to_stderr(
+            f"ddp-doctor: cannot write the output: {error.strerror}; free some space, or write to another file system"
+        )
         raise SystemExit(ExitCode.USAGE.value) from None
     except SystemExit:
         raise
@@ -40,20 +42,20 @@ def error_handler() -> Iterator[None]:
 
 
 def _failed() -> int:
-    print_to_stderr(f"ddp-doctor failed itself, so the verdict is unsure; {keep_trace(traceback.format_exc())}")
+    print_to_stderr(f"ddp-doctor: internal error, so the verdict is unsure; {keep_trace(traceback.format_exc())}")
     return ExitCode.UNSURE.value
 
 
 def keep_trace(trace: str) -> str:
-    """Write the trace to a file and say where it is; if that fails, the text contains the trace itself."""
+    """Write the trace to a file and return how to report it; if that fails, the text contains the trace itself."""
     text = f"ddp-doctor {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n{trace}"
     try:
         handle, path = tempfile.mkstemp(prefix="ddp-doctor-crash-", suffix=".txt")
         with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError:
-        return f"no file could be written, the trace follows\n{text}"
-    return f"the trace is in {path}"
+        return f"please report it with this traceback, which cannot be saved:\n{text}"
+    return f"please report it with the traceback in {path}"
 
 
 def print_to_stderr(sentence: str) -> None:

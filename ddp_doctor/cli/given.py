@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from ddp_doctor.knowledge.retired import RETIRED
 from ddp_doctor.model.baseline import Baseline
 from ddp_doctor.model.check import COLLECTIVES
 from ddp_doctor.model.choices import Backend, Level, UsageError, as_usage_error
+from ddp_doctor.model.error_text import expected, quoted, unknown
 from ddp_doctor.model.recording import Axis, FitOptions, Floor, Leaf, Options, TraceAdvice
 from ddp_doctor.model.rule import Described
 from ddp_doctor.parse import options
@@ -39,18 +41,18 @@ def require_kind(path: str, text: str, wanted: str, *fine: str) -> None:
     """Refuse a text of a known kind that is none of ``fine``: it would pass for empty or healthy. Raises UsageError."""
     kind = file_kind(text)
     if kind is not None and kind not in fine:
-        reads = f"; `ddp-doctor {READ_BY[kind]} {path}` reads it" if kind in READ_BY else ""
-        raise UsageError(f"{path} is {kind}, and {wanted} is wanted{reads}")
+        reads = f"; run `ddp-doctor {READ_BY[kind]} {shlex.quote(path)}` to read it" if kind in READ_BY else ""
+        raise UsageError(f"{quoted(path)} is {kind}, but {wanted} is expected{reads}")
 
 
 def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
     if hosts is not None and hostfile is not None:
-        raise UsageError("--hosts and --hostfile are two ways to say the same: give one")
+        raise UsageError("--hosts and --hostfile exclude each other; give one of them")
     with as_usage_error():
         found = read_host_file(given_text(hostfile)) if hostfile is not None else () if hosts is None else expand(hosts)
     if hostfile is not None and not found:
-        raise UsageError(f"{hostfile} names no host; write one on each line")
+        raise UsageError(f"{quoted(hostfile)} does not list any host; write one host per line")
     return found
 
 
@@ -62,7 +64,7 @@ def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
         sizes = options.sizes(typed.sizes)
     all_of_them = typed.level is Level.THOROUGH or COLLECTIVES in only
     if not (collectives or floors or all_of_them) and (sizes or typed.iters is not None or typed.warmup is not None):
-        raise UsageError("--sizes, --iters and --warmup say how collectives are measured: name some with --collective")
+        raise UsageError("--sizes, --iters and --warmup require --collective")
     advice, replay = tuple[TraceAdvice, ...](), None
     if typed.from_trace:
         from ddp_doctor.app.advice import load_advice  # few runs need it
@@ -105,21 +107,21 @@ def of_run(typed: RunOptions, *, is_reproducer_written: bool) -> Options:
 def _require_sense(typed: RunOptions, *, is_reproducer_written: bool) -> None:
     """Refuse numbers out of range, and options that say nothing without another one. Raises UsageError."""
     if typed.compiled and not typed.model:
-        raise UsageError("--compile looks at a model of yours: give --model MODULE:FACTORY, too")
+        raise UsageError("--compile requires a model; add --model MODULE:FACTORY")
     if is_reproducer_written and typed.replay is None:
-        raise UsageError("--reproducer writes the collectives of a job: name its dumps with --replay")
+        raise UsageError("--reproducer requires the collectives of a job; add --replay DUMP")
     if typed.nproc_per_node == "gpu" and typed.backend is Backend.GLOO:
         raise UsageError(
-            "--nproc-per-node gpu is a rank for each GPU, which --backend gloo leaves alone: give a number"
+            "--nproc-per-node gpu cannot be used with --backend gloo, which does not use GPUs; give a number of ranks"
         )
     if typed.repeat > MOST_REPEATS:
-        raise UsageError(f"--repeat takes 1 to {MOST_REPEATS}, not {typed.repeat}")
+        raise UsageError(f"invalid --repeat {quoted(typed.repeat)}: expected 1 to {MOST_REPEATS}")
     if typed.soak is not None and not 0.0 < 60.0 * typed.soak <= LONGEST_SOAK_S:
         raise UsageError(
-            f"--soak takes more than 0 and up to {LONGEST_SOAK_S / 60:g} minutes, a day, not {typed.soak:g}"
+            f"invalid --soak {typed.soak:g}: expected more than 0 and at most {LONGEST_SOAK_S / 60:g} minutes (a day)"
         )
     if typed.topology is not None and not typed.isolate:
-        raise UsageError("--topology says which nodes share a switch, for --isolate: give that, too")
+        raise UsageError("--topology requires --isolate, which tests nodes of the same switch together")
 
 
 def healthy_runs(path: str | None) -> tuple[str, Baseline] | None:
@@ -138,7 +140,7 @@ def _collectives(given: Sequence[str] | None) -> tuple[str, ...]:
     """Those of --collective. Raises UsageError."""
     found = tuple(dict.fromkeys(filter(None, names(given))))
     if given and not found:
-        raise UsageError(f"--collective names none; there are {', '.join(TABLE)}")
+        raise UsageError(f"--collective is empty: {expected('', TABLE)}")
     with as_usage_error():
         for name in found:
             options.require_collective(name, tuple(TABLE), "--collective")
@@ -153,9 +155,7 @@ def _floors(given: Sequence[str] | None) -> tuple[Floor, ...]:
     by_size = dict[tuple[str, int], float]()
     for name, size, rate in least:
         if by_size.setdefault((name, size), rate) != rate:
-            raise UsageError(
-                f"--min-busbw names two rates for {name} of {size} bytes, which exclude each other: give one"
-            )
+            raise UsageError(f"--min-busbw gives two rates for {name} of {size} bytes; give one of them")
     return tuple(Floor(collective=name, size_bytes=size, bytes_per_s=rate) for name, size, rate in least)
 
 
@@ -166,9 +166,9 @@ def of_fit(model: str, memory: str, batch: int | None, seq: int | None, **fields
         if not options.is_configuration(model):
             options.require_factory(model, option="fit")
             if given := [name for name, value in (("--batch", batch), ("--seq", seq)) if value is not None]:
-                raise ValueError(f"{given[0]} is for hf: models; the batch of a factory is what its make_batch returns")
+                raise ValueError(f"{given[0]} applies only to hf: models; a factory's batch comes from its make_batch")
         if fields["measure"] and fields["ranks"]:
-            raise ValueError("--measure runs on the ranks that are here: leave --ranks out, or name --nproc-per-node")
+            raise ValueError("--measure runs on ranks of this machine; replace --ranks by --nproc-per-node")
         options.require_strategy(fields["strategy"], tuple(BY_NAME))
     return FitOptions(memory_bytes=size, batch=batch, seq=seq, **fields)
 
@@ -178,13 +178,13 @@ def _leaves(path: str | None) -> tuple[Leaf, ...]:
     if path is None:
         return _leaves_of_slurm()
     if path == "-":
-        raise UsageError("--topology names a file, which the agent of every node reads: stdin is of one alone")
+        raise UsageError("--topology cannot be read from stdin because the agent of every node reads it; name a file")
     text = given_text(path, _LARGEST_TOPOLOGY_BYTES)
-    require_kind(path, text, "a topology of SLURM, or lines of NAME: HOSTS,")
+    require_kind(path, text, "a topology of SLURM or lines of NAME: HOSTS")
     try:
         return read_topology(text)
     except ValueError as error:
-        raise UsageError(f"{path} is no topology that can be read: {error}") from error
+        raise UsageError(f"{quoted(path)} is not a valid topology: {error}") from error
 
 
 def _leaves_of_slurm() -> tuple[Leaf, ...]:
@@ -213,7 +213,8 @@ def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple
     codes = tuple(code.strip().upper() for text in given or () for code in text.split(",") if code.strip())
     for code in codes:
         if code not in RETIRED and not any(rule.code.startswith(code) for rule in rules):
-            raise UsageError(f"there is no rule {code!r} here; `ddp-doctor checks` lists them")
+            every = [rule.code for rule in rules]
+            raise UsageError(unknown("rule", code, every, "run `ddp-doctor explain` to list all rules"))
     return codes
 
 
@@ -226,5 +227,5 @@ def ignored(given: Sequence[str] | None) -> tuple[str, ...]:
     rules = all_rules()
     codes = rule_codes(given, rules)
     if codes and all(rule.code.startswith(codes) for rule in rules):
-        raise UsageError(f"--ignore {','.join(codes)} leaves no rule")
+        raise UsageError(f"--ignore {','.join(codes)} excludes every rule; ignore fewer")
     return codes

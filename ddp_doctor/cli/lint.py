@@ -18,6 +18,7 @@ from ddp_doctor.lint.report import Linted, Unread, lint_report
 from ddp_doctor.lint.rule import LintRule
 from ddp_doctor.lint.rules import RULES
 from ddp_doctor.model.choices import ExitCode, FailOn, OutputFormat, UsageError
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.parse.file_kinds import PYTHON
 from ddp_doctor.parse.text import as_utf8
 from ddp_doctor.render import finding_lines
@@ -43,10 +44,10 @@ def lint(
     started_at = datetime.now(timezone.utc)
     rules = chosen(RULES, rule_codes(select, RULES), rule_codes(ignore, RULES))
     if not rules:
-        raise UsageError("--select and --ignore leave no rule")
+        raise UsageError("--select and --ignore exclude every rule; select more rules or ignore fewer")
     paths = list(_script_paths(given))
     if not paths:
-        raise UsageError(f"there is no Python file in {', '.join(given)}")
+        raise UsageError(f"found no Python file in {', '.join(map(quoted, given))}")
     with no_garbage_collection():  # of a hundred trees
         linted = [_lint_file(path, rules) for path in paths]
     report = lint_report(linted, fail_on, started_at)
@@ -58,7 +59,7 @@ def lint(
         for file in report.unread:
             print_to_stderr(f"ddp-doctor: {file.path}:{file.line} was not checked: {file.reason}")
     for code, why in (failure for file in linted for failure in file.failures):
-        print_to_stderr(f"ddp-doctor: rule {code} failed itself: {why}")
+        print_to_stderr(f"ddp-doctor: internal error in rule {code}: {why}")
     for problem in problems:
         print_to_stderr(f"ddp-doctor: {problem}")
     return ExitCode.USAGE.value if problems else report.exit_code
@@ -71,7 +72,7 @@ def _lint_file(path: str, rules: Sequence[LintRule]) -> Linted:
     except (OSError, CannotRead, ValueError) as error:
         reason = as_utf8(str(error))
         if isinstance(error, OSError):
-            reason = f"cannot read {shown}: {error.strerror}"
+            reason = f"cannot read {quoted(shown)}: {error.strerror}"
         if not os.access(path, os.F_OK):
             raise UsageError(reason) from error
         return Linted(unread=Unread(path=shown, line=1, reason=reason))

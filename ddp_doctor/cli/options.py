@@ -197,5 +197,5 @@ def _reported(command: Callable[..., int | None]) -> Callable[..., None]:
 def _detail(*, verbose: bool, quiet: bool) -> Detail:
     """How much to print. Raises UsageError."""
     if verbose and quiet:
-        raise UsageError("--verbose and --quiet contradict each other: give one")
+        raise UsageError("--verbose and --quiet exclude each other; give one of them")
     return Detail.VERDICT if quiet else Detail.ALL if verbose else Detail.SCREEN

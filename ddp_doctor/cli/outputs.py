@@ -8,12 +8,12 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from ddp_doctor.model.choices import Command, Detail, OutputFormat, UsageError, as_usage_error
+from ddp_doctor.model.error_text import expected, quoted
 
 if TYPE_CHECKING:
     from ddp_doctor.lint.report import LintReport
@@ -225,9 +225,9 @@ class Outputs:
         from ddp_doctor.render.files import CannotWrite, require_writable
 
         if list(self.paths.values()).count("-") > 1:
-            raise UsageError("only one output can go to stdout (-); give the others a path")
+            raise UsageError("only one output can go to stdout (-); give the other outputs a path")
         if "-" in self.paths.values() and self._prints_data:
-            raise UsageError(f"--output-format {self.form.value} goes to stdout, so give the other output a path")
+            raise UsageError(f"--output-format {self.form.value} writes to stdout; give the other output a path")
         for output in OUTPUTS:
             _require_suffix(output, self.paths.get(output.name))
         for path in self.paths.values():
@@ -235,7 +235,7 @@ class Outputs:
                 with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
             if list(self.paths.values()).count(path) > 1 and (Path(path).is_file() or not Path(path).exists()):
-                raise UsageError(f"two outputs would write {path}, the second over the first: give each its own")
+                raise UsageError(f"two outputs would write to {quoted(path)}; give each output its own path")
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":
         """The same with ``%h`` in paths as the host's name and ``%n`` as the node rank."""
@@ -248,13 +248,15 @@ class Outputs:
         others += [f"--output-format {self.form.value}"] * (self.form is not OutputFormat.FULL)
         others += ["--redact"] * self.redact
         if others:
-            raise UsageError(f"{others[0]} has nothing to show of {what}: leave it out, or write --{name}")
+            raise UsageError(f"{others[0]} does not apply to {what}; omit it, or use --{name}")
 
     def require_redactable(self) -> None:
         """Refuse settings with names that are nobody's. Raises UsageError."""
         settings = [output.option for output in OUTPUTS if output.name in self.paths.keys() - _OF_REDACTED]
         if self.redact and settings:
-            raise UsageError(f"--redact replaces names that {settings[0]} needs: give one of them")
+            raise UsageError(
+                f"--redact cannot be used with {settings[0]}, which needs the real names; give one of them"
+            )
 
     def without_files(self) -> "Outputs":
         """The same for a node that leaves the outputs to the head."""
@@ -292,26 +294,24 @@ def _require_suffix(output: Output, path: str | None) -> None:
     if Path(path).exists() and not Path(path).is_file():
         return  # /dev/stdout, a pipe
     raise UsageError(
-        f"a file that does not end in {output.suffix} would not be read: {output.option} {path}{output.suffix}"
+        f"invalid {output.option} {quoted(path)}: expected a name ending in {output.suffix}; other files are not read"
     )
 
 
 def paths_of_forms(given: Sequence[str]) -> dict[str, str]:
     """``--settings env:nccl.env --settings docker:-``: the path of each form. Raises UsageError."""
     names = [output.name for output in FORMS]
-    forms = f"forms are {', '.join(names[:-1])} and {names[-1]}"
     paths: dict[str, str] = {}
     for text in given:
         form, colon, path = text.partition(":")
         if not colon and form not in names:
-            raise UsageError(f"--settings takes FORM:PATH, as in env:{text or 'FILE'}; {forms}")
+            raise UsageError(f"invalid --settings {quoted(text)}: expected FORM:PATH, for example env:{text or 'FILE'}")
         if form not in names:
-            near = _ALSO_CALLED.get(form.lower()) or "".join(get_close_matches(form.lower(), names, 1, 0.5))
-            meant = f"; did you mean {near}:{path or 'FILE'}?" if near else ""
-            raise UsageError(f"--settings knows no form {form!r}{meant or ';'} {forms}")
+            meant = expected(_ALSO_CALLED.get(form.lower(), form), names)
+            raise UsageError(f"unknown form {quoted(form)} of --settings: {meant}")
         if not path:
-            raise UsageError(f"--settings {form} has no path: {form}:FILE, or {form}:- for stdout")
+            raise UsageError(f"--settings {form} has no path; give {form}:FILE, or {form}:- for stdout")
         if form in paths:
-            raise UsageError(f"--settings {form} was given twice: give it one path")
+            raise UsageError(f"--settings {form} is given twice; give one path")
         paths[form] = path
     return paths

@@ -52,7 +52,7 @@ def report(outcome: Outcome, outputs: Outputs, saved_as: str | None = None) -> i
     else:
         terminal.show_short(outcome.report, out, outcome.spoken_by, saved_as)
     for code, trace in outcome.rule_failures:
-        print_to_stderr(f"ddp-doctor: rule {code} failed itself; {keep_trace(trace)}")
+        print_to_stderr(f"ddp-doctor: internal error in rule {code}; {keep_trace(trace)}")
     for problem in problems:
         print_to_stderr(
             f"ddp-doctor: {problem}; the recording is in {saved_as}" if saved_as else f"ddp-doctor: {problem}"
@@ -64,5 +64,5 @@ def save(recording: Recording, env: Mapping[str, str], copy_of: str | None = Non
     """Keep the recording in the user's state directory. Return its path, or None if it is not kept."""
     saved_as = folders.keep_recording(recording, env, copy_of)
     if saved_as is None and folders.keeps_recordings(env):
-        print_to_stderr("ddp-doctor: the recording could not be saved; use --record PATH")
+        print_to_stderr("ddp-doctor: cannot save the recording; write it elsewhere with --record PATH")
     return saved_as

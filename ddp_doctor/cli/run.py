@@ -21,6 +21,7 @@ from ddp_doctor.cli.run_options import RunOptions
 from ddp_doctor.engine.plan import make_plan
 from ddp_doctor.knowledge.deadlines import longest_s
 from ddp_doctor.model.choices import Command, ExitCode, as_usage_error
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options, Recording
 from ddp_doctor.parse.options import require_factory
 from ddp_doctor.render import layout, plan_table, screen
@@ -125,8 +126,10 @@ def _tell_of_topology(options: Options, hosts: Sequence[str]) -> None:
     if not options.topology or not strange:
         return
     if len(strange) == len(hosts):
-        raise UsageError(f"{options.topology} names none of these hosts: {name_list(strange)}")
-    print_to_stderr(f"ddp-doctor: {options.topology} does not name {name_list(strange)}, taken to share no switch")
+        raise UsageError(f"{quoted(options.topology)} does not list any of these hosts: {name_list(strange)}")
+    print_to_stderr(
+        f"ddp-doctor: {quoted(options.topology)} does not list {name_list(strange)}; assuming no shared switch"
+    )
 
 
 def _test_or_wait(request: RunRequest, outputs: Outputs) -> int:
@@ -214,7 +217,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
         ended = fan_out.run()
     outcome = _outcome_of_agents(ended, here, request.options)
     for rank, why in ended.broken_off.items() if not ended.not_started else ():
-        print_to_stderr(f"ddp-doctor: the agent of {here.hosts[rank]} broke off: {why}")
+        print_to_stderr(f"ddp-doctor: the agent on {here.hosts[rank]} stopped: {why}")
     if outcome is not None:
         if request.baseline is not None:
             from ddp_doctor.app.baselines import with_baseline  # few runs need it
@@ -222,7 +225,7 @@ def _start_agents_and_report(here: StartedNodes, request: RunRequest, outputs: O
             outcome = with_baseline(outcome, *request.baseline)
         return save_and_report(outcome, outputs, request.env)
     if ended.timed_out:
-        print_to_stderr(f"ddp-doctor: no report came within {timeout_s:.0f} s, so the verdict is unsure")
+        print_to_stderr(f"ddp-doctor: no report within {timeout_s:.0f} s, so the verdict is unsure")
     return ExitCode.INTERRUPTED.value if ended.interrupted else ExitCode.UNSURE.value
 
 
@@ -233,7 +236,9 @@ def _outcome_of_agents(ended: Ended, here: StartedNodes, options: Options) -> Ou
             absent = [Recording.model_validate_json(text) for text in ended.recordings_of_absent]
             return app.judge_with_absent(Recording.model_validate_json(ended.recording), absent)
         except ValidationError:
-            print_to_stderr("ddp-doctor: what the agents saw cannot be read here; are all hosts on one release?")
+            print_to_stderr(
+                "ddp-doctor: cannot read the agents' recordings; install the same release of ddp-doctor on all hosts"
+            )
             return None
     if ended.refused is not None:
         raise UsageError(ended.refused)
@@ -250,7 +255,7 @@ def _ranks(text: str) -> int | None:
         return min(os.cpu_count() or 1, _MOST_RANKS)
     if text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_RANKS:
         return int(text)
-    raise UsageError(f"--nproc-per-node takes auto, gpu, cpu or a number from 1 to {_MOST_RANKS}, not {text[:80]!r}")
+    raise UsageError(f"invalid --nproc-per-node {quoted(text)}: expected auto, gpu, cpu or 1 to {_MOST_RANKS}")
 
 
 def _placed(asked: Asked, request: RunRequest) -> RunRequest:
@@ -275,11 +280,15 @@ def _placed(asked: Asked, request: RunRequest) -> RunRequest:
 def _wait_for_agent(world: OuterWorld, env: Mapping[str, str], budget_s: float) -> int:
     folder = folders.meeting_folder(env)
     if folder is None:
-        print_to_stderr(f"ddp-doctor: local rank {world.local_rank} has no folder of its own to meet the agent in")
+        print_to_stderr(
+            f"ddp-doctor: local rank {world.local_rank} found no private directory to meet the agent; set TMPDIR to one"
+        )
         return ExitCode.UNSURE.value
     with outer_launcher.settings_shared(world, folder, env):
         code = outer_launcher.wait_for_agent(world, folder, budget_s + _WAIT_MARGIN_S)
     if code is None:
-        print_to_stderr(f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which is gone")
+        print_to_stderr(
+            f"ddp-doctor: local rank {world.local_rank} waited for the agent of this node, which has exited"
+        )
         return ExitCode.UNSURE.value
     return code

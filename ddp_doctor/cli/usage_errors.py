@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_doctor.cli.error_handler import print_to_stderr
-from ddp_doctor.model.error_text import did_you_mean, expected, quoted, unknown
+from ddp_doctor.model.error_text import expected, quoted, unknown
 
 
 def report_usage_error(error: Any) -> None:

@@ -79,6 +79,6 @@ def watch(
     from ddp_doctor.watch.watching import watch
 
     if not stuck_after <= _LONGEST_STUCK_S:
-        raise UsageError(f"--stuck-after {stuck_after:g}: give a number from 10 to {_LONGEST_STUCK_S:g}, a day")
+        raise UsageError(f"invalid --stuck-after {stuck_after:g}: expected 10 to {_LONGEST_STUCK_S:g} (a day)")
     options = WatchOptions(stuck_after, on_hang == "kill", keep_output, tell_slow)
     return watch(command, os.environ, options, lambda sentence: print_to_stderr(f"ddp-doctor: {sentence}"))

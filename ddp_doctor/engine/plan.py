@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from ddp_doctor.knowledge.retired import RETIRED_CHECKS
 from ddp_doctor.model.check import COLLECTIVES, COMPILE, ISOLATION, JOB_COLLECTIVES, MESH, REPEATS, STRAGGLERS, Check
 from ddp_doctor.model.choices import Backend, Level, UsageError, Where
+from ddp_doctor.model.error_text import did_you_mean, quoted
 from ddp_doctor.model.recording import NOT_SELECTED, SKIPPED_BY_NAME, NotRun, Options
 
-#: Names that are offered in the place of one that is not known.
-_MOST_MEANT = 3
 #: How the reason begins of what a budget left out.
 TOO_DEAR = "does not fit the budget"
 
@@ -35,9 +34,7 @@ def make_plan(options: Options, checks: Sequence[Check], nnodes: int = 1) -> Pla
     """
     _require_known(options, checks)
     if options.isolate and nnodes == 1:
-        raise UsageError(
-            "--isolate finds the bad ones of several nodes, and this run has one: give --hosts or --nnodes"
-        )
+        raise UsageError("--isolate requires several nodes, but this run has one; add --hosts or --nnodes")
     chosen, not_run = [], []
     for check in checks:
         reason = _reason_against(check, options, nnodes)
@@ -69,29 +66,24 @@ def _require_known(options: Options, checks: Sequence[Check]) -> None:
         if name not in known:
             raise UsageError(no_such_check(name, checks))
     if both := [name for name in options.only if name in options.skip]:
-        raise UsageError(f"--only and --skip both name {both[0]}: leave it out of one of them")
+        raise UsageError(f"--only and --skip both list {both[0]}; remove it from one of them")
     if alone := [check.id for check in checks if check.needs_baseline and check.id in options.only]:
-        raise UsageError(f"{alone[0]} measures nothing itself: give --baseline FILE, and no --only for it")
+        raise UsageError(
+            f"{alone[0]} only compares other checks' results; use --baseline FILE instead of --only {alone[0]}"
+        )
 
 
 def no_such_check(name: str, checks: Sequence[Check]) -> str:
     """A sentence with the checks that may be meant: they begin so, are spelled alike, or have it in the title."""
-    from difflib import get_close_matches  # a prolog is seldom misspelt
-
     wanted = re.sub(r"[\W_]+", "_", name.lower()).strip("_")
     ids = [check.id for check in checks]
-    begun = [check for check in ids if wanted and check.startswith(wanted)]
-    alike = get_close_matches(wanted, ids, _MOST_MEANT, 0.6)
     titled = [
         check.id
         for check in checks
         if wanted and any(word.startswith(wanted) for word in re.findall(r"\w+", check.title.lower()))
     ]
-    now = [RETIRED_CHECKS[wanted]] if wanted in RETIRED_CHECKS else []
-    meant = list(dict.fromkeys([*now, *begun, *alike, *titled]))[:_MOST_MEANT]
-    return f"there is no check {name!r}" + (
-        f"; did you mean {' or '.join(meant)}?" if meant else "; `ddp-doctor checks` lists them"
-    )
+    hint = did_you_mean(RETIRED_CHECKS.get(wanted, wanted), ids, titled)
+    return f"unknown check {quoted(name)}; {hint or 'run `ddp-doctor explain` to list all checks'}"
 
 
 def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Check]) -> None:
@@ -103,8 +95,8 @@ def _require_run(options: Options, checks: Sequence[Check], chosen: Sequence[Che
     if own is None or not model or runs:
         return
     if own in options.skip or (options.only and own not in options.only):
-        way = f"name {own} in --only, too" if options.only else f"take {own} out of --skip"
-        raise UsageError(f"--model {model} would not be run: {way}, or leave --model out")
+        way = f"add {own} to --only" if options.only else f"remove {own} from --skip"
+        raise UsageError(f"--model {quoted(model)} would not be tested; {way}, or omit --model")
 
 
 def _require_named(options: Options) -> None:
@@ -120,11 +112,11 @@ def _require_named(options: Options) -> None:
         (options.data, "--data", STRAGGLERS),
     ):
         if given and (check in options.skip or (options.only and check not in options.only)):
-            way = f"name {check} in --only, too" if options.only else f"take {check} out of --skip"
-            raise UsageError(f"what {option} asks for would not be run: {way}")
+            way = f"add {check} to --only" if options.only else f"remove {check} from --skip"
+            raise UsageError(f"{option} has no effect without the check {check}; {way}")
         has_what_it_needs = given or check in (COLLECTIVES, STRAGGLERS) or (check == MESH and options.model)
         if check in options.only and not has_what_it_needs:
-            raise UsageError(f"{check} runs what {option} asks for: give it, or take {check} out of --only")
+            raise UsageError(f"--only {check} requires {option}; add {option}, or remove {check} from --only")
 
 
 def _reason_against(check: Check, options: Options, nnodes: int) -> str | None:

@@ -26,14 +26,14 @@ def require_possible(recording: Recording, nnodes: int) -> None:
         row = TABLE[name]
         if row.is_timed and not row.moved(size, ranks):
             raise UsageError(
-                f"{typed}: {name} of {size} bytes leaves each of {ranks} ranks less than a share of 16 bytes;"
-                f" take {16 * ranks} and more"
+                f"{typed}: {name} of {size} bytes leaves less than 16 bytes for each of {ranks} ranks;"
+                f" use {16 * ranks} bytes or more"
             )
         free, where = _memory(recording)
         needed = bytes_needed(row, size, None if recording.on_nccl else world.nproc_per_node)
         if row.is_timed and needed > free:
             raise UsageError(
-                f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, and {free >> 20} MiB are free"
+                f"{typed}: {name} of {size} bytes needs {needed >> 20} MiB {where}, but only {free >> 20} MiB are free"
             )
     if options.mesh and nnodes == 1 and (why := misfit(options.mesh, world.world_size)):
         raise UsageError(why)

@@ -149,7 +149,7 @@ def _deep_nesting() -> Iterator[None]:
 def decoded(data: bytes) -> str:
     """The text of a file, by its byte-order mark or coding line, else UTF-8. Raises NotPython."""
     if len(data) > MOST_BYTES:
-        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, which no training script is")
+        raise NotPython(f"is larger than {MOST_BYTES >> 10} KiB, more than any training script")
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
         return data.decode(encoding)
@@ -157,7 +157,7 @@ def decoded(data: bytes) -> str:
         line = data.count(b"\n", 0, error.start) + 1
         raise NotPython(f"is not {error.encoding}: {error.reason}", line) from error
     except (SyntaxError, LookupError, ValueError) as error:
-        raise NotPython(f"has no encoding that is known: {error}") from error
+        raise NotPython(f"has an unknown encoding: {error}") from error
 
 
 def parsed(text: str) -> ast.Module:
@@ -171,7 +171,7 @@ def parsed(text: str) -> ast.Module:
     except (RecursionError, MemoryError) as error:
         raise NotPython("is nested too deeply to be parsed") from error
     except ValueError as error:  # null bytes, lone surrogates
-        raise NotPython(f"is no text of Python: {error}") from error
+        raise NotPython(f"is not Python: {error}") from error
 
 
 def _judged(script: Script, rules: Sequence[LintRule]) -> Linted:

@@ -94,7 +94,7 @@ def still_open(last: FlightDumpFact, first: FlightDumpFact) -> FlightDumpFact:
 
 def _content(data: bytes) -> Mapping[str, Any]:
     if not data.strip(b"\0 \r\n\t"):
-        raise ValueError("the file is empty" if not data else "the file has nothing but blanks")
+        raise ValueError("the file is empty" if not data else "the file contains only whitespace")
     if len(data) > _LARGEST_BYTES:
         raise ValueError(f"the file is larger than {_LARGEST_BYTES // 1024**2} MiB and was not read")
     if data.lstrip().startswith(b"{"):
@@ -103,7 +103,7 @@ def _content(data: bytes) -> Mapping[str, Any]:
         except NotJson as error:
             end = data.rstrip()
             cut_off = error.at >= len(end) or not end.endswith(b"}")
-            raise ValueError("the file is cut off" if cut_off else f"it is damaged: {error}") from None
+            raise ValueError("the file is truncated" if cut_off else f"it is damaged: {error}") from None
     else:
         try:
             dump = plain_data(data)
@@ -111,9 +111,9 @@ def _content(data: bytes) -> Mapping[str, Any]:
             reason = "the file is cut off" if "cut off" in str(error) else f"the pickle was not read: {error}"
             raise ValueError(reason) from None
     if not isinstance(dump, Mapping) or not any(key in dump for key in ("entries", "pg_config", "pg_status")):
-        raise ValueError("it holds no entries of a flight recorder")
+        raise ValueError("it has no flight recorder entries")
     if "pg_config" in dump and not any(dump.get(key) for key in _FILLED):
-        raise ValueError("the recorder kept nothing: TORCH_FR_BUFFER_SIZE is not set")
+        raise ValueError("it has no entries because TORCH_FR_BUFFER_SIZE was not set")
     return dump
 
 

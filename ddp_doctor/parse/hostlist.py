@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from itertools import product
 from math import prod
 
+from ddp_doctor.model.error_text import quoted
+
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
@@ -42,7 +44,7 @@ def expand(text: str) -> tuple[str, ...]:
         hosts += _expand_item(item, MOST_HOSTS - len(hosts))
     wrong = next((host for host in hosts if not _NAME.fullmatch(host)), None)
     if wrong is not None or not hosts:
-        raise ValueError(f"{_short(wrong or text)!r} is not a host name")
+        raise ValueError(f"{quoted(wrong or text)} is not a host name")
     return tuple(hosts)
 
 
@@ -52,7 +54,7 @@ def expand_open_mpi(text: str) -> tuple[str, ...]:
     def padded(found: re.Match[str]) -> str:
         digits, colon, ranges = found[1].partition(":")
         if not colon or not digits.isdecimal() or int(digits) > 18:
-            raise ValueError(f"{_short(text)!r} is not a list of Open MPI's hosts")
+            raise ValueError(f"{quoted(text)} is not a host list of Open MPI")
         return f"[{re.sub(r'[0-9]+', lambda number: number[0].zfill(int(digits)), ranges)}]"
 
     return expand(_PIECE.sub(padded, text.partition("@")[0]))
@@ -70,7 +72,7 @@ def read_host_file(text: str) -> tuple[str, ...]:
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
             if len(hosts) > MOST_HOSTS:
-                raise ValueError(f"line {number}: more than {MOST_HOSTS} hosts")
+                raise ValueError(f"line {number}: there are more than {MOST_HOSTS} hosts")
     return tuple(hosts)
 
 
@@ -79,7 +81,7 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
     while text:
         found = _ITEM.match(text, at)
         if found is None or not found[1].strip():
-            raise ValueError(f"{_short(text)!r} is not a list of hosts such as node[1-4,7],login")
+            raise ValueError(f"{quoted(text)} is not a list of hosts such as node[1-4,7],login")
         yield found[1].strip()
         if not found[2]:
             return
@@ -88,11 +90,11 @@ def _split_outside_brackets(text: str) -> Iterator[str]:
 
 def _expand_item(item: str, room: int) -> list[str]:
     if item.count("[") > _MOST_BRACKETS:
-        raise ValueError(f"{_short(item)!r} has more than {_MOST_BRACKETS} brackets")
+        raise ValueError(f"{quoted(item)} has more than {_MOST_BRACKETS} brackets")
     parts = _PIECE.split(item)  # text, ranges, text, ranges, text
     spans = [list(_spans(ranges)) for ranges in parts[1::2]]
     if prod(sum(last - first + 1 for first, last, _width in span) for span in spans) > room:
-        raise ValueError(f"{_short(item)!r} names more than {MOST_HOSTS} hosts")
+        raise ValueError(f"{quoted(item)} lists more than {MOST_HOSTS} hosts")
     numbers = [
         [f"{number:0{width}d}" for first, last, width in span for number in range(first, last + 1)] for span in spans
     ]
@@ -108,12 +110,8 @@ def _spans(ranges: str) -> Iterator[tuple[int, int, int]]:
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"[{_short(ranges)}] is not a range such as [1-4,7]")
+            raise ValueError(f"{quoted(f'[{ranges}]')} is not a range such as [1-4,7]")
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
-            raise ValueError(f"[{_short(ranges)}] counts backwards")
+            raise ValueError(f"{quoted(f'[{ranges}]')} is not an ascending range")
         yield first, last, len(found[1]) if found[1].startswith("0") else 1
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -55,7 +55,7 @@ def json_object(data: str | bytes) -> dict[str, Json]:
     """The object in a text. Raises NotJson, also for a value of another kind."""
     value = json_value(data)
     if not isinstance(value, dict):
-        raise NotJson("it is no object of JSON")
+        raise NotJson("it is not a JSON object")
     return value
 
 

@@ -14,6 +14,8 @@ import keyword
 import re
 from collections.abc import Collection
 
+from ddp_doctor.model.error_text import expected, quoted, unknown
+
 #: torchrun's port for the c10d rendezvous, and the one of ``--master-port``.
 RENDEZVOUS_PORT = 29400
 MASTER_PORT = 29500
@@ -28,7 +30,7 @@ def nnodes(text: str) -> tuple[int, int]:
     found = _NNODES.fullmatch(text)
     least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 1 <= least <= most <= MOST_NODES:
-        raise ValueError(f"--nnodes takes a number from 1 to {MOST_NODES}, or MIN:MAX, not {text!r}")
+        raise ValueError(f"invalid --nnodes {quoted(text)}: expected 1 to {MOST_NODES}, or MIN:MAX")
     return least, most
 
 
@@ -36,7 +38,7 @@ def endpoint(text: str, option: str = "--rdzv-endpoint") -> tuple[str, int]:
     """Host (without brackets) and port. Raises ValueError with one sentence."""
     found = _ENDPOINT.fullmatch(text)
     if found is None or int(found["port"] or 0) > 65535:
-        raise ValueError(f"{option} takes HOST:PORT with a port up to 65535, not {text!r}")
+        raise ValueError(f"invalid {option} {quoted(text)}: expected HOST or HOST:PORT with a port up to 65535")
     return found["host"].strip("[]"), int(found["port"] or RENDEZVOUS_PORT)
 
 
@@ -60,22 +62,20 @@ def require_factory(name: str, only: Collection[str] = (), option: str = "--mode
     if not name:
         for check in _CHECKS:
             if check in only:
-                raise ValueError(
-                    f"--only {check} needs a model of yours: name what makes it with --model MODULE:FACTORY"
-                )
+                raise ValueError(f"--only {check} requires a model; add --model MODULE:FACTORY")
         return
-    form = f"{option} takes MODULE:FACTORY, such as train.models:make"
+    invalid = f"invalid {option} {quoted(name)}"
     module, colon, factory = name.partition(":")
     if module.endswith(".py") or "/" in module:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         hint = f"{dotted}:{factory or 'make'}"
-        meant = f"; for this file: {option} {hint}" if _is_path(dotted) else ""
-        raise ValueError(f"{form}: a module's name, not its file{meant}")
+        meant = f"; for this file, use {option} {hint}" if _is_path(dotted) else ""
+        raise ValueError(f"{invalid}: expected a module name instead of a file{meant}")
     if not colon:
-        raise ValueError(f"{form}; there is no colon in {name[:80]!r}")
+        raise ValueError(f"{invalid}: expected MODULE:FACTORY, for example train.models:make")
     for part in (module, factory):
         if not _is_path(part):
-            raise ValueError(f"{form}; {part[:80]!r} is no name in Python")
+            raise ValueError(f"{invalid}: expected MODULE:FACTORY, but {quoted(part)} is not a Python name")
 
 
 def _is_path(text: str) -> bool:
@@ -96,9 +96,13 @@ def size(text: str, option: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     bytes_of = int(found[1]) << 10 * _POWERS.index(found[2].upper() or " ") if found else 0
     if not 0 < bytes_of < 1 << 50:
-        raise ValueError(f"{option} takes sizes such as 8, 512K or 1G (bytes, by 1024), not {text[:80]!r}")
+        raise ValueError(
+            f"invalid size {quoted(text)} in {option}: expected bytes, for example 8, 512K or 1G (powers of 1024)"
+        )
     if bytes_of % _ELEMENT_BYTES:
-        raise ValueError(f"{option}: {bytes_of} bytes are no whole number of fp32 elements; take a multiple of 4")
+        raise ValueError(
+            f"invalid size {quoted(text)} in {option}: expected a multiple of 4 bytes, the size of an fp32 element"
+        )
     return bytes_of
 
 
@@ -109,10 +113,9 @@ def memory(text: str) -> int:
     """Bytes of ``--memory 80GiB`` or ``--memory 39.5G``. Raises ValueError with one sentence."""
     found = _MEMORY.fullmatch(text.strip())
     if found is None:
-        why = "has no unit" if text.strip().replace(".", "", 1).isdigit() else "is no size"
-        raise ValueError(f"--memory takes the memory of one GPU, such as 80GiB: {text[:40]!r} {why}")
+        raise ValueError(f"invalid --memory {quoted(text)}: expected the memory of one GPU with a unit, such as 80GiB")
     if not (bytes_of := int(float(found[1]) * (1 << 10 * _POWERS.index(found[2].upper())))):
-        raise ValueError("--memory 0: nothing fits no memory")
+        raise ValueError(f"invalid --memory {quoted(text)}: expected more than 0 bytes")
     return bytes_of
 
 
@@ -124,47 +127,43 @@ def sizes(text: str) -> tuple[int, int, int] | None:
     ends = [size(end, "--sizes") for end in (first, *rest[:1])]
     factor = rest[1] if len(rest) == 2 else "2"
     if len(rest) > 2 or not factor.isascii() or not factor.isdigit() or not 2 <= int(factor[:9]) <= 1 << 30:
-        raise ValueError(f"--sizes takes FROM:TO:FACTOR, such as 8:1G:4, with a factor from 2 on, not {text[:80]!r}")
+        raise ValueError(
+            f"invalid --sizes {quoted(text)}: expected FROM:TO:FACTOR with a factor of 2 or more, such as 8:1G:4"
+        )
     if ends[-1] < ends[0]:
-        raise ValueError(f"--sizes {text}: the first size is larger than the last; put the smaller first")
+        raise ValueError(
+            f"invalid --sizes {quoted(text)}: the first size is larger than the last; put the smaller one first"
+        )
     return ends[0], ends[-1], int(factor)
 
 
 def floor(text: str, known: Collection[str]) -> tuple[str, int, float]:
     """``all_reduce:1G=180GB/s`` of ``--min-busbw``: collective, bytes, bytes a second. Raises ValueError."""
+    invalid = f"invalid --min-busbw {quoted(text)}"
     name, colon, rest = text.partition(":")
     size_of, equals, rate = rest.partition("=")
     if not colon or not equals:
-        raise ValueError(f"--min-busbw takes COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s, not {text[:80]!r}")
-    require_collective(name, known, "--min-busbw of sizes")
+        raise ValueError(f"{invalid}: expected COLLECTIVE:SIZE=RATE, such as all_reduce:1G=180GB/s")
+    require_collective(name, known, "--min-busbw")
     found = _RATE.fullmatch(rate.strip())
     if found is None:
-        why = "has no unit" if rate.strip().replace(".", "", 1).isdigit() else "is no rate"
-        raise ValueError(f"--min-busbw {text[:80]}: {rate[:40]!r} {why}; write it as 180GB/s (10^9 bytes a second)")
+        raise ValueError(f"{invalid}: expected a rate with a unit, such as 180GB/s (10^9 bytes per second)")
     if not (bytes_per_s := float(found[1]) * 1000 ** ("kMGT".index(found[2]) + 1)):
-        raise ValueError(f"--min-busbw {text[:80]}: everything reaches 0")
+        raise ValueError(f"{invalid}: expected a rate of more than 0")
     return name, size(size_of, "--min-busbw"), bytes_per_s
 
 
 def require_strategy(name: str, known: Collection[str]) -> None:
     """Raises ValueError with the nearest name for a ``--strategy`` that is none of those known; none is fine."""
     if name and name not in known:
-        from difflib import get_close_matches
-
-        near = ["zero3"] if "fsdp" in name.lower() else get_close_matches(name.lower(), known, 1, 0.5)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"--strategy: there is no {name[:80]!r}{meant or ';'} there are {', '.join(known)}")
+        meant = "zero3" if "fsdp" in name.lower() else name
+        raise ValueError(f"invalid --strategy {quoted(name)}: {expected(meant, known)}")
 
 
 def require_collective(name: str, known: Collection[str], option: str) -> None:
     """Raises ValueError with the nearest name for a collective that is none of those known."""
-    if name in known:
-        return
-    from difflib import get_close_matches
-
-    near = get_close_matches(re.sub(r"\W+", "_", name.lower()), known, 1, 0.4)
-    meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-    raise ValueError(f"{option}: there is no collective {name[:80]!r}{meant}")
+    if name not in known:
+        raise ValueError(unknown("collective", name, known, expected(name, known)) + f" ({option})")
 
 
 _AXIS = re.compile(r"([^\W\d]\w{0,39})=(\d{1,9})")
@@ -175,9 +174,9 @@ def mesh(text: str) -> tuple[tuple[str, int], ...]:
     found = [_AXIS.fullmatch(part.strip()) for part in text.split(",")]
     axes = {axis[1]: int(axis[2]) for axis in found if axis is not None}
     if None in found:
-        raise ValueError(f"--mesh takes NAME=RANKS for each axis, such as dp=2,shard=4, not {text[:80]!r}")
+        raise ValueError(f"invalid --mesh {quoted(text)}: expected NAME=RANKS for each axis, such as dp=2,shard=4")
     if len(axes) < len(found):
-        raise ValueError(f"--mesh {text[:80]} names an axis twice: each needs a name of its own")
+        raise ValueError(f"invalid --mesh {quoted(text)}: two axes have the same name")
     if 0 in axes.values():
-        raise ValueError(f"--mesh {text[:80]} has an axis without ranks; each has at least 1")
+        raise ValueError(f"invalid --mesh {quoted(text)}: an axis has 0 ranks; give each at least 1")
     return tuple(axes.items())

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Leaf
 from ddp_doctor.parse.hostlist import MOST_HOSTS, expand
 
@@ -90,7 +91,7 @@ def read_topology(text: str) -> tuple[Leaf, ...]:
             leaves.append(Leaf(name=name, hosts=tuple(host for host in leaf.hosts if host not in seen)))
         seen.update(host for leaf in own for host in leaf.hosts)
     if not seen:
-        raise ValueError("it names no hosts")
+        raise ValueError("it does not list any host")
     return tuple(leaf for leaf in leaves if leaf.hosts)
 
 
@@ -126,11 +127,11 @@ def _of_yaml(lines: Sequence[tuple[int, str]]) -> Iterator[_Entry]:
     for number, line in lines:
         match = _YAML.fullmatch(line)
         if match is None:
-            raise _odd(number, line, "is not as the manual of topology.yaml has it")
+            raise _odd(number, line, "does not match the topology.yaml format")
         dash, key, value = match[1], match[2], (match[3] or "").strip("'\"")
         topology = value if key == "topology" else topology
         if key is not None and not topology:
-            raise _odd(number, line, "is not as topology.yaml begins: - topology: NAME")
+            raise _odd(number, line, "is not the expected start of topology.yaml: - topology: NAME")
         if dash:
             yield entry
             entry = _Entry(number, topology, {})
@@ -143,9 +144,9 @@ def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
     by_name, leaf_of = dict[str, _Entry](), dict[str, str]()
     for entry in entries:
         if not _NAME.fullmatch(entry.name):
-            raise entry.wrong(f"{entry.name[:60]!r} is no name of a switch, block or rack")
+            raise entry.wrong(f"{quoted(entry.name)} is not a name of a switch, block or rack")
         if entry.name in by_name:
-            raise entry.wrong(f"{entry.name} was named before, in line {by_name[entry.name].line}")
+            raise entry.wrong(f"{entry.name} is already defined in line {by_name[entry.name].line}")
         by_name[entry.name] = entry
     _require_tree(by_name)
     for entry in entries:
@@ -154,7 +155,7 @@ def _leaves(entries: Sequence[_Entry]) -> Iterator[Leaf]:
             if leaf_of.setdefault(host, entry.name) != entry.name:
                 raise entry.wrong(f"{host} is on two leaves, {leaf_of[host]} and {entry.name}")
         if len(leaf_of) > MOST_HOSTS:
-            raise entry.wrong(f"more than {MOST_HOSTS} hosts")
+            raise entry.wrong(f"there are more than {MOST_HOSTS} hosts")
         yield Leaf(name=entry.name, hosts=hosts)
 
 
@@ -164,19 +165,19 @@ def _require_tree(by_name: dict[str, _Entry]) -> None:
         # SLURM ignores the switches below one that has nodes.
         for child in () if entry.fields.get("nodes") else entry.expanded("children"):
             if child not in by_name:
-                raise entry.wrong(f"there is no switch {child}")
+                raise entry.wrong(f"switch {quoted(child)} is not defined")
             if parent_of.setdefault(child, entry.name) != entry.name:
-                raise entry.wrong(f"switch {child} is below two others, {parent_of[child]} and {entry.name}")
+                raise entry.wrong(f"switch {child} is a child of two switches, {parent_of[child]} and {entry.name}")
     rooted = set[str]()
     for name, entry in by_name.items():
         way, at = set[str](), name
         while at and at not in rooted:
             if at in way:
-                raise entry.wrong(f"switch {at} is below itself")
+                raise entry.wrong(f"switch {at} is its own descendant")
             way.add(at)
             at = parent_of.get(at, "")
         rooted |= way
 
 
 def _odd(number: int, line: str, why: str) -> ValueError:
-    return ValueError(f"line {number}: {line.strip()[:60]!r} {why}")
+    return ValueError(f"line {number}: {quoted(line.strip())} {why}")

@@ -58,7 +58,7 @@ def compared_and_driven(ctx: RankContext) -> MeshFact:
     if len(set(told)) > 1:
         return MeshFact(mesh=mesh)
     if why := misfit(mesh, ctx.world_size):
-        raise Misused(why) if ctx.options.mesh else Skip(f"the mesh of --model, {told[0]}, is not of all ranks")
+        raise Misused(why) if ctx.options.mesh else Skip(f"the mesh of --model, {told[0]}, does not include all ranks")
     names, sizes = tuple(axis.name for axis in mesh), tuple(axis.size for axis in mesh)
     if made is None:
         with ctx.step("init_device_mesh", mesh_typed(mesh)):
@@ -103,7 +103,7 @@ def compared(ctx: RankContext) -> Iterator[Callable[[Callable[[], T]], T | None]
         if differ:
             ctx.model_mesh = asked, None
             meshes = " and ".join(dict.fromkeys(mesh or "none" for mesh in told))
-            raise Misuse(f"the ranks make different meshes: {meshes}")
+            raise Misuse(f"the ranks create different meshes: {meshes}")
 
     def compared(device_type: str, mesh_shape: tuple[int, ...], **more: Any) -> Any:
         asked = _axes(mesh_shape, more.get("mesh_dim_names"))

@@ -31,9 +31,9 @@ def require_torch(device: str) -> None:
 
     this = f"this is torch {torch.__version__}"
     if not hasattr(fsdp, _CLASS):
-        raise Failed(f"a model in fully_shard (FSDP2) needs torch 2.6 to be tested; {this}")
+        raise Failed(f"testing a model in fully_shard (FSDP2) requires torch 2.6; {this}")
     if device == "cpu" and not hasattr(torch.cpu.Stream, "record_event"):  # AttributeError of torch 2.6 in any forward
-        raise Failed(f"fully_shard (FSDP2) needs a newer torch than 2.6 on the CPU, where these ranks are; {this}")
+        raise Failed(f"these ranks are on the CPU, where fully_shard (FSDP2) requires torch newer than 2.6; {this}")
 
 
 def is_dtensor(tensor: Any) -> bool:

@@ -74,9 +74,7 @@ def start(server: ForkServer, run_folder: Path, host: str, port: int) -> Control
             if process.exitcode is None or not 0 < process.exitcode < _FORKSERVER_GONE:
                 raise HelperLost(lost)
             last = server.log().strip().rpartition("\n")[2]
-            raise RuntimeError(
-                "the process of the control store died before it listened" + (f": {last}" if last else "")
-            )
+            raise RuntimeError("the control store process exited before it listened" + (f": {last}" if last else ""))
         time.sleep(0.005)
     process.kill()
     raise RuntimeError(

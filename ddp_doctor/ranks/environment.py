@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import ddp_doctor
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.finding import Setting
 from ddp_doctor.model.recording import World
 from ddp_doctor.settings import trials
@@ -61,10 +62,10 @@ def with_settings(env: Mapping[str, str], settings: Sequence[Setting], node: int
         if setting.name in trials.OF_LAUNCHER:
             continue
         if trials.read_by(setting.name, setting.action) is None:
-            raise Refused(f"no trial sets {setting.name[:80]!r}")
+            raise Refused(f"trials must not set {quoted(setting.name)}")
         value = setting.value or ""
         if not value.isprintable() or len(value) > _LONGEST_VALUE:
-            raise Refused(f"no trial sets {setting.name} to {value[:80]!r}")
+            raise Refused(f"trials must not set {setting.name} to {quoted(value)}")
         if setting.node_rank not in (None, node):
             continue
         mine.pop(setting.name, None)

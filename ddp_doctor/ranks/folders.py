@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_doctor.model.choices import UsageError
+from ddp_doctor.model.error_text import quoted
 
 #: The note in each folder; only its own run holds the lock on it for long.
 NOTE = "owner.lock"
@@ -61,7 +62,7 @@ def make_run_folder() -> Path:
             raise
         short = f", with less than {_LONGEST_PARENT} characters" if str(parent) != found else ""
         raise UsageError(
-            f"no folder for temporary files is writable ({parent}: {error.strerror}): set TMPDIR to one that is{short}"
+            f"cannot write to {quoted(parent)}: {error.strerror}; set TMPDIR to a writable directory{short}"
         ) from error
     return folder
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ddp_doctor.knowledge import deadlines
 from ddp_doctor.model.check import PROCESS_GROUP, Check
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.recording import Options, World
 from ddp_doctor.model.trial import TrialRecord
 from ddp_doctor.ranks import folders
@@ -131,21 +132,21 @@ class NodeRanks:
         if reproducer is None:
             limits: set[float | None] = {check.deadline_s for check in checks if check.environment}
             if record.settings or record.limit_s not in (limits or {None}):
-                raise Refused("a trial has a limit or settings of its own, and tries nothing")
+                raise Refused("a trial sets a limit or settings, but does not try a fix")
             return
         if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
-            raise Refused(f"no trial of a remedy takes {record.limit_s} seconds")
+            raise Refused(f"the time limit of a trial is invalid: {record.limit_s} seconds")
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.run.world.world_size)):
-            raise Refused(f"a trial of ranks that are not those of this run: {str(ranks)[:80]}")
+            raise Refused(f"a trial lists ranks that are not in this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
-            raise Refused(f"no trial of a remedy moves {reproducer.size_bytes} bytes")
+            raise Refused(f"the size of a trial is invalid: {reproducer.size_bytes} bytes")
         if reproducer.kind == "exchange" and len(ranks) != 2:
-            raise Refused(f"an exchange is between two ranks, not {len(ranks)}")
+            raise Refused(f"an exchange needs two ranks, but has {len(ranks)}")
         with_settings(self.run.env, record.settings, self.run.node)
 
     def _folder(self, record: TrialRecord) -> Path:
         if not _TRIAL.fullmatch(record.trial):  # it may come over the network, and becomes a path
-            raise ValueError(f"{record.trial[:40]!r} is no name of a trial")
+            raise ValueError(f"invalid name of a trial: {quoted(record.trial)}")
         folder = self.run_folder / record.trial
         folder.mkdir()
         return folder

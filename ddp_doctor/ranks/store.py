@@ -44,7 +44,7 @@ def exchange(store: Any, name: str, text: str, rank: int, ranks: int) -> tuple[s
     """
     packed = zlib.compress(text.encode(), 1)
     if len(packed) > MOST_BYTES:
-        raise Failed(f"{name} of this rank takes {len(packed)} bytes, more than the control store carries")
+        raise Failed(f"{name} of this rank has {len(packed)} bytes, more than the control store accepts")
     store.set(f"{name}/text/{rank}", packed)
     store.set(f"{name}/digest/{rank}", hashlib.sha256(packed).hexdigest())
     keys = [f"{name}/digest/{peer}" for peer in range(ranks)]

@@ -68,12 +68,12 @@ def _by_host(settings: Sequence[Setting], world: World | None) -> dict[str, str 
         if host is None:
             continue
         if own.setdefault(host, _value(setting)) != _value(setting):
-            raise Unclear(f"{host} has two values of it")
+            raise Unclear(f"{host} has two values for it")
         by_rank[host] += setting.node_rank is not None
     of_name = Counter(node.hostname for node in world.nodes) if world else Counter()
     for host, count in by_rank.items():
         if 0 < count < of_name[host]:
-            raise Unclear(f"several nodes call themselves {host}")
+            raise Unclear(f"several nodes have the host name {host}")
     return own
 
 
@@ -85,7 +85,7 @@ def _host(setting: Setting, world: World | None) -> str | None:
     if host is None and world is not None and setting.node_rank is not None:
         host = world.hostname(setting.node_rank)
     if host is None or not is_host(host):
-        raise Unclear(f"no host name is known of {host or f'node rank {setting.node_rank}'}")
+        raise Unclear(f"the host name of {host or f'node rank {setting.node_rank}'} is unknown")
     return host
 
 

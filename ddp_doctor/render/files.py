@@ -7,6 +7,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from ddp_doctor.model.error_text import quoted
+
 
 class CannotWrite(Exception):
     """An output could not be written; the message is one sentence for people."""
@@ -28,7 +30,7 @@ def require_writable(target: str) -> None:
         os.close(handle)
         Path(temporary).unlink()
     except (OSError, ValueError) as error:
-        raise CannotWrite(f"cannot write {target}: {getattr(error, 'strerror', error)}") from error
+        raise CannotWrite(f"cannot write {quoted(target)}: {getattr(error, 'strerror', error)}") from error
 
 
 def write(target: str, text: str, *, mode: int | None = None) -> None:
@@ -54,4 +56,4 @@ def write(target: str, text: str, *, mode: int | None = None) -> None:
     except OSError as error:
         with suppress(OSError):
             Path(temporary).unlink()
-        raise CannotWrite(f"cannot write {target}: {error.strerror}") from error
+        raise CannotWrite(f"cannot write {quoted(target)}: {error.strerror}") from error

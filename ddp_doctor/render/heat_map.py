@@ -228,7 +228,7 @@ def picture(report: Report, _recording: Recording) -> str:
     """All grids below each other, as an <svg> element. Raises CannotWrite where there is none to draw."""
     drawn = list(heat_maps(report))
     if not drawn:
-        raise CannotWrite("nothing between ranks or nodes was measured, so --svg writes nothing")
+        raise CannotWrite("cannot write --svg: the run has no measurements between ranks or nodes")
     return svg(*drawn)
 
 

@@ -5,6 +5,8 @@ import select
 import sys
 from pathlib import Path
 
+from ddp_doctor.model.error_text import quoted
+
 #: The topologies of thousands of hosts are some megabytes.
 MOST_BYTES = 64 * 1024 * 1024
 #: A slow host has answered by then; a host that hangs never answers.
@@ -32,9 +34,9 @@ def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SI
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise CannotRead(f"cannot read {path or 'a file without a name'}: {error.strerror}") from error
+        raise CannotRead(f"cannot read {quoted(path)}: {error.strerror}") from error
     except ValueError as error:
-        raise CannotRead(f"cannot read {path!r}: {error}") from error
+        raise CannotRead(f"cannot read {quoted(path)}: {error}") from error
 
 
 def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> bytes:
@@ -42,9 +44,9 @@ def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> byte
     while len(data) <= most_bytes:
         # A person who pastes into a terminal may take their time.
         if not os.isatty(descriptor) and not select.select([descriptor], [], [], silence_s)[0]:
-            raise CannotRead(f"nothing came from {name} for {silence_s:g} s, so it was given up")
+            raise CannotRead(f"cannot read {quoted(name)}: no data for {silence_s:g} s")
         chunk = os.read(descriptor, 65536)
         if not chunk:
             return bytes(data)
         data += chunk
-    raise CannotRead(f"{name} is larger than {most_bytes >> 20} MiB, which nothing is that can be read here")
+    raise CannotRead(f"cannot read {quoted(name)}: it is larger than {most_bytes >> 20} MiB, more than any valid input")

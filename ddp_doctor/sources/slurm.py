@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.sources.commands import run_command
 
@@ -35,24 +36,24 @@ class SlurmJob:
 def slurm_job_of(job_id: str, env: Mapping[str, str]) -> SlurmJob | None:
     """A job that runs; None where SLURM cannot be asked here. Raises ValueError with one sentence where it does not."""
     if not _JOB_ID.fullmatch(job_id):
-        raise ValueError(f"{job_id!r} is not the number of a SLURM job, as 4711 or 4711_3 is")
+        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID such as 4711 or 4711_3")
     words = ("squeue", "--noheader", "--jobs", job_id, "--format", "%A|%i|%T|%u|%U|%N", "--states", "all")
     done = run_command(words, env, _PATIENCE_S)
     rows = [found for line in done.stdout.splitlines() if (found := _ROW.fullmatch(line.strip()))]
     if "Invalid job id" in done.stderr or (done.ok and not rows):
-        raise ValueError(f"SLURM does not know job {job_id}, or has forgotten it")
+        raise ValueError(f"SLURM does not know job {job_id}, or no longer does")
     running = [row for row in rows if row["state"] in ("RUNNING", "COMPLETING", "SUSPENDED")]
     if len(running) > 1:
         raise ValueError(
-            f"job {job_id} is an array of which {len(running)} tasks run: name one, as {running[0]['task']}"
+            f"job {job_id} is an array with {len(running)} running tasks; name one, for example {running[0]['task']}"
         )
     if not rows:
         return None
     if not running:
-        raise ValueError(f"SLURM job {job_id} does not run, it is {rows[0]['state'].lower()}")
+        raise ValueError(f"SLURM job {job_id} is not running; it is {rows[0]['state'].lower()}")
     row = running[0]
     if os.getuid() not in (0, int(row["uid"])):
-        raise ValueError(f"SLURM job {job_id} is one of {row['user']}: run this as {row['user']}, or as root")
+        raise ValueError(f"SLURM job {job_id} belongs to {row['user']}; run this as {row['user']} or as root")
     return SlurmJob(row["number"], expand(row["nodes"]))
 
 
@@ -63,7 +64,7 @@ def files_of_job(job_id: str, env: Mapping[str, str], folder: Path) -> list[Path
     ValueError where ``job_id`` is no number of a job.
     """
     if not _JOB_ID.fullmatch(job_id):
-        raise ValueError(f"{job_id!r} is not the number of a Slurm job, as 4711 or 4711_3 is")
+        raise ValueError(f"{quoted(job_id)} is not a SLURM job ID such as 4711 or 4711_3")
     found = [*folder.glob(f"slurm-{job_id}.*"), *folder.glob(f"slurm-{job_id}_*.*")]
     shown = run_command(("scontrol", "show", "job", job_id), env, _PATIENCE_S)
     fields = dict(_FIELD.findall(shown.stdout))

@@ -185,7 +185,7 @@ class TcpLine:
                 turn.announce(b"T", size)
                 turn.expect(b"T")
             except TimeoutError as error:
-                raise OSError(errno.EBUSY, "the peer was busy with the transfers of others") from error
+                raise OSError(errno.EBUSY, "the peer was busy with other transfers") from error
         started = time.monotonic()
         stream = _Stream(self._socket, timeout_s)
         if size <= FREE_TRANSFER:
@@ -241,7 +241,7 @@ def dial(address: str, port: int, token: str, timeout_s: float) -> TcpLine:
             stream.write(b"H", token.encode())
             stream.expect(b"H")
         except TimeoutError as error:
-            raise OSError(errno.ETIME, "connected, but nothing answered") from error
+            raise OSError(errno.ETIME, "connected, but received no answer") from error
     except BaseException:
         connection.close()
         raise
@@ -323,7 +323,7 @@ class _Stream:
 def _packed(content: Mapping[str, Json]) -> bytes:
     packed = json.dumps(content).encode()
     if len(packed) > LONGEST_JSON:
-        raise _foreign(f"{len(packed)} bytes are too many to ask or answer")
+        raise _foreign(f"a message of {len(packed)} bytes is too large")
     return packed
 
 

@@ -82,7 +82,7 @@ class Bounded(Counted):
         """Raises CannotUnpack where there is too much."""
         read = super().readinto(buffer)
         if self.count > max(FREE_BYTES, min(self._packed.count * _LARGEST_RATIO, _MOST_BYTES)):
-            raise CannotUnpack(f"it swells to more than {_LARGEST_RATIO} times its size, so the rest was not read")
+            raise CannotUnpack(f"it unpacks to more than {_LARGEST_RATIO} times its size, so the rest was not read")
         return read
 
 
@@ -104,7 +104,7 @@ class _Unpacked:
             else:
                 rest = (self._packed.read(_PIECE) or b"") if self._now.needs_input else b""
                 if self._now.needs_input and not rest:
-                    raise EOFError("it is cut off")
+                    raise EOFError("it is truncated")
             if data := self._now.decompress(rest, size):
                 return data
 
@@ -139,7 +139,7 @@ def _zstd_decompressor() -> Callable[[], _Decompressor]:
         except ImportError:
             continue
         return found
-    raise CannotUnpack("it is packed with zstd, which this Python cannot read; unpack it with: zstd -d")
+    raise CannotUnpack("this Python cannot read zstd files; unpack it with: zstd -d")
 
 
 def unpacked(head: bytes, file: Counted) -> "io.BufferedReader[Any] | None":

@@ -8,9 +8,10 @@ import ast
 import sys
 import warnings
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from ddp_doctor.model.error_text import did_you_mean, quoted
 
 #: Who uses one of these may make names that no line binds, or modules that no file holds.
 _DYNAMIC = {
@@ -44,7 +45,7 @@ def _find_module(module: str) -> ModuleSpec | str:
                 source = _source(parent) if parent.loader is not None else ""
                 if source is None or _DYNAMIC.intersection(_words(ast.parse(source))):
                     raise LookupError(full)
-            return f"there is no module {full!r} in {here} or on the Python path"
+            return f"found no module {quoted(full)} in {quoted(here)} or on the Python path"
         parent = spec
     assert parent is not None
     return parent
@@ -79,12 +80,12 @@ def _lacks(spec: ModuleSpec, wanted: str) -> str | None:
             compile(source, spec.origin or "", "exec", dont_inherit=True)  # makes code, and runs none of it
             tree = ast.parse(source)
     except SyntaxError as error:
-        return f"{spec.origin}:{error.lineno} is no Python that {sys.version.split()[0]} reads: {error.msg}"
+        return f"{spec.origin}:{error.lineno} is not valid in Python {sys.version.split()[0]}: {error.msg}"
     bound = {*_bound_names(tree)}
     if wanted in bound or "*" in bound or _DYNAMIC.intersection(_words(tree)):
         return None
-    near = get_close_matches(wanted, [name for name in bound if not name.startswith("_")], 1)
-    return f"{spec.origin} has no function {wanted!r}{f', but {near[0]!r}' if near else ''}"
+    near = did_you_mean(wanted, [name for name in bound if not name.startswith("_")])
+    return f"{spec.origin} has no function {quoted(wanted)}{near and f'; {near}'}"
 
 
 def _bound_names(tree: ast.Module) -> Iterator[str]:

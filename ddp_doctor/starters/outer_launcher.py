@@ -203,9 +203,9 @@ def _settings_of_living_rank(path: Path) -> bytes:
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > _LONGEST:
-            raise ValueError(f"{path.name} is none of this user's ranks'")
+            raise ValueError(f"{path.name} does not belong to a rank of this user")
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return file.read(_LONGEST)
-    raise ValueError(f"the rank that left {path.name} is gone")
+    raise ValueError(f"the rank that wrote {path.name} has exited")

@@ -32,7 +32,7 @@ from ddp_doctor.starters.detect import HOSTS_VARIABLE, Launcher, OuterWorld, num
 _DAEMON = re.compile(r"[^;]*\.(\d{1,9});", re.ASCII)
 _ADDRESSES = re.compile(r"[^;]*;tcp6?://([^;]*):\d+", re.ASCII)
 _NAMESPACE = re.compile(r"prterun-(.+)-\d+@\d+", re.ASCII)
-_NAME_IT = "say which host is the head: mpirun -x MASTER_ADDR=HOST ..., HOST being the one with rank 0"
+_NAME_IT = "name the host with rank 0: mpirun -x MASTER_ADDR=HOST ..."
 
 
 def mpi_nnodes(env: Mapping[str, str]) -> int:
@@ -64,7 +64,7 @@ def mpi_head(env: Mapping[str, str]) -> str:
 def _checked(env: Mapping[str, str], variable: str, expected: int, host: str | None) -> str:
     """``host``, unless it is unknown or rank 0, which runs here, shows that it is on another."""
     if host is None:
-        raise ValueError(f"mpirun does not tell where rank 0 runs; {_NAME_IT}")
+        raise ValueError(f"mpirun does not report which host runs rank 0; {_NAME_IT}")
     daemon = _DAEMON.match(env.get(variable, ""))
     if env.get("OMPI_COMM_WORLD_RANK") == "0" and daemon is not None and int(daemon[1]) != expected:
         raise ValueError(f"mpirun was started on a host that does not run rank 0; {_NAME_IT}")
@@ -133,11 +133,11 @@ class Asked:
         """Where the nodes meet, None where nothing says so. Raises ValueError."""
         if self.named is None:
             if self.master_port is not None:
-                raise ValueError("--master-port needs --master-addr HOST, the host with node rank 0")
+                raise ValueError("--master-port requires --master-addr HOST, the host with node rank 0")
             return None
         host, port = self.named
         if not 1 <= port <= 65535:
-            raise ValueError(f"several nodes meet on a port from 1 to 65535 that all of them know, not {port}")
+            raise ValueError(f"invalid port {port}: several nodes need a port from 1 to 65535 that all of them know")
         return host, port
 
 
@@ -208,7 +208,9 @@ def _in_slurm_step(asked: Asked, env: Mapping[str, str]) -> Place:
     port = _port_of_launch(f"{env.get('SLURM_JOB_ID')}.{env.get('SLURM_STEP_ID')}")
     where = asked.endpoint or ((hosts[0], port) if hosts else None)
     if where is None and size > 1:
-        raise ValueError("this SLURM step has no SLURM_STEP_NODELIST; name the head: --rdzv-endpoint HOST:PORT")
+        raise ValueError(
+            "this SLURM step has no SLURM_STEP_NODELIST; name the head node with --rdzv-endpoint HOST:PORT"
+        )
     return Place(size, node_rank, None, where, hosts[:size], "slurm", is_started_by_us=True)
 
 
@@ -216,7 +218,9 @@ def _under_mpi(asked: Asked, env: Mapping[str, str]) -> Place:
     started = mpi_nnodes(env)
     size = _nodes_taking_part(asked, started, "mpirun")
     if size < started:
-        raise ValueError(f"mpirun started {started} nodes: leave --nnodes out, or start {size} with mpirun")
+        raise ValueError(
+            f"mpirun started {started} nodes, but --nnodes asks for {size}; omit --nnodes, or start {size} with mpirun"
+        )
     rank = number(env, "OMPI_COMM_WORLD_RANK", 0)
     where = asked.endpoint
     if where is None and env.get("MASTER_ADDR"):
@@ -241,9 +245,12 @@ def _by_options(asked: Asked, env: Mapping[str, str]) -> Place:
     size = nnodes(asked.nnodes)[1] if asked.nnodes else 1
     where = asked.endpoint if size > 1 else None
     if asked.node_rank is not None and not 0 <= asked.node_rank < size:
-        raise ValueError(f"--node-rank {asked.node_rank} does not exist among {_nodes(size)}: ranks count from 0")
+        ranks = "has only node rank 0" if size == 1 else f"have node ranks 0 to {size - 1}"
+        raise ValueError(f"--node-rank {asked.node_rank} is out of range: {_nodes(size)} {ranks}")
     if size > 1 and asked.node_rank is not None and where is None:
-        raise ValueError("--node-rank needs the head's address: add --rdzv-endpoint HOST:PORT, the same on all hosts")
+        raise ValueError(
+            "--node-rank requires --rdzv-endpoint HOST:PORT, the head node's address, the same on all hosts"
+        )
     hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
     launcher: Launcher = "kubernetes" if "KUBERNETES_SERVICE_HOST" in env else "plain"
     if hosts:
@@ -275,14 +282,14 @@ def _nodes_taking_part(asked: Asked, started: int, launcher: str) -> int:
     least, most = nnodes(asked.nnodes)
     if least > started:
         raise ValueError(
-            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}: start it on more, or leave --nnodes out"
+            f"--nnodes asks for {least}, but {launcher} has {_nodes(started)}; start it on more, or omit --nnodes"
         )
     return min(most, started)
 
 
 def _needed(node_rank: int, size: int) -> int:
     if node_rank >= size:
-        raise NotNeeded(f"node rank {node_rank} is not needed: --nnodes takes the first {size}")
+        raise NotNeeded(f"node rank {node_rank} is not needed: --nnodes uses only the first {size}")
     return node_rank
 
 

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.parse.hostlist import expand
 from ddp_doctor.parse.options import RENDEZVOUS_PORT, nnodes, written
 from ddp_doctor.starters import starter_channel
@@ -66,7 +67,7 @@ def start_all_nodes(
     try:
         starts = over_ssh(hosts, commands, env, os.getcwd())
     except FileNotFoundError:
-        raise ValueError("--hosts needs ssh, which is not on PATH; start the command on each host") from None
+        raise ValueError("--hosts requires ssh, which is not on PATH; run this command on each host instead") from None
     return StartedNodes(starts, names(hosts), where, "ssh")
 
 
@@ -77,7 +78,9 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
     """
     if asked.hosts:
         if outer is not None and outer.nnodes * outer.local_size > 1:
-            raise ValueError(f"--hosts starts the nodes itself: type it once, not under {_BY[outer.launcher]}")
+            raise ValueError(
+                f"--hosts starts all nodes itself; run this command once instead of under {_BY[outer.launcher]}"
+            )
         return chosen(asked)
     allocated = allocation(env, outer) if asked.node_rank is None else None
     if allocated is None:
@@ -85,8 +88,8 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(allocated.hosts))
     if least > len(allocated.hosts):
         raise ValueError(
-            f"--nnodes asks for {least}, but SLURM job {allocated.job_id} has {len(allocated.hosts)}: ask sbatch"
-            " or salloc for more with -N, or leave --nnodes out"
+            f"--nnodes asks for {least}, but SLURM job {allocated.job_id} has {len(allocated.hosts)}; request more"
+            " with -N of sbatch or salloc, or omit --nnodes"
         )
     return allocated.hosts[:most]
 
@@ -94,17 +97,17 @@ def hosts_to_start(asked: Asked, env: Mapping[str, str], outer: OuterWorld | Non
 def chosen(asked: Asked) -> tuple[str, ...]:
     """The first hosts of the list, as many as --nnodes takes. Raises ValueError."""
     if asked.node_rank is not None:
-        raise ValueError("--hosts numbers the nodes itself: leave --node-rank out")
+        raise ValueError("--hosts assigns the node ranks itself; omit --node-rank")
     called = names(asked.hosts)
     twice = next((name for number, name in enumerate(called) if name in called[:number]), None)
     if twice is not None:
-        raise ValueError(f"{twice} stands twice among the hosts; each runs one agent, whatever its slots")
+        raise ValueError(f"host {quoted(twice)} is listed twice; list each host once, whatever its slots")
     least, most = nnodes(asked.nnodes) if asked.nnodes else (1, len(called))
     if len(called) < least:
         raise ValueError(f"--nnodes asks for {least}, but the list of hosts has only {len(called)}")
     chosen = asked.hosts[:most]
     if len(chosen) > 1 and any(name in ("localhost", "127.0.0.1", "::1") for name in names(chosen)):
-        raise ValueError("the other hosts cannot reach this one as localhost: list it by its name")
+        raise ValueError("the other hosts cannot reach this host as localhost; list it by its name")
     return chosen
 
 
@@ -117,8 +120,8 @@ def _in_allocation(
         start = by_srun(hosts, (*doctor(), "run", *arguments, *at), env)
     except FileNotFoundError:
         raise ValueError(
-            f"SLURM job {allocated.job_id} has {len(hosts)} nodes, but srun is not on PATH; test this host alone"
-            " with --nnodes 1"
+            f"SLURM job {allocated.job_id} has {len(hosts)} nodes, but srun is not on PATH; add it to PATH, or test"
+            " only this host with --nnodes 1"
         ) from None
     return StartedNodes([start], hosts, where, "slurm")
 

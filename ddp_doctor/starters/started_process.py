@@ -101,7 +101,7 @@ class Channel:
         """Its last lines, or how it ended."""
         code = self.process.returncode if self.process else None
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return self._why_not or self.words or f"{self.start.argv[0]} ended with {how} and without a word"
+        return self._why_not or self.words or f"{self.start.argv[0]} exited with {how} and no message"
 
 
 def end_all(channels: Sequence[Channel]) -> None:
@@ -133,8 +133,8 @@ class OpenFiles:
             return
         if needed > hard != resource.RLIM_INFINITY:
             raise ValueError(
-                f"{processes} hosts at once take {needed} open files, and this process may have {hard}: raise that"
-                " limit (ulimit -Hn), or name fewer hosts"
+                f"{processes} hosts need {needed} open files, but this process may have only {hard}; raise the limit"
+                " (ulimit -Hn), or list fewer hosts"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

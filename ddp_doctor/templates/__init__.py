@@ -11,6 +11,8 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+from ddp_doctor.model.error_text import expected, quoted, unknown
+
 #: What each does, in one line of a listing.
 TEMPLATES = {
     "slurm-prolog": "before each job, by slurmd: drains an unhealthy node",
@@ -39,9 +41,9 @@ def text(
     both messages say what to do.
     """
     if name not in TEMPLATES:
-        raise LookupError(f"there is no template {name!r}; there are: {', '.join(TEMPLATES)}")
+        raise LookupError(unknown("template", name, TEMPLATES, expected(name, TEMPLATES)))
     if not python.startswith("/") or "\0" in python:
-        raise ValueError(f"the Python to call must be an absolute path, not {python!r}")
+        raise ValueError(f"the path of Python must be absolute: {quoted(python)}")
     template = packaged(f"{name}.{_SUFFIXES.get(name, 'sh')}").replace("@COMMON@\n", packaged(_COMMON))
     gpus = "" if require_gpus is None else str(require_gpus)
     doctor = shlex.quote(single_file) if single_file else "-m ddp_doctor"

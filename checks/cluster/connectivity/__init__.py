@@ -52,7 +52,7 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
     Raises Skip without peers, and Failed where this host cannot dial at all (no file descriptors left).
     """
     if not ctx.peers:
-        raise Skip("there is no other node to dial")
+        raise Skip("the run has no other node")
     dialled = [Dialled(ctx, peer) for peer in ctx.peers]
     met_elsewhere = [dial for dial, peer in zip(dialled, ctx.peers, strict=True) if _came_from_elsewhere(peer)]
     _in_daemon_threads([*(dial.meet for dial in dialled), *(dial.try_met_at for dial in met_elsewhere)])
@@ -77,7 +77,7 @@ def probe(ctx: NodesContext) -> ConnectivityFact:
         for dial, row in zip(dialled, measurements, strict=True)
     )
     if all(peer.outcome == "failed" for peer in peers):
-        raise Failed(f"no other node could be dialled: {wording.system_words(peers[0].error)}")
+        raise Failed(f"cannot connect to any other node: {wording.system_words(peers[0].error)}")
     return ConnectivityFact(peers=peers, port_range=port_range(ctx))
 
 

@@ -23,7 +23,7 @@ from ddp_doctor.model.rule import rules_in
 
 def probe(ctx: NodesContext) -> Fact:
     """The roll call itself is the launcher's, which hands its facts in; nothing is left to probe."""
-    raise Skip(f"no roll call was held on node {ctx.node}")
+    raise Skip(f"node {ctx.node} did not take part in the node check-in")
 
 
 CHECK = Check(

@@ -105,13 +105,13 @@ def _times(ctx: RankContext, row: Collective) -> all_reduces.Sweep:
 def _objects(ctx: RankContext) -> CollectiveFact:
     # Bytes that arrive wrong are no pickle, and no size of one.
     if all_reduces.agreed(ctx, float(len(collectives.wrong_shares(ctx, TABLE["all_gather"], Case("uint8"))[1]))):
-        raise Skip("what is gathered arrives wrong, so that no objects can be sent")
+        raise Skip("all_gather delivers wrong data, so objects cannot be sent")
     try:
         found = collectives.wrong_objects(ctx)
     except (RuntimeError, ImportError) as error:
         if blames_peer(str(error)):
             raise
-        raise Absent(f"torch cannot send objects here: {str(error)[:200]}") from error
+        raise Absent(f"torch cannot send objects on these ranks: {str(error)[:200]}") from error
     wrong = tuple(share for shares in found.values() for share in shares)
     return CollectiveFact(part=OBJECTS, ranks=ctx.world_size, tested=tuple(found), wrong=wrong)
 

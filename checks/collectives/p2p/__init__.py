@@ -28,7 +28,7 @@ def probe(ctx: RankContext) -> P2pFact:
     """Exchange a checked pattern with every peer, in rounds of disjoint pairs."""
     fact = MatrixOfPairs(ctx).measure()
     if not fact.pairs and not fact.skipped:
-        raise Skip("no pair with this rank was measured: time was short")
+        raise Skip("no pair with this rank was measured because time ran out")
     return fact
 
 

@@ -139,7 +139,7 @@ class _ModeProbe:
             try:
                 model.register_comm_hook(*hook)
             except TypeError as refused:  # bf16_compress_hook, by a torch without a fit NCCL
-                raise _Refused(f"torch refuses the hook here: {refused}") from refused
+                raise _Refused(f"torch rejects the hook: {refused}") from refused
         with self._joined(model):
             for number, step in enumerate(self._way.steps, 1):
                 if self._way.joined and not step[-1](self._ctx.group_rank):
@@ -157,7 +157,7 @@ class _ModeProbe:
         if not (way.hook or way.autocast or way.dtype):
             return None
         if self._relative > gradient_code.MOST_TOLERANCE:
-            raise _NotLooked(f"over {self._ctx.world_size} ranks, rounding alone hides a missing rank")
+            raise _NotLooked(f"with {self._ctx.world_size} ranks, rounding errors hide a missing rank")
         try:
             hook = way.hook(self._ctx) if way.hook else None
             lacks = self._make_scaler() if way.autocast else ""

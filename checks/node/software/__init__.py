@@ -61,7 +61,7 @@ def _installed_software(ctx: Context) -> Software:
         return Software.model_validate_json(software.last_line(answer.stdout))
     except ValidationError:
         how = "it did not end in time" if answer.status == "timed_out" else software.last_line(answer.stderr)
-        raise Failed(f"the helper that reads what is installed gave no answer: {how}") from None
+        raise Failed(f"the helper that reads the installed packages gave no answer: {how}") from None
 
 
 def _nccl_copies_of_settings(ctx: Context, installed: Software) -> dict[str, object]:

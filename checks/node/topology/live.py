@@ -180,7 +180,7 @@ def _between_gpus(answer: NvmlTopology, bus: Bus) -> Iterator[tuple[str, str, st
     for gpu, peer in combinations(columns, 2):
         code = joined.get((gpu, peer)) or levels.get(gpu, {}).get(peer)
         if code is None and not (gpu in bus.gpus and peer in bus.gpus):
-            raise LookupError(f"neither NVML nor /sys tells the way between {gpu} and {peer}")
+            raise LookupError(f"neither NVML nor /sys shows the path between {gpu} and {peer}")
         yield gpu, peer, code or link_code(bus.gpus[gpu], bus.gpus[peer])
 
 
@@ -204,9 +204,9 @@ def ask_nvml(ctx: Context, limit_s: float) -> TopologyFact | TopologyHangFact:
         answer = parse_nvml_topology(result.stdout)
     except ValueError:
         if result.status == "timed_out":
-            raise TookTooLong("the program that asks NVML did not end in time, and said nothing") from None
+            raise TookTooLong("the program that queries NVML timed out without output") from None
         last_line = result.stderr.strip().rpartition("\n")[2][:200] or result.status
-        raise CannotAsk(f"the program that asks NVML gave no answer: {last_line}") from None
+        raise CannotAsk(f"the program that queries NVML gave no answer: {last_line}") from None
     ctx.keep(result.stdout)
     if answer.error == "timed_out" and answer.call:
         return TopologyHangFact(asked="NVML", call=answer.call, gpu=answer.gpu, waited_s=answer.elapsed_s)
@@ -255,5 +255,5 @@ def ask_nvidia_smi(ctx: Context, limit_s: float, why_not_nvml: str) -> TopologyF
     except TopologyError as error:
         first_line = next((line.strip()[:200] for line in raw.splitlines() if line.strip()), "nothing")
         if not host_gpus.gpu_is_due(ctx):
-            raise Absent(f"there is no NVIDIA GPU here; nvidia-smi says: {first_line}") from None
-        raise Failed(f"{_COMMAND} gave no topology ({error}); it says: {first_line}") from None
+            raise Absent(f"no NVIDIA GPU on this machine; nvidia-smi prints: {first_line}") from None
+        raise Failed(f"{_COMMAND} gave no topology ({error}); it prints: {first_line}") from None

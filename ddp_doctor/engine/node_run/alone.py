@@ -55,7 +55,7 @@ def _run(check: Check, agent: Agent, partial: PartialRecording) -> str:
     except RunIsOver:
         raise
     except Exception as error:  # noqa: BLE001 - the report does not depend on it
-        return f"its trial failed itself: {type(error).__name__}: {error}"
+        return f"internal error in its trial: {type(error).__name__}: {error}"
     record = result.record
     if why := result.cut_short or _too_old((record,)):
         return why

@@ -41,7 +41,9 @@ class FollowerAgent:
                 return order
             unknown = [name for name in order["checks"] if name not in self.known]
             if unknown:
-                raise ValueError(f"the head runs another release: this one has no check {', '.join(unknown)}")
+                raise ValueError(
+                    f"the head node runs another release: this node does not have the check {', '.join(unknown)}"
+                )
             checks = [self.known[name] for name in order["checks"]]
             if order["do"] == "probe":
                 readings = self.probe_between(checks)
@@ -66,7 +68,7 @@ class FollowerAgent:
             else:
                 self._hand_in(record, self.node_ranks.run_trial(record, checks, order["skip_pairs"], remote))
         except Refused as refused:
-            raise Unreadable(f"the head ordered what this node refuses: {refused}") from refused
+            raise Unreadable(f"this node refuses an order of the head node: {refused}") from refused
 
     def _hand_in(self, ordered: TrialRecord, result: TrialResult) -> None:
         """Under the number of the trial that was ordered, which is that of the first group."""

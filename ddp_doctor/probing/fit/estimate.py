@@ -201,7 +201,9 @@ class _Estimates:
                 lives.known(parameter.grad)
             optimizer = make(made)
             if not isinstance(optimizer, torch.optim.Optimizer):
-                raise Misuse(f"optimizer(parameters) returns type {type(optimizer).__name__}, not an optimizer")
+                raise Misuse(
+                    f"optimizer(parameters) returns type {type(optimizer).__name__}; it must return an optimizer"
+                )
             self.optimizer = self.optimizer or type(optimizer).__name__
             with fake.following(lives):
                 optimizer.step()

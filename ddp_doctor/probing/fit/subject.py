@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.model.error_text import quoted, unknown
 from ddp_doctor.parse.json_value import NotJson, json_object, json_value
 from ddp_doctor.parse.options import CONFIGURATION, is_configuration
 from ddp_doctor.probing.fit import fake
@@ -88,7 +89,7 @@ def of(name: str, batch: int | None = None, sequence: int | None = None) -> Subj
                     given = _attempt("make_batch", lambda: make_batch(0))
     sizes = [tensor.shape[0] for _, tensor in Batch(given).tensors() if tensor.dim()]
     if 0 in sizes:
-        raise Misuse(f"make_batch of {name} returns a batch of no samples")
+        raise Misuse(f"make_batch of {name} returns an empty batch")
     return Subject(loaded, mode, given, int(sizes[0]) if sizes else 0)
 
 
@@ -97,11 +98,11 @@ def _require_whole(name: str, model: Any) -> None:
 
     for module in model.modules():
         if any(map(is_lazy, module.parameters(False))):
-            raise Misuse(f"{type(module).__name__} has no size yet: let {name} call the model once with a batch")
+            raise Misuse(f"{type(module).__name__} has no size yet; call the model once with a batch in {name}")
     if any(map(is_dtensor, model.parameters())):
-        raise Misuse(f"{name} returns a model that is sharded already: return it whole, each strategy shards it")
+        raise Misuse(f"{name} returns a sharded model; return it unsharded, because each strategy shards it")
     if not trainable(model.parameters()):
-        raise Misuse(f"{name} returns a model with no parameter that is trained")
+        raise Misuse(f"{name} returns a model without a trainable parameter")
 
 
 def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[], Loaded]:
@@ -111,7 +112,7 @@ def factory_of(name: str, batch: int | None, sequence: int | None) -> Callable[[
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
-        raise Misuse(f"{name} needs transformers, which is not installed here: pip install transformers") from None
+        raise Misuse(f"{name} requires transformers, which is not installed; run: pip install transformers") from None
     config = _config(name.removeprefix(CONFIGURATION))
     config.use_cache = False
 
@@ -135,24 +136,26 @@ def _config(spec: str) -> Any:
         try:
             values: Any = json_object(Path(name).read_bytes())
         except (OSError, NotJson) as error:
-            raise Misuse(f"{name} cannot be read as a configuration: {error}") from None
+            raise Misuse(f"cannot read the configuration {quoted(name)}: {error}") from None
         name = values.pop("model_type", "")
     else:
         values = {}
     if name not in CONFIG_MAPPING:
-        raise Misuse(f"transformers has no configuration {name!r}; it has those of model_type in config.json files")
+        raise Misuse(unknown("model of transformers", name, CONFIG_MAPPING, "use the model_type of a config.json file"))
     known = AutoConfig.for_model(name).to_dict()
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or key not in known:
-            raise Misuse(f"the configuration {name!r} has no {key!r}; it is given as hf:{name},num_hidden_layers=16")
+            raise Misuse(
+                unknown(f"setting of {name}", key, known, f"expected a form such as hf:{name},num_hidden_layers=16")
+            )
         values[key] = value
         with suppress(NotJson):  # a word is one without quotes
             values[key] = json_value(value)
     try:
         return AutoConfig.for_model(name, **values)
     except Exception as error:  # noqa: BLE001 - each configuration checks its values in a way of its own
-        raise Misuse(f"transformers refuses the configuration {spec!r}: {' '.join(f'{error}'.split())}") from None
+        raise Misuse(f"transformers rejects the configuration {quoted(spec)}: {' '.join(f'{error}'.split())}") from None
 
 
 def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
@@ -180,7 +183,7 @@ def units_of(model: Any, given: Sequence[Any]) -> list[Any]:
     named = {id(item) for item in given}
     found = [module for module in modules if id(module) in named or isinstance(module, classes)]
     if given and not found:
-        raise Misuse("units are modules of the model, or classes of them; none of those given is in it")
+        raise Misuse("none of the given units is in the model; expected modules of the model, or their classes")
     return [module for module in found if module is not model]
 
 
@@ -225,7 +228,7 @@ def _alone(name: str) -> Iterator[None]:
         host = target[0] if isinstance(target, tuple) else None  # a file has no host
         if host and str(host) not in ("localhost", "127.0.0.1", "::1"):
             tried.append(f"{host}")
-            raise ConnectionRefusedError(f"the doctor lets no factory reach {host}")
+            raise ConnectionRefusedError(f"ddp-doctor does not let a factory connect to {host}")
 
     sys.addaudithook(hook)
     try:
@@ -233,8 +236,8 @@ def _alone(name: str) -> Iterator[None]:
     except (Misuse, Stopped):
         if tried:
             raise Misuse(
-                f"{name} tries to reach {tried[0]}: an estimate needs no weights, so let it make the model from its"
-                " configuration, without a download"
+                f"{name} tries to connect to {tried[0]}; an estimate needs no weights, so create the model from its"
+                " configuration without a download"
             ) from None
         raise
     finally:
@@ -256,8 +259,8 @@ def _bounded(name: str) -> Iterator[None]:
         refused = ("allocate memory", "Unable to allocate")
         if trouble.type == "MemoryError" or any(words in trouble.message for words in refused):
             raise Misuse(
-                f"{name} takes more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}: weights that torch"
-                " makes take none here, those of other libraries do"
+                f"{name} needs more than {MOST_BYTES >> 30} GiB of real memory at {trouble.where}; create the weights"
+                " with torch, which uses none during an estimate, instead of another library"
             ) from None
         raise
     finally:

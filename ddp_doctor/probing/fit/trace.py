@@ -217,10 +217,10 @@ def _spread(events: list[Event], first: int, last: int) -> list[Event]:
     forward = places["pre_forward", middle], places["pre_forward", last]
     backward = places["pre_backward", middle], places["pre_backward", first]
     if not forward[0] < forward[1] < backward[0] < backward[1]:
-        raise ValueError("the layers are not called one after the other")
+        raise ValueError("the layers are not called in sequence")
     forwards = (events[places["pre_forward", unit] : places["post_forward", unit]] for unit in (first, middle, last))
     if len({tuple(event.bytes for event in events if event.bytes > 0) for events in forwards}) > 1:
-        raise ValueError("the layers do not do the same: what goes into each may be larger than that before")
+        raise ValueError("the layers differ: the input of a layer may be larger than that before it")
 
     def of(unit: int, segment: tuple[int, int]) -> list[Event]:
         return [replace(event, unit=unit) if event.unit == middle else event for event in events[slice(*segment)]]

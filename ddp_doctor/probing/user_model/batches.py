@@ -85,11 +85,13 @@ class Batch:
             return loss_of(output)
         value = self.form.loss(output, self.given)
         if not isinstance(value, torch.Tensor):
-            raise Misuse(f"loss(output, batch) returns type {type(value).__name__}; it must be a tensor of one number")
+            raise Misuse(
+                f"loss(output, batch) returns type {type(value).__name__}; it must return a tensor with one element"
+            )
         if value.numel() != 1:
             raise Misuse(f"loss(output, batch) returns a tensor of shape {list(value.shape)}; take its mean()")
         if not value.requires_grad and any(tensor.requires_grad for _, tensor in leaves(output)):
-            raise Misuse("loss(output, batch) returns a tensor without a gradient; leave .item() and .detach() out")
+            raise Misuse("loss(output, batch) returns a tensor without a gradient; remove .item() and .detach()")
         return _real(value).reshape(())
 
     def changed(self, change: Callable[[Any], Any]) -> "Batch":
@@ -104,9 +106,7 @@ class Batch:
                 module(*self.args[:-1])
             except Exception:  # noqa: BLE001 - what it raised before is what there is to say
                 return
-            raise user_code.no_argument(
-                self.given, self.form, f"raises {raised} with it, and nothing with the inputs alone"
-            )
+            raise user_code.no_argument(self.given, self.form, f"raises {raised} with it, but not with the inputs only")
 
 
 def _moves_itself(value: Any) -> bool:

@@ -33,17 +33,17 @@ class CompileProbe(ModelProbe):
             try:
                 loaded = self.load()
                 if self.sharded:
-                    raise Skip(f"not tested: {ctx.model} is sharded by fully_shard, and not a bare model")
+                    raise Skip(f"not tested: {ctx.model} is sharded by fully_shard")
                 self.require_alike(loaded)
             except Stopped:
-                raise Skip(f"not tested: {ctx.model} cannot be used so ({self.seen['stopped']})") from None
+                raise Skip(f"not tested: {ctx.model} cannot be used ({self.seen['stopped']})") from None
             by_factory = is_compiled(loaded.model)
             with ctx.step("compare_outcomes", "compiled"):
                 compiled = ctx.exchange("compiled", f"{by_factory or ctx.options.compile}")
             if "True" not in compiled:
-                raise Skip(f"{ctx.model} is not compiled; --compile looks at it as if it were")
+                raise Skip(f"{ctx.model} is not compiled; use --compile to test it compiled")
             if loaded.make_batch is None:
-                raise Skip(f"not tested: {ctx.model} returns no make_batch, and inputs are not guessed")
+                raise Skip(f"not tested: {ctx.model} does not return make_batch, so the inputs are unknown")
             capture = Capture()
             steps: list[CompiledStep] = []
             try:
@@ -53,8 +53,8 @@ class CompileProbe(ModelProbe):
                 capture.end()
         if steps and not self._captured:
             raise Failed(
-                f"torch.compile compiled nothing of {ctx.model}: it is switched off, or skips what is compiled, as the"
-                " .compile() of a module of torch's own"
+                f"torch.compile did not compile any part of {ctx.model}: it is disabled, or skips the compiled object,"
+                " for example a torch module with .compile()"
             )
         return CompiledFact(
             model=ctx.model,

@@ -133,12 +133,12 @@ class ModelProbe:
         if not any(answers):
             return
         if trouble is not None and trouble.out_of_memory:
-            raise Failed(f"the part of the GPU's memory that the doctor takes is too small for the {phase}")
+            raise Failed(f"the share of GPU memory that ddp-doctor uses is too small for the {phase}")
         if trouble is not None and set(answers) == {_MISUSED}:
             raise Misused(trouble.message)
         if set(answers) <= {"", _NO_MEMORY}:
             where = self.ctx.ranks[answers.index(_NO_MEMORY)]
-            raise Skip(f"the part of its GPU's memory that rank {where} takes is too small")
+            raise Skip(f"the share of GPU memory that rank {where} uses is too small")
         self.seen["trouble"] = trouble
         self._stop(phase)
 
@@ -163,7 +163,7 @@ class ModelProbe:
             loaded = self._attempt("factory", lambda: called(lambda: made(name, factory)))
         self.ctx.model_mesh = mesh.of_model(loaded.mesh)
         if not dist.is_initialized():
-            raise Failed(f"{self.ctx.model} has ended the process group, which the doctor needs")
+            raise Failed(f"{self.ctx.model} destroyed the process group, which ddp-doctor needs")
         if self.ctx.device.startswith("cuda"):
             current = f"cuda:{torch.cuda.current_device()}"
             self.seen["found_device"] = current if current != self.ctx.device else None
@@ -198,8 +198,7 @@ class ModelProbe:
         first = next((name for name, module in model.named_modules() if isinstance(module, SyncBatchNorm)), None)
         if first is not None and self.ctx.device == "cpu":  # on all ranks: their manifests agree
             raise Failed(
-                f"{self.ctx.model} has SyncBatchNorm ({first}), which works on GPUs only, and these ranks are on the"
-                " CPU"
+                f"{self.ctx.model} has SyncBatchNorm ({first}), which works only on GPUs; these ranks are on the CPU"
             )
 
     def _batches(self, loaded: Loaded) -> dict[int, Batch]:

@@ -16,11 +16,11 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_doctor.facts.ddp.user_model import Phase, Trouble
+from ddp_doctor.model.error_text import did_you_mean, quoted
 from ddp_doctor.parse.frames import is_of_the_job, of_the_job
 from ddp_doctor.parse.redact import KEPT_BACK, is_withheld
 
@@ -142,20 +142,20 @@ def find(name: str) -> Callable[[], Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise Misuse(f"there is no module {error.name!r} in {here} or on the Python path") from None
+            raise Misuse(f"found no module {quoted(error.name)} in {quoted(here)} or on the Python path") from None
         raise
     source = getattr(found, "__file__", None) or module_name
     for part in path.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(part, [known for known in dir(found) if not known.startswith("_")], 1)
-            raise Misuse(f"{source} has no function {path!r}{f', but {near[0]!r}' if near else ''}")
+            near = did_you_mean(part, [known for known in dir(found) if not known.startswith("_")])
+            raise Misuse(f"{source} has no function {quoted(path)}{near and f'; {near}'}")
         found = getattr(found, part)
     import torch
 
     if isinstance(found, torch.nn.Module):
-        raise Misuse(f"{name} is a model itself; name a callable that makes one")
+        raise Misuse(f"{name} is a model; name a callable that returns one")
     if not callable(found):
-        raise Misuse(f"{name} is a {type(found).__name__}, not a callable that makes a model")
+        raise Misuse(f"{name} is a {type(found).__name__}; name a callable that returns a model")
     if problem := not_taken(found):
         raise Misuse(f"{name} is called without arguments, but is {problem}")
     factory: Callable[[], Any] = found
@@ -187,12 +187,14 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     model = parts["model"]
     bare = uncompiled(model)
     if isinstance(bare, DistributedDataParallel | torch.nn.DataParallel):
-        raise Misuse(f"{name} returns a model in {type(bare).__name__}; return it bare, the doctor wraps it")
+        raise Misuse(
+            f"{name} returns a model in {type(bare).__name__}; return it unwrapped, because ddp-doctor wraps it"
+        )
     if not isinstance(model, torch.nn.Module):
         raise Misuse(f"{name} returns type {type(model).__name__} as the model; it must return {_TO_RETURN}")
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
         raise Misuse(
-            f"{name} returns a model in FullyShardedDataParallel (FSDP1); what is tested is fully_shard (FSDP2)"
+            f"{name} returns a model in FullyShardedDataParallel (FSDP1); only fully_shard (FSDP2) can be tested"
         )
     make_batch, loss, options, optimizer, step, units, mesh = (parts.get(part) for part in (*_NAMES[1:], *_MORE))
     _require_function(name, make_batch, "make_batch(step)", 1, "lambda step: batch")
@@ -206,7 +208,7 @@ def made(name: str, factory: Callable[[], Any]) -> Loaded:
     unknown = [str(option) for option in options or () if option not in known]
     if unknown:
         raise Misuse(
-            f"{name} returns {unknown[0]!r} as an option of DDP, which DDP does not have or the doctor sets itself"
+            f"{name} returns the DDP option {quoted(unknown[0])}, which DDP does not have or ddp-doctor sets itself"
         )
     if not (mesh is None or hasattr(mesh, "mesh_dim_names")):
         raise Misuse(f"{name} returns a {type(mesh).__name__} as the mesh; it must be a DeviceMesh")
@@ -221,7 +223,7 @@ def _parts_by_name(name: str, returned: Any) -> Mapping[str, Any]:
     if isinstance(returned, Mapping):
         parts = dict(returned)
         if unknown := [part for part in parts if part not in _NAMES + _MORE]:
-            raise Misuse(f"{name} returns {unknown[0]!r} in its dict, which holds {', '.join(_NAMES + _MORE)}")
+            raise Misuse(f"{name} returns a dict with {quoted(unknown[0])}; expected {', '.join(_NAMES + _MORE)}")
     elif isinstance(returned, tuple) and not hasattr(returned, "model"):
         parts = dict(zip(("model", "make_batch", "ddp"), returned, strict=False)) if len(returned) < 4 else {}
     else:
@@ -299,7 +301,7 @@ def arguments(given: Any, form: Form) -> Arguments:
         names = ", ".join(map(repr, given)) if isinstance(given, Mapping) else f"{len(choices[0][0])} arguments"
         raise Misuse(
             f"make_batch returns {names}, which forward({', '.join(form.forward.parameters)}) does not take"
-            f" ({_problem(form.forward, choices[0])}); what only the loss needs takes {_WITH_A_LOSS}"
+            f" ({_problem(form.forward, choices[0])}); for values that only the loss needs, return {_WITH_A_LOSS}"
         )
     return chosen
 

@@ -124,7 +124,7 @@ def picture(report: Report, recording: Recording) -> str:
     """One picture of all hosts, as an <svg> element. Raises CannotWrite where there is no matrix to draw."""
     drawn = pictures(report, recording)
     if not drawn:
-        raise CannotWrite("there is no matrix of GPUs to draw, so --svg writes nothing")
+        raise CannotWrite("cannot write --svg: there is no GPU matrix to draw")
     return topology_svg(drawn)
 
 

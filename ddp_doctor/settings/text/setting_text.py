@@ -97,10 +97,10 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     Raises NoSettings, also for more settings than any environment has.
     """
     if text.count("\ufffd") * _MOST_UNREADABLE > len(text):
-        raise NoSettings("is no text")
+        raise NoSettings("is not text")
     lines = plain_lines(text.replace("\0", "\n"))
     if lines and _PYTHON.match(lines[0]):
-        raise NoSettings("is a Python script; `ddp-doctor lint` reads those")
+        raise NoSettings("is a Python script; run `ddp-doctor lint` to check it")
     form = _form([*filter(None, lines)])
     shell = Shell(
         is_wanted=lambda name: is_recorded(_name_in_container(name)) or _name_in_container(name) in also,
@@ -114,7 +114,7 @@ def read_setting_text(text: str, also: Collection[str] = ()) -> SettingText:
     else:
         _read_lines(lines, shell)
     if not shell.given and not any(map(_SETS.match, lines)):
-        raise NoSettings("sets no variable as the output of env, a job script, a Dockerfile or a manifest does")
+        raise NoSettings("sets no variable; expected the output of env, a job script, a Dockerfile or a manifest")
     job, launches = job_of(lines) if form == "script" else None, shell.launches
     if operator := job_of_operator("\n".join(lines)):
         job, started = operator
@@ -236,7 +236,7 @@ def _read_shell(text: str, number: int, shell: Shell) -> None:
 
 def _stop_if_many(shell: Shell) -> None:
     if len(shell.given) > MOST_SETTINGS:
-        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo, which no job does")
+        raise NoSettings(f"sets more than {MOST_SETTINGS} variables of NCCL, torch or gloo; no job does that")
 
 
 def _written(given: Given) -> Written:

@@ -104,10 +104,10 @@ def _add_row(table: Table, label: str, text: str, line: int, split: Split, what:
     for token in text.split()[1:]:
         parts = split(token)
         if not parts:
-            raise TopologyError(f"{token[:40]} in row {label} is no {what}", line, text)
+            raise TopologyError(f"{token[:40]} in row {label} is not a {what}", line, text)
         cells += parts
     if label not in table.gpus:
-        raise TopologyError(f"row {label} has no column of its own in the header", line)
+        raise TopologyError(f"the header has no column for row {label}", line)
     if len(cells) != len(table.gpus):
         raise TopologyError(f"row {label} has {len(cells)} cells under {len(table.gpus)} columns", line)
     row = dict(zip(table.gpus, cells, strict=True))

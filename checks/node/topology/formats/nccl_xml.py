@@ -35,6 +35,7 @@ from ddp_doctor.checks.node.topology.formats.topo_matrix import asymmetries, nic
 from ddp_doctor.checks.node.topology.formats.topo_rows import TopologyError
 from ddp_doctor.facts.node.topology import PciDevice, RocmTopologyFact, TopologyFact
 from ddp_doctor.model.base import grouped
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.parse.pci import is_bus_id, link_code
 from ddp_doctor.wording.nodes import first_names
 
@@ -68,14 +69,16 @@ def parse_xml(text: str, first_line: int = 1) -> Tag:
     forbidden = _FORBIDDEN.search(text)
     if forbidden:
         line = first_line + text.count("\n", 0, forbidden.start())
-        raise TopologyError("a document type or entity stands here: such a file is not read", line)
+        raise TopologyError("the file has a document type or entity, which is not allowed", line)
     if len(text) > MOST_CHARACTERS:
-        raise TopologyError(f"the file has more than {MOST_CHARACTERS // 1024} KiB", first_line)
+        raise TopologyError(f"the file is larger than {MOST_CHARACTERS // 1024} KiB", first_line)
     builder = _Builder(first_line)
     try:
         builder.parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as error:
-        raise TopologyError(f"this is no XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1) from None
+        raise TopologyError(
+            f"the file is not XML: {expat.ErrorString(error.code)}", first_line + error.lineno - 1
+        ) from None
     return builder.root
 
 
@@ -101,7 +104,7 @@ class _Builder:
         tag = Tag(name, attributes, self._before + self.parser.CurrentLineNumber)
         self._count += 1
         if self._count > MOST_TAGS or len(self._open) >= DEEPEST:
-            raise TopologyError("the file has more tags, or deeper ones, than any machine needs", tag.line)
+            raise TopologyError("the file has more or deeper tags than any machine needs", tag.line)
         if self._open:
             self._open[-1].children.append(tag)
         else:
@@ -132,7 +135,7 @@ def find_nccl_topologies(lines: Sequence[str]) -> Iterator[tuple[range, Topology
         first = lines[at][start.start() :]  # the text before it may be the end of another file
         last = at if _END in first else next((line for line in range(at + 1, len(lines)) if _END in lines[line]), None)
         if last is None:
-            raise TopologyError("the topology file that begins here is cut off", at + 1, lines[at])
+            raise TopologyError("the topology file that starts here is truncated", at + 1, lines[at])
         end = last + 1
         text = "\n".join((first, *lines[at + 1 : end]))
         for host in _hosts(text[: text.index(_END) + len(_END)], at + 1):
@@ -147,7 +150,7 @@ def _hosts(text: str, first_line: int) -> Iterator[TopologyFact | RocmTopologyFa
         raise TopologyError(reason, system.line)
     cpus = grouped((cpu.get("host_hash"), cpu) for cpu in system.named("cpu"))
     if not cpus:
-        raise TopologyError("the topology file holds no cpu", system.line)
+        raise TopologyError("the topology file has no cpu", system.line)
     for alike in cpus.values():
         yield _Host(alike).fact()
 
@@ -179,7 +182,7 @@ class _Host:
                 self._add(pci, cpu, ())
         if not self.gpus:
             tag = next(iter(self.unknown), self.cpus[0])
-            raise TopologyError("the file does not say which of its PCI devices are GPUs", tag.line)
+            raise TopologyError("the file does not show which of its PCI devices are GPUs", tag.line)
         gpus = self._named_gpus()
         return _of_amd(gpus) if any(gpu.amd for gpu in gpus) else self._topology(gpus)
 
@@ -188,9 +191,9 @@ class _Host:
     def _add(self, pci: Tag, cpu: Tag, above: tuple[str, ...]) -> None:
         bus_id = pci.get("busid").lower()
         if not is_bus_id(bus_id):
-            raise TopologyError(f"{pci.get('busid')[:40]!a} is no address of a PCI device", pci.line)
+            raise TopologyError(f"{quoted(pci.get('busid'))} is not a PCI address", pci.line)
         if self.places.setdefault(bus_id, pci) is not pci:
-            raise TopologyError(f"{bus_id} stands twice in the file", pci.line)
+            raise TopologyError(f"{bus_id} appears twice in the file", pci.line)
         below = list(pci.named("pci"))
         for child in below:
             # The port of the switch has no entry of its own in the file.
@@ -284,7 +287,7 @@ def _device(
 ) -> PciDevice:
     node, width, speed = cpu.get("numaid"), pci.get("link_width"), pci.get("link_speed")
     if not re.fullmatch(r"-?[0-9]{1,6}", node):
-        raise TopologyError(f"{node[:20]!a} is no NUMA node", cpu.line)
+        raise TopologyError(f"{quoted(node)} is not a NUMA node", cpu.line)
     return PciDevice(
         bus_id=pci.get("busid").lower(),
         name=name,
@@ -303,7 +306,7 @@ def _gpu(pci: Tag, gpu: Tag | None, device: PciDevice) -> _Gpu:
     for link in own.named("nvlink", "xgmi"):
         count = link.get("count")
         if not re.fullmatch(r"[0-9]{1,3}", count):
-            raise TopologyError(f"{count[:20]!a} is no number of links", link.line)
+            raise TopologyError(f"{quoted(count)} is not a number of links", link.line)
         switch = link.get("tclass").lower().startswith(_NVSWITCH)
         target = "switch" if switch else link.get("target").lower()
         links[target] = links.get(target, 0) + int(count)

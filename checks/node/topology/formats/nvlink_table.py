@@ -78,7 +78,7 @@ def _sections(lines: Sequence[str]) -> Iterator[tuple[_Section, int]]:
             has_uuids = has_uuids or bool(title[3])
             current.has_none = _NONE.search(text, title.end()) is not None
         elif current is None and _LINK.search(text):
-            raise TopologyError("the state of an NVLink stands here without its GPU", index + 1, text)
+            raise TopologyError("this line has the state of an NVLink without its GPU", index + 1, text)
     if current is not None and (current.links or current.has_none):
         yield current, len(lines)
 

@@ -166,7 +166,7 @@ def parse_matrix(text: str) -> TopologyMatrix:
 def refuse_binary(text: str) -> None:
     """Raises TopologyError for a text that was saved in another encoding."""
     if "\0" in text:
-        raise TopologyError("the text holds NUL bytes: save it as UTF-8, not as UTF-16")
+        raise TopologyError("the text has NUL bytes; save it as UTF-8 instead of UTF-16")
 
 
 def why_none(text: str) -> str:

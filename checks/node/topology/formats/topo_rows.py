@@ -178,7 +178,7 @@ def _block(header: Header, lines: Sequence[str]) -> Block:
         if label and (len(block.links) < len(header.columns) or _ONLY_CODES.fullmatch(line[start:])):
             _add_row(block, label, line[start:], index + 1)
         elif block.links and _ONLY_CODES.fullmatch(line.strip()):
-            raise TopologyError("this row has no column of its own in the header", index + 1, line)
+            raise TopologyError("the header has no column for this row", index + 1, line)
         elif not NOTHING.fullmatch(line) and shape_of(line) != header.shape:
             block.end = index
             break
@@ -218,7 +218,7 @@ def line_behind(lines: Sequence[str], end: int) -> int:
 def _add_row(block: Block, label: str, text: str, line: int) -> None:
     columns = block.header.columns
     if label not in columns:
-        raise TopologyError(f"row {label} has no column of its own in the header", line, text)
+        raise TopologyError(f"the header has no column for row {label}", line, text)
     cells, rest, tail = _cells(label, text, line, len(columns))
     own = ["X"] if columns.index(label) < len(cells) else []
     if cells[columns.index(label) :][:1] != own or cells.count("X") != len(own):
