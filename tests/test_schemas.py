@@ -29,7 +29,7 @@ SCRIPTS: dict[str, dict[str, str | bytes]] = {
     "one of two suppressed": {"sick.py": f"{SICK}{FAULT}  # noqa: DDL104\n"},
     "every severity": {"sick.py": SICK, "warned.py": WARNED},
     "does not parse": {"old.py": OLD},
-    "is no text": {"bytes.py": b"\xff\xfe\x00"},
+    "is not text": {"bytes.py": b"\xff\xfe\x00"},
     "empty": {"empty.py": ""},
     "a path in other letters": {"обучение/訓練.py": SICK, "обучение/alt.py": OLD},
     "a path with spaces and signs": {"my scripts/a #1 100%25 [x]?.py": SICK, "a:b.py": OLD},

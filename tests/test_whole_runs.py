@@ -128,7 +128,7 @@ def test_a_picture_of_nothing_is_refused_with_a_sentence(asked, tmp_path):
     done = asked("topology", str(SAMPLE.with_name("p2p-capabilities.txt")), "--svg", str(target))
 
     assert done.returncode == 2
-    assert "no matrix of GPUs to draw" in done.stderr
+    assert "there is no GPU matrix to draw" in done.stderr
     assert not target.exists()
 
 

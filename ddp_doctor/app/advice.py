@@ -23,7 +23,7 @@ def load_advice(path: str, model: str) -> tuple[TraceAdvice, ...]:
         raise UsageError(f"--from-trace {quoted(path)} requires a model; add --model MODULE:FACTORY")
     file = read_json(path)
     if file.kind != REPORT or "advice" not in file.data:
-        what = "a report of ddp-doctor, but not of `trace`" if file.kind == REPORT else file.kind or "no report"
+        what = "a report of ddp-doctor, but not of `trace`" if file.kind == REPORT else file.kind or "not a report"
         raise UsageError(
             f"{quoted(path)} is {what}; for --from-trace, write a report with `ddp-doctor trace PATH --json FILE`"
         )

@@ -88,6 +88,6 @@ def compare(earlier: str, later: str) -> Outcome:
     known = _validated(Baseline, first, "baseline") if is_baseline else measured_run(report_in(first))
     speed, *rest = compared(measured_run(report), known, earlier)
     if speed.reason is not None:
-        why = f"{later} cannot be compared: {speed.reason}"
+        why = f"cannot compare {quoted(later)}: {speed.reason}"
         speed = speed.model_copy(update={"status": Status.FAILED, "reason": why, "misused": True})
     return judge(blank(Options(command=Command.COMPARE), world=report.world, readings=(speed, *rest)))

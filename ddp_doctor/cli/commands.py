@@ -93,7 +93,8 @@ def topology(file: str | None, outputs: Outputs, ignore: tuple[str, ...] = ()) -
         outcome = app.read_topology(text, ignore)
     with_matrices = with_topology(outcome.report, outcome.recording)
     if file is not None and not any(reading.fact for reading in outcome.recording.readings):
-        with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value})
+        error = f"Error: {with_matrices.summary.removeprefix('Unsure: ')}"
+        with_matrices = with_matrices.model_copy(update={"exit_code": ExitCode.USAGE.value, "summary": error})
     return report(replace(outcome, report=with_matrices), outputs)
 
 

@@ -49,9 +49,16 @@ def given_hosts(hosts: str | None, hostfile: str | None) -> tuple[str, ...]:
     """The hosts of --hosts or --hostfile; none where neither was given. Raises UsageError."""
     if hosts is not None and hostfile is not None:
         raise UsageError("--hosts and --hostfile exclude each other; give one of them")
-    with as_usage_error():
-        found = read_host_file(given_text(hostfile)) if hostfile is not None else () if hosts is None else expand(hosts)
-    if hostfile is not None and not found:
+    try:
+        if hostfile is None:
+            return () if hosts is None else expand(hosts)
+        text = given_text(hostfile)
+        require_kind(hostfile, text, "a host file")
+        found = read_host_file(text)
+    except ValueError as error:
+        what = "invalid --hosts" if hostfile is None else f"{quoted(hostfile)} is not a host file"
+        raise UsageError(f"{what}: {error}") from error
+    if not found:
         raise UsageError(f"{quoted(hostfile)} does not list any host; write one host per line")
     return found
 

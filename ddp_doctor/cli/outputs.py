@@ -4,6 +4,7 @@ A new output is a renderer and its row: the option, its help and the reference p
 imported when their output is written, because ``--help`` and ``lint`` must start fast.
 """
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -234,7 +235,8 @@ class Outputs:
             if "%n" not in path.rpartition("/")[0]:  # which node rank this is only the run tells
                 with as_usage_error(CannotWrite):
                     require_writable(path.replace("%h", socket.gethostname()))
-            if list(self.paths.values()).count(path) > 1 and (Path(path).is_file() or not Path(path).exists()):
+            same = [other for other in self.paths.values() if os.path.realpath(other) == os.path.realpath(path)]
+            if len(same) > 1 and (Path(path).is_file() or not Path(path).exists()):
                 raise UsageError(f"two outputs would write to {quoted(path)}; give each output its own path")
 
     def at_node(self, host: str, node_rank: int) -> "Outputs":

@@ -14,10 +14,11 @@ from ddp_doctor.starters.place import Place
 
 
 def save_and_report(outcome: Outcome, outputs: Outputs, env: Mapping[str, str], here: Place | None = None) -> int:
-    """Save the recording before anything else can fail, then report; the exit code."""
+    """Save the recording first, unless the request is wrong, then report; return the exit code."""
     host = socket.gethostname()
     follows = outcome.spoken_by is not None or (here is not None and here.is_head is False)
-    saved_as = save(outcome.recording, env, host if follows else None)
+    is_misused = outcome.report.exit_code == ExitCode.USAGE.value
+    saved_as = None if is_misused else save(outcome.recording, env, host if follows else None)
     if follows and here is not None and here.is_started_by_us:
         outputs = outputs.without_files()  # the head writes them: one command started all
         if outcome.spoken_by is not None:

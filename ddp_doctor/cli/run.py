@@ -195,8 +195,9 @@ def _test_for_starter(asked: Asked, request: RunRequest, pipe: starter_channel.S
         outcome = running.run(request)
         if outcome.spoken_by is None:
             starter.send_recording(outcome.recording.model_dump_json())
-        save(outcome.recording, request.env, None if rank == 0 else socket.gethostname())
         code = outcome.report.exit_code
+        if code != ExitCode.USAGE.value:
+            save(outcome.recording, request.env, None if rank == 0 else socket.gethostname())
     except UsageError as error:
         starter.send("refused", str(error))
         code = ExitCode.USAGE.value

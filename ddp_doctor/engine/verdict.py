@@ -200,7 +200,7 @@ def _misuse(recording: Recording, diagnosis: Diagnosis) -> str | None:
         return None
     if bad[0].check in (BASELINE, STRAGGLERS):
         return bad[0].reason
-    return f"{recording.options.typed_model} cannot be used: {bad[0].reason}"
+    return f"cannot use {recording.options.typed_model}: {bad[0].reason}"
 
 
 def check_results(recording: Recording, findings: Sequence[Finding], checks: Sequence[Check]) -> list[CheckResult]:
@@ -294,6 +294,8 @@ def summary(
         return f"Interrupted: {during}{'Only' if cut else 'only'} part was tested ({' '.join(_scope(recording))})."
     if verdict is Verdict.UNHEALTHY:
         return f"{_label(recording, diagnosis)}{_worst(diagnosis, Severity.ERROR)}."
+    if verdict is Verdict.UNSURE and (misuse := _misuse(recording, diagnosis)):
+        return _in_sentences(f"Error: {misuse.removesuffix('.')}", *_ignored(diagnosis))
     if verdict is Verdict.UNSURE:
         why = _why_unsure(recording, results, diagnosis, unmet).removesuffix(".")
         if diagnosis.findings and diagnosis.findings[0].severity is Severity.ERROR:
@@ -376,7 +378,7 @@ def _why_unsure(
     reason = shorten(reasons.pop(), _REASON, placeholder=" ...") if len(reasons) == 1 else ""
     asked = listed(unmet) if unmet and not stuck and not diagnosis.failures else None
     asked = asked or (None if stuck else _unknown_fit(recording))
-    if certain := reason if OWN_PROCESS in reason else _misuse(recording, diagnosis) or asked:
+    if certain := reason if OWN_PROCESS in reason else asked:
         return f"{certain}."
     measured = any(reading.fact is not None and reading.check not in RETIRED_CHECKS for reading in recording.readings)
     measured = measured and _any_ran(results)

@@ -10,10 +10,8 @@ _MOST_SUGGESTED = 3
 
 def quoted(value: object) -> str:
     """Return a value in quotes for an error message: control characters escaped, the middle of a long text omitted."""
-    text = str(value)
-    if len(text) > _LONGEST:
-        text = f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 3 :]}"
-    return repr(text)
+    text = repr(str(value))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 def unknown(kind: str, name: str, known: Iterable[str], otherwise: str) -> str:

@@ -108,7 +108,7 @@ def _content(data: bytes) -> Mapping[str, Any]:
         try:
             dump = plain_data(data)
         except NotPlainData as error:
-            reason = "the file is cut off" if "cut off" in str(error) else f"the pickle was not read: {error}"
+            reason = "the file is truncated" if "truncated" in str(error) else f"the pickle was not read: {error}"
             raise ValueError(reason) from None
     if not isinstance(dump, Mapping) or not any(key in dump for key in ("entries", "pg_config", "pg_status")):
         raise ValueError("it has no flight recorder entries")

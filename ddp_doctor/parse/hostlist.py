@@ -26,6 +26,8 @@ from ddp_doctor.model.error_text import quoted
 #: More than any cluster has; a list that names more is a mistake or an attack.
 MOST_HOSTS = 65_536
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:-]*", re.ASCII)
+#: Of a host in a host file: ``slots=8 max_slots = 16``.
+_SETTINGS = re.compile(r"(?:[\w-]+\s*=\s*\S+\s*)+", re.ASCII)
 _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?", re.ASCII)
 _PIECE = re.compile(r"\[([^\[\]]*)\]")
 #: No bracket within a bracket, nor one that closes nothing; behind the last there is no comma.
@@ -61,14 +63,16 @@ def expand_open_mpi(text: str) -> tuple[str, ...]:
 
 
 def read_host_file(text: str) -> tuple[str, ...]:
-    """The hosts of a host file. Raises ValueError with the line that is none."""
+    """Return the hosts of a host file. Raises ValueError with the first line that is not a host."""
     hosts: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
-        if words:
-            name, _, slots = words[0].rpartition(":")
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
+        first, *settings = line.partition("#")[0].split(None, 1) or [""]
+        if first:
+            name, _, slots = first.rpartition(":")
+            if not all(map(_SETTINGS.fullmatch, settings)):
+                raise ValueError(f"line {number}: {quoted(line.strip())} is not a host name or HOST slots=N")
             try:
-                hosts += expand(name if name and slots.isdecimal() and ":" not in name else words[0])
+                hosts += expand(name if name and slots.isdecimal() and ":" not in name else first)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
             if len(hosts) > MOST_HOSTS:

@@ -42,7 +42,7 @@ def json_value(data: str | bytes) -> Json:
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        why = f"line {error.lineno} is no JSON" if text.strip("\0 \r\n\t") else "it is empty"
+        why = f"line {error.lineno} is not JSON" if text.strip("\0 \r\n\t") else "it is empty"
         raise NotJson(why, error.pos) from error
     except RecursionError as error:
         raise NotJson("it is nested too deeply") from error

@@ -50,7 +50,7 @@ def plain_data(data: bytes) -> Any:
     except NotPlainData:
         raise
     except (LookupError, TypeError, ValueError, OverflowError):
-        where = "it is cut off" if file.tell() >= len(data) else f"damaged at byte {file.tell()}"
+        where = "it is truncated" if file.tell() >= len(data) else f"damaged at byte {file.tell()}"
         raise NotPlainData(where) from None
 
 

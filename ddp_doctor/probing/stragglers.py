@@ -22,6 +22,7 @@ from ddp_doctor.knowledge import stragglers
 from ddp_doctor.knowledge.network.path_quality import JUDGED_MESSAGE_BYTES
 from ddp_doctor.model.base import Frozen
 from ddp_doctor.model.context import RankContext
+from ddp_doctor.model.error_text import quoted
 from ddp_doctor.model.fact import Misused, Skip
 from ddp_doctor.parse import cgroup
 from ddp_doctor.parse.software import last_line
@@ -97,7 +98,7 @@ class RankSamples:
         with ctx.step("exchange", "places"):
             places = [_Place.model_validate_json(text) for text in ctx.exchange("places", mine.model_dump_json())]
         if all(place.problem for place in places):
-            raise Misused(f"--data: {self.data.problem}")
+            raise Misused(f"cannot read --data {quoted(ctx.options.data)}: {self.data.problem}")
         mates = {rank: place.cpus for rank, place in enumerate(places) if place.machine == boot}
         samples = tuple(self._samples(mates))
         with ctx.step("look at other processes"):

@@ -137,7 +137,7 @@ class NodeRanks:
         if not 0.0 < (record.limit_s or 0.0) <= trials.NCCL_TRIAL_S * self.crowd():
             raise Refused(f"the time limit of a trial is invalid: {record.limit_s} seconds")
         if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(self.run.world.world_size)):
-            raise Refused(f"a trial lists ranks that are not in this run: {str(ranks)[:80]}")
+            raise Refused(f"the ranks of a trial do not match the ranks of this run: {str(ranks)[:80]}")
         if not 0 < reproducer.size_bytes <= trials.LARGEST_BYTES:
             raise Refused(f"the size of a trial is invalid: {reproducer.size_bytes} bytes")
         if reproducer.kind == "exchange" and len(ranks) != 2:

@@ -20,8 +20,8 @@ def require_writable(target: str) -> None:
     if target == "-":
         return
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not target or target.endswith("/") or path.is_dir():
+            raise CannotWrite(f"cannot write {quoted(target)}: the path has no file name; add one")
         if path.exists() and not path.is_file():
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -70,7 +70,7 @@ class JobFile:
             try:
                 part = self._stream.read(size)
             except EOFError:
-                self.unread = "it is cut off"
+                self.unread = "it is truncated"
             except (CannotUnpack, *DAMAGED) as error:
                 self.unread = str(error) if isinstance(error, CannotUnpack) else f"it is damaged: {_sentence(error)}"
             else:
@@ -261,7 +261,7 @@ def _tar_members(name: str, stream: "io.BufferedReader[Any]") -> Iterator[JobFil
                     content = archive.extractfile(member) if member.isreg() else None
                     yield _member(name, member.name, content, member.mtime)
     except (CannotUnpack, *DAMAGED) as error:
-        yield JobFile(name, f"the archive is cut off or damaged: {_sentence(error)}")
+        yield JobFile(name, f"the archive is truncated or damaged: {_sentence(error)}")
 
 
 def _zip_members(name: str, file: Counted) -> Iterator[JobFile]:

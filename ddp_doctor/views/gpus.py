@@ -23,9 +23,8 @@ def nccl_without_gpu(recording: Recording) -> str | None:
     looked_at = {reading.node for reading in readings if reading.status is Status.ABSENT}
     if len(looked_at) < max(len(readings), world.nnodes if world else 1):
         return None
-    where = "no node shows one" if len(looked_at) > 1 else str(readings[0].reason)
-    asked = "--backend nccl and --nproc-per-node gpu need GPUs"
-    return f"{asked}: {where}; leave it out, or test gloo with --backend gloo"
+    where = "no node has one" if len(looked_at) > 1 else str(readings[0].reason)
+    return f"--backend nccl and --nproc-per-node gpu require GPUs: {where}; omit the option, or use --backend gloo"
 
 
 def hits_of(recording: Recording, is_hit: Callable[[Gpu], object]) -> Hits:

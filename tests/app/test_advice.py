@@ -34,16 +34,16 @@ def test_the_arguments_of_ddp_are_tried_each_once_and_the_rest_is_left_to_the_re
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (REPORT, "is a report of ddp-doctor, but not of `trace`; `ddp-doctor trace PATH --json FILE` writes"),
-        ({"readings": [], "run_id": ""}, "is a recording of ddp-doctor; `ddp-doctor trace"),
-        ({"traceEvents": []}, "is no report; `ddp-doctor trace PATH --json FILE` writes"),
-        ([], "is no report; `ddp-doctor trace"),
-        ("", "cannot be used: it is empty"),
-        ({**REPORT, "advice": []}, "is an argument of DistributedDataParallel, so no run can try it"),
-        ({**REPORT, "advice": [NO_SYNC]}, "is an argument of DistributedDataParallel, so no run can try it"),
-        ({**REPORT, "advice": [{**TINY, "setting": "later"}]}, "is an argument of DistributedDataParallel"),
-        ({**REPORT, "advice": [{**TINY, "value": "many"}]}, "cannot be used: it has 'many' under advice.0.value"),
-        ({**REPORT, "advice": 1}, "cannot be used: it has 1 under advice"),
+        (REPORT, "is a report of ddp-doctor, but not of `trace`; for --from-trace, write a report with"),
+        ({"readings": [], "run_id": ""}, "is a recording of ddp-doctor; for --from-trace, write"),
+        ({"traceEvents": []}, "is not a report; for --from-trace, write a report with"),
+        ([], "is not a report; for --from-trace"),
+        ("", "it is empty"),
+        ({**REPORT, "advice": []}, "does not recommend any argument of DistributedDataParallel"),
+        ({**REPORT, "advice": [NO_SYNC]}, "does not recommend any argument of DistributedDataParallel"),
+        ({**REPORT, "advice": [{**TINY, "setting": "later"}]}, "does not recommend any argument of DistributedDataParallel"),
+        ({**REPORT, "advice": [{**TINY, "value": "many"}]}, "advice.0.value has the invalid value 'many'"),
+        ({**REPORT, "advice": 1}, "advice has the invalid value '1'"),
     ],
 )
 def test_what_holds_nothing_to_try_is_refused(tmp_path, content, says):
@@ -54,5 +54,5 @@ def test_what_holds_nothing_to_try_is_refused(tmp_path, content, says):
 
 
 def test_without_a_model_there_is_nothing_to_try_it_with(tmp_path):
-    with pytest.raises(UsageError, match="give --model MODULE:FACTORY, too"):
+    with pytest.raises(UsageError, match="requires a model; add --model MODULE:FACTORY"):
         load_advice(written(tmp_path, {**REPORT, "advice": [TINY]}), "")

@@ -304,14 +304,14 @@ def test_a_baseline_of_other_hardware_is_refused_and_what_differs_is_said_all_th
 @pytest.mark.parametrize(
     ("poison", "sentence"),
     [
-        ({"baseline": []}, "under baseline"),
+        ({"baseline": []}, "baseline has the invalid value"),
         ({"median": float("nan")}, "NaN is not a finite number"),
-        ({"median": -1.0}, "it has -1.0 under baseline.0.median, which no baseline has"),
-        ({"median": 0}, "under baseline.0.median"),
-        ({"mad": "0.1"}, "it has '0.1' under baseline.0.mad"),
-        ({"runs": 0}, "under baseline.0.runs"),
+        ({"median": -1.0}, "baseline.0.median has the invalid value '-1.0'"),
+        ({"median": 0}, "baseline.0.median has the invalid value"),
+        ({"mad": "0.1"}, "baseline.0.mad has the invalid value '0.1'"),
+        ({"runs": 0}, "baseline.0.runs has the invalid value"),
         ({"schema_version": "2.0"}, "newer ddp-doctor"),
-        ({"hardware": None}, "under hardware"),
+        ({"hardware": None}, "hardware has the invalid value"),
     ],
 )
 def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, sentence):
@@ -324,7 +324,7 @@ def test_a_poisoned_baseline_is_refused_with_a_sentence(baseline, poison, senten
         load_baseline(baseline)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [("", "it is empty"), ("{}", "no baseline"), (None, "is a report")])
+@pytest.mark.parametrize(("text", "sentence"), [("", "it is empty"), ("{}", "not a baseline"), (None, "is a report")])
 def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
     (tmp_path / "x").write_text(json.dumps(made("n", 1)) if text is None else text)
 
@@ -335,6 +335,6 @@ def test_a_foreign_file_is_no_baseline(tmp_path, text, sentence):
 def test_too_few_healthy_runs_make_no_baseline_and_write_none(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(made("n", 1)))
 
-    with pytest.raises(UsageError, match="it takes 5 healthy or degraded runs that measured the same"):
+    with pytest.raises(UsageError, match="it needs 5 healthy or degraded runs with the same measurements"):
         commands.fleet([str(tmp_path)], str(tmp_path / "out"), Outputs())
     assert not (tmp_path / "out").exists()

@@ -133,7 +133,7 @@ def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
 
     for earlier, later in ((traces, str(path)), (str(path), traces), (f"{traces}/rank0.json", str(path))):
         with pytest.raises(
-            UsageError, match=r"is a trace and .*other\.json is none: compare takes two traces, or none"
+            UsageError, match=r"is a trace, but '.*other\.json' is not"
         ):
             beside(earlier, later)
 
@@ -149,8 +149,8 @@ def test_a_folder_without_a_trace_that_can_be_judged_is_refused_with_the_reason(
 
     for folder, why in (
         ("empty", "no file"),
-        ("others", "was not read"),
-        ("mixed", "cannot be compared: rank 0 is there"),
+        ("others", "cannot read '.*notes.txt': it is not a trace"),
+        ("mixed", "cannot compare '.*': rank 0 is there"),
     ):
         with pytest.raises(UsageError, match=why):
             beside(traces, str(tmp_path / folder))

@@ -123,19 +123,19 @@ def test_every_file_that_does_not_count_is_said_once_and_nothing_else_is_lost(tm
 
     found = fleet(tmp_path)
 
-    said = {Path(each.file).name: each.why.removeprefix(f"{each.file} ") for each in found.left_out}
+    said = {Path(each.file).name: each.why.replace(repr(each.file), "FILE") for each in found.left_out}
     assert said == {
-        "copy.json": f"is of the same run as {tmp_path}/a-good.json",
-        "torn.json": "cannot be used: line 1 is no JSON",
-        "empty.json": "cannot be used: it is empty",
-        "foreign.json": "is no report and no recording of ddp-doctor",
-        "newer.json": "was written by a newer ddp-doctor (schema 2.0); upgrade this one",
+        "copy.json": f"FILE is from the same run as '{tmp_path}/a-good.json'",
+        "torn.json": "cannot be used: line 1 is not JSON",
+        "empty.json": "it is empty",
+        "foreign.json": "a report or recording of ddp-doctor is expected",
+        "newer.json": "is from a newer ddp-doctor (schema 2.0); upgrade this one",
         "nan.json": "cannot be used: NaN is not a finite number",
-        "wrong.json": "is no report of ddp-doctor: it has 7 under nodes, which no report has",
-        "older.json": "is no report of ddp-doctor: it has 'sick' under verdict, which no report has",
-        "label.json": "is no report of ddp-doctor: matmul_rate has 'first' under gpu",
-        "env.json": "is of env, which judges no whole node",
-        "future.json": f"begins in the future, {tomorrow.isoformat()}: it counts as older than all others",
+        "wrong.json": "is not a valid report: nodes has the invalid value '7'",
+        "older.json": "is not a valid report: verdict has the invalid value 'sick'",
+        "label.json": "is not a valid report: matmul_rate has 'first' under gpu",
+        "env.json": "is from `env`, which does not test an entire node",
+        "future.json": f"starts in the future, {tomorrow.isoformat()}: it is treated as older than all others",
     }
     assert {node.hostname: (node.runs, node.verdict.value) for node in found.nodes} == {
         "good": (1, "healthy"),
@@ -165,7 +165,7 @@ def test_where_no_run_can_be_read_it_is_a_usage_error(tmp_path, text):
     if text is not None:
         (tmp_path / "x.json").write_text(text)
 
-    with pytest.raises(UsageError, match="no run can be read in"):
+    with pytest.raises(UsageError, match="found no run in"):
         read_fleet([str(tmp_path)], lambda _text: None)
 
 

@@ -160,7 +160,7 @@ def test_where_the_last_rank_may_have_no_dump_all_waiting_is_not_all_there_is(tm
 
 
 def test_one_dump_that_does_not_tell_the_size_of_its_job_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="does not tell how many ranks the job had: give the dumps of all of them"):
+    with pytest.raises(UsageError, match="does not show how many ranks the job had; give the dumps of all ranks"):
         loaded(tmp_path, dump(entry(1, process_group=["0", "default_pg"]), groups={"": "[]"}))
 
 
@@ -219,19 +219,19 @@ def test_traces_that_begin_at_different_calls_are_refused_and_nobody_differs(tmp
     path = tmp_path / "recording.json"
     path.write_text(Recording(run_id="1", options=Options(command="trace"), readings=readings).as_json())
 
-    with pytest.raises(UsageError, match="do not begin at the same collective"):
+    with pytest.raises(UsageError, match="do not start at the same collective"):
         load_job_collectives(str(path))
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"epoch 1\n", "has no collective to replay; --replay takes dumps"),
+        (b"epoch 1\n", "has no collective to replay; expected dumps"),
         (b"", "has no collective to replay"),
         (as_json({"verdict": "healthy", "exit_code": 0, "findings": []}), "ddp-doctor trace PATH --record FILE"),
-        (as_pickle(DUMPS["missing"][0])[:-40], "has no collective to replay (the file is cut off)"),
-        (as_json({"pg_config": {"0": {"ranks": "[0]"}}, "entries": []}), "the recorder of no rank kept any"),
-        (as_json(dump(entry(1, "send 0->1", is_p2p=True))), "has no collective that all ranks of its group have kept"),
+        (as_pickle(DUMPS["missing"][0])[:-40], "has no collective to replay (the file is truncated)"),
+        (as_json({"pg_config": {"0": {"ranks": "[0]"}}, "entries": []}), "no rank's recorder kept any"),
+        (as_json(dump(entry(1, "send 0->1", is_p2p=True))), "it has no collective that all ranks of its group kept"),
     ],
     ids=["text", "empty", "report", "cut-off", "no-entries", "transfers-alone"],
 )
@@ -256,7 +256,7 @@ def test_ranks_of_two_jobs_are_refused(tmp_path):
             (tmp_path / job).mkdir(exist_ok=True)
             (tmp_path / job / f"rank{rank}.json").write_bytes(as_json(dump(entry(1))))
 
-    with pytest.raises(UsageError, match="has the ranks of 2 jobs; give the files of one of them"):
+    with pytest.raises(UsageError, match="has the ranks of 2 jobs; give the files of one job"):
         load_job_collectives(str(tmp_path))
 
 
@@ -264,7 +264,7 @@ def test_dumps_whose_names_tell_no_ranks_are_refused(tmp_path):
     for name in ("a.json", "b.json"):
         (tmp_path / name).write_bytes(as_json(dump(entry(1))))
 
-    with pytest.raises(UsageError, match="the names of its files do not tell whose they are: name them rank0"):
+    with pytest.raises(UsageError, match="do not show the rank; name the files rank0"):
         load_job_collectives(str(tmp_path))
 
 

@@ -100,16 +100,16 @@ def test_a_rank_alone_leads_to_its_job_and_no_other(worlds: int):
 def test_a_process_that_has_nothing_to_look_at_is_refused_in_a_sentence():
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has ended; it is a zombie"):
+        with pytest.raises(UsageError, match=rf"process {ended.pid} \(python\S*\) has exited; it is a zombie"):
             attach.attach([ended.pid])
-    with pytest.raises(UsageError, match="there is no process 4194305 on this host"):
+    with pytest.raises(UsageError, match="process 4194305 does not exist on this host"):
         attach.attach([4194305])  # above the largest pid there can be
-    with pytest.raises(UsageError, match="is not the number of a SLURM job"):
+    with pytest.raises(UsageError, match="expected a job ID"):
         attach.attach(slurm_job="4711; true")
-    with pytest.raises(UsageError, match="no process of SLURM job 999999999 on this host"):
+    with pytest.raises(UsageError, match="of SLURM job 999999999 on this host"):
         attach.attach(slurm_job="999999999")
     with subprocess.Popen(["sleep", "infinity"]) as other:
-        with pytest.raises(UsageError, match=r"\(sleep\) has no torch loaded, nor has any process that it started"):
+        with pytest.raises(UsageError, match=r"\(sleep\) nor any of its child processes has torch loaded"):
             attach.attach([other.pid])
         other.kill()
 
@@ -172,5 +172,5 @@ def test_a_job_that_ends_while_it_is_looked_at_is_no_hang(monkeypatch: pytest.Mo
         ends.kill()
         ends.wait()
 
-        with pytest.raises(UsageError, match="the job ended while it was looked at"):
+        with pytest.raises(UsageError, match="the job ended during the observation"):
             attach.attach([ends.pid])

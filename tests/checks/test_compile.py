@@ -82,9 +82,9 @@ def test_a_number_that_counts_the_steps_is_compiled_again_in_each_of_them(ranks)
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("not_compiled", "is not compiled; --compile looks at it as if it were"),
-        ("without_batches", "returns no make_batch"),
-        ("switched_off", "compiled nothing of"),
+        ("not_compiled", "is not compiled; use --compile to test it compiled"),
+        ("without_batches", "does not return make_batch"),
+        ("switched_off", "did not compile any part of"),
     ],
 )
 def test_where_nothing_could_be_captured_the_reason_is_said_and_no_fact_made(ranks, name, why):

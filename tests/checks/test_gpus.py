@@ -312,12 +312,12 @@ def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machi
 @pytest.mark.parametrize(
     ("result", "error", "words"),
     [
-        (CommandResult((), "timed_out"), TookTooLong, "said nothing"),
+        (CommandResult((), "timed_out"), TookTooLong, "timed out without output"),
         (CommandResult((), "missing", stderr="python: not found"), Failed, "python: not found"),
         (CommandResult((), "ended", 1, "", "Traceback\nKeyError: 3"), Failed, "KeyError: 3"),
         (CommandResult((), "ended", 0, '{"gpus": 3}'), Failed, "ended"),
         (CommandResult((), "ended", 0, '{"error": "pynvml_missing", "text": "no pynvml"}'), Failed, "nvidia-ml-py"),
-        (CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'), TookTooLong, "had not reached"),
+        (CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'), TookTooLong, "did not reach the driver in time"),
     ],
 )
 def test_a_child_without_an_answer_is_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:

@@ -193,7 +193,7 @@ def test_a_host_whose_loopback_interface_is_down_is_named_in_run_and_prolog():
     assert of_two == [("DD240", Severity.WARNING)]
 
 
-TOO_MANY = "the doctor failed itself: OSError: [Errno 24] Too many open files: '/x'"
+TOO_MANY = "internal error: OSError: [Errno 24] Too many open files: '/x'"
 
 
 def test_a_low_limit_of_files_that_something_ran_into_is_an_error_and_explains_it():

@@ -248,8 +248,8 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"skip": ("job_collectives",)}, "what --replay asks for would not be run: take job_collectives out of --skip"),
-        ({"only": ("p2p",)}, "what --replay asks for would not be run: name job_collectives in --only, too"),
+        ({"skip": ("job_collectives",)}, "--replay has no effect without the check job_collectives; remove job_collectives from --skip"),
+        ({"only": ("p2p",)}, "--replay has no effect without the check job_collectives; add job_collectives to --only"),
     ],
 )
 def test_a_replay_that_is_left_out_is_refused(options, says):

@@ -43,7 +43,7 @@ def blamed(found: Finding) -> list[tuple[str, str | None, str | None]]:
 
 
 def test_nothing_is_left_for_the_probe_itself():
-    with pytest.raises(Skip, match="no roll call"):
+    with pytest.raises(Skip, match="did not take part in the node check-in"):
         probe(FakeContext())  # type: ignore[arg-type]  # it dials nobody
 
 

@@ -213,7 +213,7 @@ def test_a_rank_whose_step_calls_the_model_less_often_is_named_before_the_others
 def test_a_step_that_trains_nothing_is_not_healthy(ranks):
     facts = seen(ranks, "sharded_planted:never_steps")
 
-    assert {fact.sharded.not_compared for fact in facts} == {"your step changes no parameter"}
+    assert {fact.sharded.not_compared for fact in facts} == {"your step does not change any parameter"}
 
 
 # What could not be looked at
@@ -273,7 +273,7 @@ def timed(ctx: Any) -> str:
 
 def test_the_time_of_a_sharded_step_is_not_measured_and_the_reason_is_said(ranks):
     assert set(ranks.facts(timed)) == {
-        "not measured: tests.models.sharded:plain is sharded by fully_shard, and steps are timed in DDP alone"
+        "not measured: tests.models.sharded:plain is sharded by fully_shard, and only DDP steps are timed"
     }
 
 

@@ -68,11 +68,11 @@ def test_bucket_sizes_that_the_factory_chose_are_left_to_it(ranks):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("healthy:conv_net_alone", "returns no make_batch"),
-        ("planted:rank_branch", "get no gradient"),
-        ("planted:unused_head", "get no gradient"),
-        ("planted:raises", "does not go with DDP (forward)"),
-        ("planted:additional_layer", "does not go with DDP (manifest)"),
+        ("healthy:conv_net_alone", "does not return make_batch"),
+        ("planted:rank_branch", "DDP waits for gradients that parameters"),
+        ("planted:unused_head", "DDP waits for gradients that parameters"),
+        ("planted:raises", "does not work with DDP (forward)"),
+        ("planted:additional_layer", "does not work with DDP (manifest)"),
         ("planted:not_to_be_copied", "cannot be copied"),
     ],
 )
@@ -89,7 +89,7 @@ def test_what_is_no_factory_of_a_model_is_not_measured(ranks):
 
 def test_nodes_that_were_given_different_models_measure_neither(ranks):
     for one in ranks.run(on_one_node_only, on=(0, 1)):
-        assert "the nodes were given different models" in (one.error or "")
+        assert "the nodes have different models" in (one.error or "")
 
 
 def test_every_step_has_the_same_name_and_detail_on_all_ranks(ranks):

@@ -52,9 +52,9 @@ def test_a_file_of_amds_is_read_and_the_verdict_unsure() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('<!DOCTYPE a [<!ENTITY b "c">]>\n<system version="1"></system>', "line 2: the topology file holds no cpu"),
-        ('<system version="1">\n<!DOCTYPE a>\n</system>', "line 2: a document type or entity"),
-        ('<system version="1">\n<cpu numaid="0">', "line 1: the topology file that begins here is cut off"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]>\n<system version="1"></system>', "line 2: the topology file has no cpu"),
+        ('<system version="1">\n<!DOCTYPE a>\n</system>', "line 2: the file has a document type or entity"),
+        ('<system version="1">\n<cpu numaid="0">', "line 1: the topology file that starts here is truncated"),
     ],
 )
 def test_a_file_that_is_not_read_is_refused_with_the_line(text: str, reason: str) -> None:

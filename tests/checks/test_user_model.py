@@ -150,7 +150,7 @@ def test_lazy_modules_are_refused_by_ddp_and_the_finding_says_so(ranks):
 def test_synchronised_batch_norm_on_a_cpu_could_not_be_looked_at(ranks):
     for one in results(ranks, "healthy:synchronised_batch_norm"):
         assert "model.fact.Failed" in (one.error or "")
-        assert "which works on GPUs only" in (one.error or "")
+        assert "which works only on GPUs" in (one.error or "")
 
 
 def test_a_model_without_batches_is_wrapped_and_no_more_is_claimed(ranks):
@@ -273,10 +273,10 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nowhere:make", "there is no module 'tests.models.nowhere'"),
+        ("nowhere:make", "found no module 'tests.models.nowhere'"),
         ("planted:nothing", "planted.py has no function 'nothing'"),
         ("planted:wraped", "has no function 'wraped', but 'wrapped'"),
-        ("planted:A_MODEL", "is a model itself"),
+        ("planted:A_MODEL", "is a model; name a callable that returns one"),
         ("planted:NO_CALLABLE", "is a int, not a callable"),
         ("planted:needs_an_argument", "missing a required argument: 'width'"),
         ("planted:gives_a_number", "returns type int"),
@@ -287,7 +287,7 @@ def test_what_fails_in_ddp_alone_ends_the_rank_with_its_words(ranks):
             "make_batch of tests.models.planted:batch_without_step must take the step: def make_batch(step)",
         ),
         ("planted:four_things", "returns a tuple of 4"),
-        ("planted:misspelt", "returns 'make_batches' in its dict, which holds model, make_batch, loss, ddp, optimizer"),
+        ("planted:misspelt", "returns a dict with 'make_batches'; expected model, make_batch, loss, ddp, optimizer"),
         ("planted:no_model", "returns type dict; it must return a torch.nn.Module"),
         ("planted:loss_of_torch", "type CrossEntropyLoss as loss; it must be a function loss(output, batch)"),
         ("planted:inputs_and_target", "make_batch returns (inputs, target), and forward(images) takes no target"),
@@ -349,4 +349,4 @@ def test_a_node_with_another_model_is_named(ranks, scenario, rank):
 @pytest.mark.parametrize("name", ["wrapped", "wrapped_and_compiled"])
 def test_a_model_that_is_wrapped_already_could_not_be_looked_at(ranks, name):
     for one in ranks.run(look, f"planted:{name}"):
-        assert "returns a model in DistributedDataParallel; return it bare" in (one.error or "")
+        assert "returns a model in DistributedDataParallel; return it unwrapped" in (one.error or "")

@@ -41,44 +41,44 @@ def state(tmp_path: Path) -> dict[str, str]:
     ("args", "sentence"),
     [
         (["run", "--colour"], "--colour"),
-        (["run", "--only", "gpu"], "there is no check 'gpu'; did you mean gpus or gpu_speed"),
-        (["run", "--only", "p2"], "there is no check 'p2'; did you mean p2p?"),
+        (["run", "--only", "gpu"], "unknown check 'gpu'; did you mean gpus or gpu_speed"),
+        (["run", "--only", "p2"], "unknown check 'p2'; did you mean p2p?"),
         (["run", "--skip", "reduce"], "there is no check 'reduce'; did you mean allreduce?"),
         (["run", "--only", "driver"], "there is no check 'driver'; did you mean software or gpus?"),
         (["run", "--only", "data_sharding"], "there is no check 'data_sharding'; did you mean ddp_modes"),
         (["run", "--only", "zzz"], "there is no check 'zzz'; `ddp-doctor checks` lists them"),
-        (["checks", "p2"], "there is no check 'p2'; did you mean p2p?"),
-        (["run", "--nproc_per_node", "x"], "--nproc-per-node takes auto, gpu, cpu or a number from 1 to 1024"),
+        (["checks", "p2"], "unknown check 'p2'; did you mean p2p?"),
+        (["run", "--nproc_per_node", "x"], "invalid --nproc-per-node 'many', gpu, cpu or a number from 1 to 1024"),
         (["run", "--nproc_per_node=gpu", "--backend=gloo"], "a rank for each GPU, which --backend gloo leaves alone"),
-        (["run", "--rdzv_endpoint=a:b"], "--rdzv-endpoint takes HOST:PORT"),
+        (["run", "--rdzv_endpoint=a:b"], "invalid --rdzv-endpoint"),
         (
             ["run", "--node_rank", "0", "--master_addr=a", "--master_port", "1", "--join_timeout=9", "--nnodes", "x"],
-            "--nnodes takes a number",
+            "invalid --nnodes",
         ),
-        (["run", "--only", "p2p, gpu"], "there is no check 'gpu'"),
-        (["prolog", "--skip", "host,gpu"], "there is no check 'gpu'"),
+        (["run", "--only", "p2p, gpu"], "unknown check 'gpu'"),
+        (["prolog", "--skip", "host,gpu"], "unknown check 'gpu'"),
         (["run", "--only", "p2p", "--skip", "host,p2p"], "--only and --skip both name p2p"),
-        (["run", "--nproc-per-node", "-3"], "--nproc-per-node takes auto, gpu, cpu or a number"),
-        (["run", "--nproc-per-node", "many"], "--nproc-per-node takes auto, gpu, cpu or a number"),
-        (["run", "--nnodes", "0"], "--nnodes takes a number from 1"),
-        (["run", "--model", "net"], "there is no colon in 'net'"),
-        (["run", "--model", "train/net.py:make"], "for this file: --model train.net:make"),
-        (["run", "--baseline", "/dev/null"], "/dev/null cannot be used: it is empty"),
+        (["run", "--nproc-per-node", "-3"], "invalid --nproc-per-node 'many', gpu, cpu or a number"),
+        (["run", "--nproc-per-node", "many"], "invalid --nproc-per-node 'many', gpu, cpu or a number"),
+        (["run", "--nnodes", "0"], "invalid --nnodes"),
+        (["run", "--model", "net"], "expected MODULE:FACTORY, for example train.models:make"),
+        (["run", "--model", "train/net.py:make"], "for this file, use --model train.net:make"),
+        (["run", "--baseline", "/dev/null"], "/dev/null it is empty"),
         (["run", "--only", "baseline"], "baseline measures nothing itself: give --baseline FILE"),
-        (["run", "--from-trace", "trace.json"], "is tried with a model of yours: give --model MODULE:FACTORY, too"),
-        (["run", "--compile"], "--compile looks at a model of yours: give --model MODULE:FACTORY, too"),
-        (["run", "--only", "user_model"], "--only user_model needs a model of yours"),
+        (["run", "--from-trace", "trace.json"], "is tried with a model of yours: requires a model; add --model MODULE:FACTORY"),
+        (["run", "--compile"], "--compile looks at a model of yours: requires a model; add --model MODULE:FACTORY"),
+        (["run", "--only", "user_model"], "--only user_model requires a model"),
         (["run", "--only", "compile"], "--only compile needs a model of yours"),
         (["prolog", "--model", "net:make"], "--model"),
-        (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank needs the head's address"),
+        (["run", "--nnodes", "2", "--node-rank", "1"], "--node-rank requires --rdzv-endpoint"),
         (["run", "--node-rank", "first"], "--node-rank"),
-        (["run", "--nnodes", "2", "--master-port", "1"], "--master-port needs --master-addr"),
+        (["run", "--nnodes", "2", "--master-port", "1"], "--master-port requires --master-addr"),
         (["run", "--hosts", ""], "'' is not a host name"),
-        (["run", "--hosts", "a,a"], "a stands twice among the hosts"),
+        (["run", "--hosts", "a,a"], "host 'a' is listed twice"),
         (["run", "--hosts", "a,b", "--nnodes", "3"], "--nnodes asks for 3, but the list of hosts has only 2"),
-        (["run", "--hosts", "a,b", "--node-rank", "0"], "--hosts numbers the nodes itself"),
+        (["run", "--hosts", "a,b", "--node-rank", "0"], "--hosts assigns the node ranks itself"),
         (["run", "--hosts", "a,b", "--hostfile", "hosts"], "--hosts and --hostfile are two ways"),
-        (["run", "--hosts", "a,localhost"], "the other hosts cannot reach this one as localhost"),
+        (["run", "--hosts", "a,localhost"], "the other hosts cannot reach this host as localhost"),
         (["run", "--hosts", "-oProxyCommand=id"], "is not a host name"),
         (["run", "--hostfile", "/nowhere/hosts"], "cannot read /nowhere/hosts"),
         (["run", "--hostfile", "/dev/null"], "/dev/null names no host"),
@@ -95,8 +95,8 @@ def state(tmp_path: Path) -> dict[str, str]:
         ),
         (["run", "--isolate", "--nnodes", "2", "--only", "p2p"], "would not be run: name isolation in --only, too"),
         (["run", "--nnodes", "2", "--only", "isolation"], "isolation runs what --isolate asks for: give it"),
-        (["run", "--rdzv-endpoint", "host:"], "--rdzv-endpoint takes HOST:PORT"),
-        (["run", "--rdzv-endpoint", "localhost:70000"], "--rdzv-endpoint takes HOST:PORT"),
+        (["run", "--rdzv-endpoint", "host:"], "invalid --rdzv-endpoint"),
+        (["run", "--rdzv-endpoint", "localhost:70000"], "invalid --rdzv-endpoint"),
         (["run", "--budget", "-1"], "--budget"),
         (["run", "--collective", "allgather"], "there is no collective 'allgather'; did you mean all_gather?"),
         (["run", "--collective", "gather", "--only", "p2p"], "would not be run: name collectives in --only, too"),
@@ -137,12 +137,12 @@ def state(tmp_path: Path) -> dict[str, str]:
         (["replay", "/nowhere/recording.json"], "cannot read /nowhere/recording.json"),
         (["replay", "x" * 300], ": File name too long"),
         (["lint", "x" * 300], ": File name too long"),
-        (["replay", "/dev"], "there is no recording in /dev"),
+        (["replay", "/dev"], "found no recording in /dev"),
         (["env", "--from", "/nowhere/job.sh"], "cannot read /nowhere/job.sh"),
         (["env", "--from", "/"], "cannot read /: Is a directory"),
         (["env", "--from", "/dev/zero"], "/dev/zero is larger than 8 MiB"),
         (["explain", "DD000"], "nothing is known of 'DD000'"),
-        (["run", "--ignore", "XX"], "there is no rule 'XX' here"),
+        (["run", "--ignore", "XX"], "unknown rule 'XX'"),
         (["run", "--bad-nodes", "/nowhere/bad"], "cannot write /nowhere/bad"),
         (["run", "--bad-nodes", "-", "--good-nodes", "-"], "only one output can go to stdout (-)"),
         (["run", "--bad-nodes", "bad", "--redact"], "--redact replaces names that --bad-nodes needs"),
@@ -184,12 +184,12 @@ def test_a_wrong_request_is_one_sentence_and_exit_2(asked, args, sentence):
         (b'{"schema_version": "1.0", "run_id": "x", "readings": [{"check": 3}]}', "is not a recording"),
         (
             b'{"schema_version": "1.0", "run_id": "x", "readings": [%s]}' % NO_CPUS,
-            "it has 0 under cpus, which no recording has",
+            "readings.0 has the invalid value",
         ),
         (b'{"schema_version": 2, "run_id": "x"}', "is not a recording"),
         (b"[" * 100_000, "it is nested too deeply"),
-        (b"print(1)\n", "line 1 is no JSON"),
-        (b"\x1f\x8b\x08\x00cut", "gzip packed it, and it is cut off or damaged"),
+        (b"print(1)\n", "line 1 is not JSON"),
+        (b"\x1f\x8b\x08\x00cut", "it is a truncated or damaged gzip file"),
         (b'{"schema_version": "1.0", "run_id": "x", "duration_s": NaN}', "NaN is not a finite number"),
         (b'{"schema_version": "1.0", "run_id": "x", "duration_s": 1e999}', "1e999 is not a finite number"),
         (b'{"schema_version": "1.0", "run_id": "x", "n": -1' + b"0" * 5000 + b"}", "is not a finite number"),
@@ -210,18 +210,18 @@ def test_a_foreign_file_is_refused_with_the_reason(asked, tmp_path, content, sen
         ("replay", "report", "is not a recording of ddp-doctor: it is a report of ddp-doctor; a recording is"),
         ("replay", '{"cells": [], "nbformat": 4}', "it is a Jupyter notebook"),
         ("env --from", "recording", "PATH is a recording of ddp-doctor, and the output of env"),
-        ("env --from", "report", "PATH is a report of ddp-doctor, and the output of env"),
+        ("env --from", "report", "PATH is a report of ddp-doctor, but the output of env"),
         ("env --from", "#!/usr/bin/env python3\n", "is a Python script, and the output of env"),
         ("run --isolate --topology", "recording", "PATH is a recording of ddp-doctor, and a topology of SLURM"),
         ("topology", "recording", "is a recording of ddp-doctor, and the output of nvidia-smi topo -m is wanted"),
         ("lint", "recording", "a Python script is wanted; `ddp-doctor replay PATH` reads it"),
-        ("lint", "report", "is a report of ddp-doctor, and a Python script is wanted"),
-        ("lint", '{"cells": [], "nbformat": 4}', "is a Jupyter notebook, and a Python script is wanted"),
-        ("lint", '{"lr": 0.1, "amp": true}', "is JSON, and a Python script is wanted"),
+        ("lint", "report", "is a report of ddp-doctor, but a Python script is expected"),
+        ("lint", '{"cells": [], "nbformat": 4}', "is a Jupyter notebook, but a Python script is expected"),
+        ("lint", '{"lr": 0.1, "amp": true}', "is JSON, but a Python script is expected"),
         (
             "lint",
             "#!/bin/bash\ntorchrun x.py\n",
-            "is a shell script, and a Python script is wanted; `ddp-doctor env --from",
+            "is a shell script, but a Python script is expected; `ddp-doctor env --from",
         ),
     ],
 )
@@ -333,7 +333,7 @@ def test_outputs_that_cannot_be_written_lose_nothing(asked, state):
     done = asked("run", "-q", "--only", "host", *targets, env=state)
 
     assert done.returncode == 2, done
-    assert done.stderr.count("cannot write /dev/full") == 2
+    assert done.stderr.count("cannot write '/dev/full'") == 2
     saved = done.stderr.rpartition("the recording is in ")[2].strip()
     assert Recording.model_validate_json(Path(saved).read_text()).readings
     assert "Healthy" in done.stdout
@@ -486,7 +486,7 @@ def test_a_rank_does_not_meet_its_agent_in_a_folder_of_another(temporary, capsys
     world = OuterWorld(launcher="slurm", local_rank=1, local_size=2, nnodes=1, key="k")
 
     assert run._wait_for_agent(world, {}, 60.0) == 3
-    assert "local rank 1 has no folder" in capsys.readouterr().err
+    assert "local rank 1 found no private directory" in capsys.readouterr().err
 
 
 def test_the_options_of_run_are_these():
@@ -580,7 +580,7 @@ def test_what_the_agents_refuse_is_one_sentence_and_exit_2(asked, tools, state):
     done = asked("run", "--hosts", f"{socket.gethostname()},far", "--only", "gpu", env={**state, **tools})
 
     assert done.returncode == 2, done
-    assert done.stderr.count("there is no check 'gpu'") == 1
+    assert done.stderr.count("unknown check 'gpu'") == 1
 
 
 @pytest.mark.ranks
@@ -628,7 +628,7 @@ def test_a_node_that_is_not_needed_leaves_with_exit_0(asked, state):
     done = asked("run", "--nnodes", "1", env={**state, **step, **nodes})
 
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes takes the first 1\n"
+    assert done.stderr == "ddp-doctor: node rank 1 is not needed: --nnodes uses only the first 1\n"
 
 
 @pytest.mark.ranks

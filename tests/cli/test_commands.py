@@ -27,17 +27,17 @@ def test_a_recording_that_cannot_be_read_is_one_sentence(recording, capsys):
     here = StartedNodes((), ("node0", "node1"), ("node0", 29400), "ssh")
 
     assert run._outcome_of_agents(ended, here, Options()) is None
-    assert "cannot be read here" in capsys.readouterr().err
+    assert "cannot read the agents' recordings" in capsys.readouterr().err
 
 
 def test_a_topology_of_other_hosts_is_refused_and_hosts_that_it_lacks_are_told(capsys):
     options = Options(isolate=True, topology="topology.conf", leaves=(Leaf(name="leaf1", hosts=("node1", "node2")),))
 
-    with pytest.raises(UsageError, match=r"topology.conf names none of these hosts: other1 and other2"):
+    with pytest.raises(UsageError, match=r"topology.conf' does not list any of these hosts: other1 and other2"):
         run._tell_of_topology(options, ["other1", "other2"])
     run._tell_of_topology(options, ["node1", "node2.example.org", "node3"])
 
-    assert "topology.conf does not name node3, taken to share no switch" in capsys.readouterr().err
+    assert "topology.conf' does not list node3; assuming no shared switch" in capsys.readouterr().err
 
 
 def test_a_slurm_job_takes_slurms_own_topology_where_it_can_be_read(tmp_path, monkeypatch):
@@ -102,11 +102,11 @@ def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
 @pytest.mark.parametrize(
     ("files", "last", "sentence"),
     [
-        ((), False, "there is no recording in"),
-        (("a.json", "b.json", "c.json.gz", "d.json"), False, "4 files in .* (a.json, b.json, c.json.gz ...): name one"),
+        ((), False, "found no recording in"),
+        (("a.json", "b.json", "c.json.gz", "d.json"), False, "has 4 files that may be recordings (a.json, b.json, c.json.gz, ...); name one"),
         (None, False, "name a recording, or give --last"),
         (("a.json",), True, "name a recording, or give --last"),
-        (None, True, "no run was kept here yet"),
+        (None, True, "no recording is kept yet"),
     ],
 )
 def test_a_replay_of_nothing_or_of_several_is_one_sentence(monkeypatch, tmp_path, files, last, sentence):
@@ -125,7 +125,7 @@ def test_a_listing_without_runs_is_one_sentence_and_makes_no_folder(monkeypatch,
 
     commands.list_runs()
 
-    assert capsys.readouterr().out.startswith("no run was kept here yet")
+    assert capsys.readouterr().out.startswith("no recording is kept yet")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,7 +151,7 @@ def test_an_unsure_verdict_says_what_was_ignored(capsys):
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
-    [(["DD305,XX"], "there is no rule 'XX' here"), (["DDL1"], "no rule 'DDL1'"), (["DD"], "leaves no rule")],
+    [(["DD305,XX"], "unknown rule 'XX'"), (["DDL1"], "unknown rule 'DDL1'"), (["DD"], "excludes every rule")],
 )
 def test_a_code_that_cannot_be_ignored_is_one_sentence(given, sentence):
     with pytest.raises(UsageError, match=sentence):

@@ -185,5 +185,5 @@ def test_an_explanation_has_no_markup_of_the_pages():
 
 def test_a_code_that_has_gone_may_still_be_ignored_and_a_code_that_never_was_may_not():
     assert ignored(["DD722,DD601"]) == ("DD722", "DD601")
-    with pytest.raises(UsageError, match="there is no rule 'DD000' here"):
+    with pytest.raises(UsageError, match="unknown rule 'DD000'"):
         ignored(["DD000"])

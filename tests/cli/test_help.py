@@ -66,9 +66,9 @@ def test_the_version_has_a_short_option():
 @pytest.mark.parametrize(
     ("shell", "env", "sentence"),
     [
-        ("tcsh", {}, "there is no completion for 'tcsh'; there is for bash, zsh, fish"),
-        ("", {"SHELL": "/bin/ksh"}, "there is no completion for 'ksh'"),
-        ("", {"SHELL": ""}, "a shell without a name"),
+        ("tcsh", {}, "no completion for shell 'tcsh': expected bash, zsh or fish"),
+        ("", {"SHELL": "/bin/ksh"}, "no completion for shell 'ksh'"),
+        ("", {"SHELL": ""}, "no completion for shell ''"),
     ],
 )
 def test_a_shell_that_is_not_known_is_one_sentence(monkeypatch, shell, env, sentence):
@@ -82,7 +82,7 @@ def test_a_shell_that_asks_and_is_not_known_is_one_sentence_and_exit_2(asked):
     done = asked("run", env={"_DDP_DOCTOR_COMPLETE": "complete_tcsh"})
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ddp-doctor: there is no completion for 'tcsh'; there is for bash, zsh, fish\n"
+    assert done.stderr == "ddp-doctor: no completion for shell 'tcsh': expected bash, zsh or fish\n"
 
 
 def test_bash_completes_options_checks_and_settings(tmp_path):

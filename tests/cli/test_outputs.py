@@ -59,8 +59,8 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
         results = of_scripts if output.commands == ("lint",) else of_machines
         problems = Outputs({output.name: str(target)}).write(results)
         nothing = {
-            "svg": ["nothing between ranks or nodes was measured, so --svg writes nothing"],
-            "reproducer": ["there is no job to reproduce: --reproducer writes the collectives of --replay"],
+            "svg": ["cannot write --svg: the run has no measurements between ranks or nodes"],
+            "reproducer": ["cannot write --reproducer: the run has no collectives of a job (--replay)"],
         }
         assert problems == nothing.get(output.name, [])
         assert target.exists() == (not problems)
@@ -69,12 +69,12 @@ def test_every_output_of_the_table_can_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
-        ("nowhere/out.json", "cannot write nowhere/out.json: No such file or directory"),
-        ("/proc/%h.json", "cannot write /proc/"),
-        (".", "cannot write .: Is a directory"),
-        ("file/out.json", "cannot write file/out.json: Not a directory"),
+        ("nowhere/out.json", "cannot write 'nowhere/out.json': No such file or directory"),
+        ("/proc/%h.json", "cannot write '/proc/"),
+        (".", "cannot write '.': Is a directory"),
+        ("file/out.json", "cannot write 'file/out.json': Not a directory"),
         ("x" * 300, "File name too long"),
-        ("a\0b", "cannot write a"),
+        ("a\0b", r"cannot write 'a\\x00b'"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_run(monkeypatch, tmp_path, target, sentence):
@@ -100,9 +100,9 @@ def test_what_may_be_written_is_tried_and_nothing_is_left_behind(monkeypatch, tm
     ("paths", "form", "sentence"),
     [
         ({"env": "-", "docker": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
-        ({"good_nodes": "nodes", "bad_nodes": "nodes"}, OutputFormat.FULL, "two outputs would write nodes"),
+        ({"good_nodes": "nodes", "bad_nodes": "nodes"}, OutputFormat.FULL, "two outputs would write to 'nodes"),
         ({"json": "-", "record": "-"}, OutputFormat.FULL, "only one output can go to stdout"),
-        ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl goes to stdout"),
+        ({"json": "-"}, OutputFormat.JSONL, "--output-format jsonl writes to stdout"),
     ],
 )
 def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
@@ -113,17 +113,17 @@ def test_two_outputs_on_stdout_are_refused(paths, form, sentence):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("nccl.env",), "--settings takes FORM:PATH, as in env:nccl.env; forms are env, sbatch, docker, "),
-        (("",), "--settings takes FORM:PATH, as in env:FILE; forms are"),
-        (("k8s:x",), "knows no form 'k8s'; did you mean kubernetes:x? forms are"),
-        (("Docker:",), "did you mean docker:FILE"),
-        (("torchrn:x",), "did you mean torchrun:x"),
-        (("qqqq:x",), "knows no form 'qqqq'; forms are env"),
-        ((":x",), "knows no form ''; forms are env"),
-        (("json:x",), "knows no form 'json'; forms are env"),
-        (("env",), "--settings env has no path: env:FILE, or env:- for stdout"),
+        (("nccl.env",), "invalid --settings 'nccl.env': expected FORM:PATH, for example env:nccl.env"),
+        (("",), "invalid --settings '': expected FORM:PATH, for example env:FILE"),
+        (("k8s:x",), "unknown form 'k8s' of --settings: expected env, sbatch, docker, kubernetes or torchrun; did you mean 'kubernetes'?"),
+        (("Docker:",), "did you mean 'docker'?"),
+        (("torchrn:x",), "did you mean 'torchrun'?"),
+        (("qqqq:x",), "unknown form 'qqqq' of --settings: expected env"),
+        ((":x",), "unknown form '' of --settings: expected env"),
+        (("json:x",), "unknown form 'json' of --settings: expected env"),
+        (("env",), "--settings env has no path; give env:FILE, or env:- for stdout"),
         (("docker:",), "--settings docker has no path"),
-        (("env:a", "env:b"), "--settings env was given twice"),
+        (("env:a", "env:b"), "--settings env is given twice"),
     ],
 )
 def test_a_form_of_settings_that_is_none_is_refused_with_the_way_out(given, sentence):
@@ -150,4 +150,4 @@ def test_a_folder_that_vanishes_during_the_run_is_one_sentence(tmp_path):
 
     (problem,) = outputs.write(Results(report(), Recording(run_id="x")))
 
-    assert problem == f"cannot write {tmp_path}/out/report.json: No such file or directory"
+    assert problem == f"cannot write '{tmp_path}/out/report.json': No such file or directory"

@@ -103,17 +103,17 @@ def test_nothing_is_started_and_torch_is_not_imported(tmp_path):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--html", "x.html"], "--html has nothing to show of a plan"),
-        (["--settings", "env:x"], "--settings env has nothing to show of a plan"),
-        (["--output-format", "jsonl"], "--output-format jsonl has nothing to show of a plan"),
-        (["--redact"], "--redact has nothing to show of a plan"),
-        (["--only", "p2"], "there is no check 'p2'"),
-        (["--nproc-per-node", "many"], "--nproc-per-node takes auto"),
-        (["--isolate"], "--isolate finds the bad ones of several nodes, and this run has one"),
-        (["--hosts", "a,a"], "a stands twice among the hosts"),
-        (["--nnodes", "0"], "--nnodes takes a number from 1"),
-        (["--model", "nowhere:make"], "there is no module 'nowhere'"),
-        (["--json", "/nowhere/plan.json"], "cannot write /nowhere/plan.json"),
+        (["--html", "x.html"], "--html does not apply to a plan"),
+        (["--settings", "env:x"], "--settings env does not apply to a plan"),
+        (["--output-format", "jsonl"], "--output-format jsonl does not apply to a plan"),
+        (["--redact"], "--redact does not apply to a plan"),
+        (["--only", "p2"], "unknown check 'p2'"),
+        (["--nproc-per-node", "many"], "invalid --nproc-per-node 'many'"),
+        (["--isolate"], "--isolate requires several nodes, but this run has one"),
+        (["--hosts", "a,a"], "host 'a' is listed twice"),
+        (["--nnodes", "0"], "invalid --nnodes"),
+        (["--model", "nowhere:make"], "found no module 'nowhere'"),
+        (["--json", "/nowhere/plan.json"], "cannot write '/nowhere/plan.json'"),
     ],
 )
 def test_what_a_run_refuses_its_plan_refuses(asked, args, sentence):
@@ -142,4 +142,4 @@ def test_a_topology_that_names_no_host_of_the_run_is_refused(asked, tmp_path: Pa
     done = asked("run", "--plan", "--isolate", "--topology", str(path), "--hosts", "node1,node2")
 
     assert done.returncode == 2
-    assert "racks names none of these hosts: node1 and node2" in done.stderr
+    assert "racks' does not list any of these hosts: node1 and node2" in done.stderr

@@ -143,18 +143,18 @@ def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
     ("name", "content", "sentence"),
     [
         ("rank0.json", b"", "is empty"),
-        ("rank0.json", b"not a trace\n" * 20, "it is no trace"),
-        ("rank0.json", b'{"loss": [1, 2, 3]}', "it is no trace"),
-        ("rank0.json.gz", gzip.compress(b'{"loss": 1}', mtime=0), "it is no trace"),
-        ("rank0.json.gz", gzip.compress(trace(0).encode(), mtime=0)[:40], "rank0.json.gz was not read: "),
+        ("rank0.json", b"not a trace\n" * 20, "it is not a trace"),
+        ("rank0.json", b'{"loss": [1, 2, 3]}', "it is not a trace"),
+        ("rank0.json.gz", gzip.compress(b'{"loss": 1}', mtime=0), "it is not a trace"),
+        ("rank0.json.gz", gzip.compress(trace(0).encode(), mtime=0)[:40], "rank0.json.gz': "),
         (
             "report.nsys-rep",
             b"\x00\x01\x02",
-            "a report of Nsight Systems; a trace that is read here is written by torch",
+            "a report of Nsight Systems; expected a trace of torch.profiler",
         ),
-        ("report.qdstrm", b"\x00\x01\x02", "a report of Nsight Systems; a trace that is read here is written by torch"),
-        ("report.sqlite", b"SQLite format 3\x00", "a database, as Nsight Systems exports it; a trace that"),
-        ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, as torch writes snapshots of memory; a trace that is read"),
+        ("report.qdstrm", b"\x00\x01\x02", "a report of Nsight Systems; expected a trace of torch.profiler"),
+        ("report.sqlite", b"SQLite format 3\x00", "a database, as Nsight Systems exports it; expected a trace"),
+        ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, as torch writes snapshots of memory; expected a trace"),
     ],
 )
 def test_what_is_no_trace_is_one_sentence_and_exit_2(asked, tmp_path, name, content, sentence):
@@ -170,14 +170,14 @@ def test_what_is_no_trace_is_one_sentence_and_exit_2(asked, tmp_path, name, cont
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["/nowhere/rank0.json"], "/nowhere/rank0.json was not read: there is no such file"),
-        (["{empty}"], "there is no file to read"),
-        (["{traces}", "--window", "first"], "--window takes latest, all or a number from 1, not 'first'"),
-        (["{traces}", "--window", "0"], "--window takes latest, all or a number from 1, not '0'"),
-        (["{traces}", "--window", "2"], "--window 2: there is 1"),
-        (["{traces}", "--ignore", "DDT9"], "there is no rule 'DDT9'"),
-        (["{traces}", "--against", "{traces}/rank0.json"], "rank0.json is no report and no recording of ddp-doctor"),
-        ([], "Missing argument"),
+        (["/nowhere/rank0.json"], "cannot read '/nowhere/rank0.json': there is no such file"),
+        (["{empty}"], "found no file to read"),
+        (["{traces}", "--window", "first"], "invalid --window 'first': expected latest, all or a number of at least 1"),
+        (["{traces}", "--window", "0"], "invalid --window '0'"),
+        (["{traces}", "--window", "2"], "--window 2 does not exist: the traces have 1 window"),
+        (["{traces}", "--ignore", "DDT9"], "unknown rule 'DDT9'"),
+        (["{traces}", "--against", "{traces}/rank0.json"], "rank0.json' is JSON, but a report or recording of ddp-doctor is expected"),
+        ([], "missing argument"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_exit_2(asked, traces, tmp_path, args, sentence):
@@ -201,7 +201,7 @@ def test_what_lies_beside_the_traces_is_named_and_nothing_else_changes(asked, tr
     assert "   not read: 2 other files hold no trace\n" in done.stdout
     unread = json.loads((traces / "report.json").read_text())["unread"]
     assert {Path(name).name for name in unread} == {"rank2.json", "report.nsys-rep", ""}
-    assert "not read: train.log: it is no trace" in asked("trace", ".", "train.log", cwd=traces).stdout
+    assert "not read: train.log: it is not a trace" in asked("trace", ".", "train.log", cwd=traces).stdout
 
 
 def test_a_file_that_is_cut_gives_its_whole_steps(asked, traces):

@@ -164,14 +164,14 @@ def test_a_check_of_which_only_a_part_was_run_is_not_shown_as_passed():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"only": ("host",)}, "name user_model in --only, too"),
-        ({"skip": ("user_model", "step_time")}, "take user_model out of --skip"),
+        ({"only": ("host",)}, "add user_model to --only"),
+        ({"skip": ("user_model", "step_time")}, "remove user_model from --skip"),
     ],
 )
 def test_a_model_that_the_other_options_leave_out_is_refused_before_anything_starts(
     options: dict[str, Any], words: str
 ):
-    with pytest.raises(UsageError, match=f"--model net:make would not be run: {words}, or leave --model out"):
+    with pytest.raises(UsageError, match=f"--model 'net:make' would not be tested; {words}, or omit --model"):
         make_plan(Options(model="net:make", **options), CHECKS)
 
 

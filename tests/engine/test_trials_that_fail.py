@@ -38,7 +38,7 @@ def test_a_trial_that_raises_leaves_the_finding_and_says_why_its_remedy_was_not_
     proofs = [remedy["proof"] for finding in report["findings"] for remedy in finding["remedies"]]
 
     assert (code, report["verdict"]) == (1, "unhealthy")
-    assert "the trial failed itself: RuntimeError: broken on purpose" in [one["reason"] for one in proofs]
+    assert "internal error in the trial: RuntimeError: broken on purpose" in [one["reason"] for one in proofs]
     assert {one["status"] for one in proofs} == {"not_tried"}
     assert "failed" not in {check["status"] for check in report["checks"] if check["id"] != "process_group"}
 
@@ -48,4 +48,4 @@ def test_the_search_for_remedies_that_raises_is_said_and_never_healthy(tmp_path,
     _code, report = run_broken(tmp_path, "ddp_doctor.engine.node_run.node.prove", GLOO_SOCKET_IFNAME=nic)
 
     assert report["verdict"] == verdict
-    assert "the doctor failed itself: RuntimeError: broken on purpose" in json.dumps(report["checks"])
+    assert "internal error: RuntimeError: broken on purpose" in json.dumps(report["checks"])

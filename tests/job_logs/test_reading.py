@@ -330,9 +330,9 @@ def _link(name: str, kind: bytes) -> tarfile.TarInfo:
         (lambda path: _tar(path, "w", {"a": _link("a", tarfile.LNKTYPE)}), "a link or a device"),
         (lambda path: _tar(path, "w", {"a": _link("a", tarfile.FIFOTYPE)}), "a link or a device"),
         (lambda path: _tar(path, "w", {"a": _zip(path, {"x": LOG}).read_bytes()}), "archive within an archive"),
-        (lambda path: path.write_bytes(gzip.compress(b"\n" * 4_000_000)), "swells"),
-        (lambda path: _tar(path, "w:gz", {"a": b"\n" * 4_000_000}), "swells"),
-        (lambda path: _zip(path, {"a": b"\n" * 4_000_000}), "swells"),
+        (lambda path: path.write_bytes(gzip.compress(b"\n" * 4_000_000)), "unpacks to more than"),
+        (lambda path: _tar(path, "w:gz", {"a": b"\n" * 4_000_000}), "unpacks to more than"),
+        (lambda path: _zip(path, {"a": b"\n" * 4_000_000}), "unpacks to more than"),
         (lambda path: path.write_bytes(gzip.compress(os.urandom(900))[:500]), "cut off"),
         (lambda path: path.write_bytes(gzip.compress(LOG)[:-12]), "cut off"),
         (lambda path: path.write_bytes(b"PK\x03\x04 no zip"), "cannot be read"),
@@ -360,7 +360,7 @@ def test_what_cannot_be_read_is_a_sentence(
 
 
 def test_nothing_read_is_a_usage_error_and_names_the_first(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"nope\.log was not read: there is no such file; nor were 1 others"):
+    with pytest.raises(UsageError, match=r"nope\.log': there is no such file \(and 1 more\)"):
         job_reading.read_job([str(tmp_path / "nope.log"), str(tmp_path / "*.out")])
 
 
@@ -517,5 +517,5 @@ def test_the_files_of_a_slurm_job_are_found_with_slurm_and_without(tmp_path: Pat
 
     assert [path.name for path in alone] == ["slurm-4711.out"]
     assert [path.name for path in told] == ["slurm-4711.out", "out.txt", "rank_0"]
-    with pytest.raises(ValueError, match="is not the number of a Slurm job"):
+    with pytest.raises(ValueError, match="is not a SLURM job ID"):
         files_of_job("../x", {}, tmp_path)

@@ -60,4 +60,4 @@ def test_a_limit_of_twenty_files_explains_what_failed_for_it(tmp_path):
 def test_a_disk_that_nothing_can_be_written_to_is_said_in_a_sentence(tmp_path):
     exit_code, _, said = doctor(tmp_path, "unshare -m", f"cd /; {READ_ONLY}", "run", "--level", "quick")
     assert exit_code == 2
-    assert "no folder for temporary files is writable (/tmp: Read-only file system): set TMPDIR to one that is" in said
+    assert "cannot write to '/tmp': Read-only file system; set TMPDIR to a writable directory" in said

@@ -148,7 +148,7 @@ def test_without_the_head_the_others_end_with_what_they_saw(start, tmp_path):
     starts[0] = Start("ssh a", (sys.executable, "-c", "import sys; sys.exit(3)"), os.environ, (0,))
     seen, _ = ended(starts)
 
-    assert seen.not_started == {0: f"{sys.executable} ended with exit code 3 and without a word"}
+    assert seen.not_started == {0: f"{sys.executable} ended with exit code 3 and no message"}
     assert not seen.timed_out
     wait_until(lambda: not alive(tmp_path))
 
@@ -278,7 +278,7 @@ def test_too_many_hosts_for_the_hard_limit_are_refused_before_any_is_started(mon
     monkeypatch.setattr(resource, "getrlimit", lambda _what: (64, 256))
     start = Start("sh", ("sh", "-c", "exit"), os.environ, (0,))
 
-    with pytest.raises(ValueError, match=r"200 hosts at once take \d+ open files, and this process may have 256"):
+    with pytest.raises(ValueError, match=r"200 hosts need \d+ open files, but this process may have only 256"):
         FanOut([start] * 200, [], lambda _text: None, 1.0)
 
 

@@ -24,5 +24,5 @@ def test_an_order_with_a_check_of_another_release_is_refused_by_its_name():
     known = {check.id: check for check in CHECKS}
     follower = FollowerAgent(cast("Any", group), cast("Any", None), known, lambda _checks: [], PartialRecording())
 
-    with pytest.raises(ValueError, match="no check weather"):
+    with pytest.raises(ValueError, match="does not have the check weather"):
         follower.run()

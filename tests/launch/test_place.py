@@ -124,16 +124,16 @@ def test_a_node_rank_tells_the_head():
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"nnodes": "0"}, "--nnodes takes a number from 1 to 65536, or MIN:MAX, not '0'"),
-        ({"nnodes": "4:2"}, "--nnodes takes"),
-        ({"nnodes": "2", "node_rank": 2, "rdzv_endpoint": "a"}, "--node-rank 2 does not exist among 2 nodes"),
-        ({"nnodes": "2", "node_rank": -1, "rdzv_endpoint": "a"}, "--node-rank -1 does not exist"),
-        ({"node_rank": 1}, "--node-rank 1 does not exist among 1 node"),
-        ({"nnodes": "2", "node_rank": 1}, "--node-rank needs the head's address: add --rdzv-endpoint"),
-        ({"nnodes": "2", "master_port": 1234}, "--master-port needs --master-addr"),
+        ({"nnodes": "0"}, "invalid --nnodes '0': expected 1 to 65536, or MIN:MAX"),
+        ({"nnodes": "4:2"}, "invalid --nnodes"),
+        ({"nnodes": "2", "node_rank": 2, "rdzv_endpoint": "a"}, "--node-rank 2 is out of range: 2 nodes have node ranks 0 to 1"),
+        ({"nnodes": "2", "node_rank": -1, "rdzv_endpoint": "a"}, "--node-rank -1 is out of range"),
+        ({"node_rank": 1}, "--node-rank 1 is out of range: 1 node has only node rank 0"),
+        ({"nnodes": "2", "node_rank": 1}, "--node-rank requires --rdzv-endpoint"),
+        ({"nnodes": "2", "master_port": 1234}, "--master-port requires --master-addr"),
         ({"nnodes": "2", "master_addr": "a", "master_port": 70000}, "a port from 1 to 65535"),
         ({"nnodes": "2", "rdzv_endpoint": "a:0"}, "a port from 1 to 65535"),
-        ({"nnodes": "2", "rdzv_endpoint": "a:b"}, "--rdzv-endpoint takes HOST:PORT"),
+        ({"nnodes": "2", "rdzv_endpoint": "a:b"}, "invalid --rdzv-endpoint"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_with_what_to_do(asked, sentence):
@@ -175,7 +175,7 @@ def test_a_subset_of_a_step_lets_the_other_nodes_leave():
 
     assert place_in({**first, "SLURM_STEP_NUM_NODES": "3"}, nnodes="2").nnodes == 2
     assert place_in(first, nnodes="1").nnodes == 1
-    with pytest.raises(NotNeeded, match="node rank 1 is not needed: --nnodes takes the first 1"):
+    with pytest.raises(NotNeeded, match="node rank 1 is not needed: --nnodes uses only the first 1"):
         place_in(STEP, nnodes="1")
 
 
@@ -283,7 +283,7 @@ def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
 
 
 def test_a_subset_of_mpiruns_nodes_is_refused():
-    with pytest.raises(ValueError, match="mpirun started 2 nodes: leave --nnodes out, or start 1 with mpirun"):
+    with pytest.raises(ValueError, match="mpirun started 2 nodes, but --nnodes asks for 1; omit --nnodes, or start 1 with mpirun"):
         place_in(MPI_FIRST, nnodes="1")
 
 

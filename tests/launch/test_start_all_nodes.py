@@ -96,7 +96,7 @@ def test_a_node_rank_that_was_typed_means_that_each_is_started_by_hand(tools):
     [
         (Asked(nnodes="4"), "", "--nnodes asks for 4, but SLURM job 2 has 3"),
         (Asked(), "/nowhere", "SLURM job 2 has 3 nodes, but srun is not on PATH"),
-        (Asked(nnodes="0"), "", "--nnodes takes a number"),
+        (Asked(nnodes="0"), "", "invalid --nnodes"),
     ],
 )
 def test_what_an_allocation_cannot_give_is_one_sentence(asked, path, sentence, tools):
@@ -238,10 +238,10 @@ def test_an_ssh_that_cannot_say_what_a_host_stands_for_leaves_it_its_name(tools,
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (Asked(hosts=("a", "b@a")), "a stands twice among the hosts"),
+        (Asked(hosts=("a", "b@a")), "host 'a' is listed twice"),
         (Asked(hosts=("a", "b"), nnodes="3"), "--nnodes asks for 3, but the list of hosts has only 2"),
-        (Asked(hosts=("a", "b"), node_rank=0), "--hosts numbers the nodes itself: leave --node-rank out"),
-        (Asked(hosts=("a", "localhost")), "the other hosts cannot reach this one as localhost"),
+        (Asked(hosts=("a", "b"), node_rank=0), "--hosts assigns the node ranks itself; omit --node-rank"),
+        (Asked(hosts=("a", "localhost")), "the other hosts cannot reach this host as localhost"),
         (Asked(hosts=("a", "b"), rdzv_endpoint="a:0"), "a port from 1 to 65535"),
     ],
 )
@@ -252,12 +252,12 @@ def test_a_list_that_cannot_be_is_one_sentence(asked, sentence, tools):
 
 @pytest.mark.parametrize(("env", "launcher"), [(STEP, "srun"), (MPI_FIRST, "mpirun")])
 def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, launcher, tools):
-    with pytest.raises(ValueError, match=f"type it once, not under {launcher}"):
+    with pytest.raises(ValueError, match=f"run this command once instead of under {launcher}"):
         start_all_nodes(Asked(hosts=("a", "b")), {**env, **tools}, outer_world(env, 1), ())
 
 
 def test_without_ssh_the_user_is_told_what_to_do():
-    with pytest.raises(ValueError, match="--hosts needs ssh, which is not on PATH; start the command on each host"):
+    with pytest.raises(ValueError, match="--hosts requires ssh, which is not on PATH; run this command on each host instead"):
         start_all_nodes(Asked(hosts=("a", "b")), {"PATH": "/nowhere"}, None, ())
 
 

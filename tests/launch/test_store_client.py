@@ -26,7 +26,7 @@ JUNK = {
     "nothing": b"",
     "not a number": b"NaN",
     "nested": b"[" * 100_000,
-    "no number of parts": b'{"parts": "many"}',
+    "an invalid number of parts": b'{"parts": "many"}',
     "too many parts": b'{"parts": 1000000000000}',
     "parts that are not there": b'{"parts": 3}',
     "lone surrogate": b'"\\ud800"',

@@ -177,4 +177,4 @@ def test_fsdp1_is_a_usage_error_that_says_what_is_tested_instead(with_model):
     scenario = with_model("sharded_planted:in_fsdp1", deadline_s=LIMIT_S)
 
     assert scenario.outcome.report.exit_code == 2
-    assert "(FSDP1); what is tested is fully_shard (FSDP2)" in scenario.outcome.report.summary
+    assert "(FSDP1); only fully_shard (FSDP2) can be tested" in scenario.outcome.report.summary

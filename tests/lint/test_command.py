@@ -157,13 +157,13 @@ def test_a_file_that_does_not_parse_makes_the_verdict_unsure_and_is_named_with_i
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ([], "Missing argument"),
-        (["missing.py"], "cannot read missing.py"),
-        (["empty"], "there is no Python file in empty"),
-        (["--select", "DDL999", "sick.py"], "there is no rule 'DDL999' here"),
-        (["--select", "DDL104", "--ignore", "DDL1", "sick.py"], "leave no rule"),
+        ([], "missing argument"),
+        (["missing.py"], "cannot read 'missing.py'"),
+        (["empty"], "found no Python file in 'empty'"),
+        (["--select", "DDL999", "sick.py"], "unknown rule 'DDL999'"),
+        (["--select", "DDL104", "--ignore", "DDL1", "sick.py"], "exclude every rule"),
         (["--json", "-", "--sarif", "-", "sick.py"], "only one output can go to stdout"),
-        (["--sarif", "missing/x.sarif", "sick.py"], "cannot write missing/x.sarif"),
+        (["--sarif", "missing/x.sarif", "sick.py"], "cannot write 'missing/x.sarif'"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence_and_exits_with_two(folder: Path, args: list[str], sentence: str):

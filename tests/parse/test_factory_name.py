@@ -15,31 +15,31 @@ def test_a_module_and_a_callable_are_taken(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("net", "there is no colon in 'net'"),
-        ("net:", "'' is no name in Python"),
-        (":make", "'' is no name in Python"),
-        ("net:make()", "'make()' is no name"),
-        ("my-net:make", "'my-net' is no name"),
-        ("net:class", "'class' is no name"),
-        ("net.py:make", "for this file: --model net:make"),
-        ("./train/net.py", "for this file: --model train.net:make"),
-        ("/opt/my net.py:make", "a module's name, not its file"),
+        ("net", "expected MODULE:FACTORY, for example train.models:make"),
+        ("net:", "'' is not a Python name"),
+        (":make", "'' is not a Python name"),
+        ("net:make()", "'make()' is not a Python name"),
+        ("my-net:make", "'my-net' is not a Python name"),
+        ("net:class", "'class' is not a Python name"),
+        ("net.py:make", "for this file, use --model net:make"),
+        ("./train/net.py", "for this file, use --model train.net:make"),
+        ("/opt/my net.py:make", "expected a module name instead of a file"),
     ],
 )
 def test_what_is_no_name_is_refused_with_a_sentence(name, words):
-    with pytest.raises(ValueError, match="--model takes MODULE:FACTORY") as refused:
+    with pytest.raises(ValueError, match="^invalid --model") as refused:
         require_factory(name)
     assert words in str(refused.value)
 
 
 def test_the_command_fit_is_named_where_it_was_typed():
-    with pytest.raises(ValueError, match=r"fit takes MODULE:FACTORY.*; for this file: fit net:make"):
+    with pytest.raises(ValueError, match=r"expected a module name instead of a file; for this file, use fit net:make"):
         require_factory("net.py:make", option="fit")
 
 
 def test_the_check_without_a_model_says_what_is_missing():
     require_factory("", ())
-    with pytest.raises(ValueError, match="--only user_model needs a model of yours"):
+    with pytest.raises(ValueError, match="--only user_model requires a model"):
         require_factory("", ("user_model",))
 
 

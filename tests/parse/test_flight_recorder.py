@@ -75,15 +75,15 @@ _OFF = {"version": "2.10", "pg_config": {}, "comm_lib_version": "", "pg_status":
     ("data", "problem"),
     [
         (b"", "the file is empty"),
-        (b"\0" * 87, "the file has nothing but blanks"),
-        (as_json(_DUMP)[:-40], "the file is cut off"),
-        (as_pickle(_DUMP)[:-40], "the file is cut off"),
-        (pickle.dumps([1]), "it holds no entries of a flight recorder"),
-        (b'{"a": 1}', "it holds no entries of a flight recorder"),
-        (as_pickle(_OFF), "the recorder kept nothing: TORCH_FR_BUFFER_SIZE is not set"),
-        (b'{"entries" 1}', "it is damaged: line 1 is no JSON"),
+        (b"\0" * 87, "the file contains only whitespace"),
+        (as_json(_DUMP)[:-40], "the file is truncated"),
+        (as_pickle(_DUMP)[:-40], "the file is truncated"),
+        (pickle.dumps([1]), "it has no flight recorder entries"),
+        (b'{"a": 1}', "it has no flight recorder entries"),
+        (as_pickle(_OFF), "it has no entries because TORCH_FR_BUFFER_SIZE was not set"),
+        (b'{"entries" 1}', "it is damaged: line 1 is not JSON"),
         (b'{"entries":' + b"[" * 100_000 + b"]}", "it is damaged: it is nested too deeply"),
-        (b"cos\nsystem\n.", "the pickle was not read: more than plain data at byte 0 (opcode c)"),
+        (b"cos\nsystem\n.", "the pickle was not read: it has more than plain data at byte 0 (opcode c)"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_plain_words(data: bytes, problem: str):

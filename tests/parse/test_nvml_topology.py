@@ -1,4 +1,4 @@
-"""The answer of the child that asks NVML for the topology, whole and hostile."""
+"""The answer of the child that queries NVML for the topology, whole and hostile."""
 
 import json
 

@@ -82,7 +82,7 @@ PAIR = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tPIX\t0-7\t0\nGPU1\
         (PAIR.replace("\tGPU1\t", "\tGPU0\t", 1), "GPU0 appears twice in the header"),
         ("\n".join(PAIR.split("\n")[:2]), "line 2: the row of GPU1 is missing"),
         (PAIR.replace("\nGPU1", "\nTraceback: boom\nGPU1"), "the row of GPU1 is missing"),
-        (PAIR + "GPU2\tPIX\tPIX\n", "row GPU2 has no column"),
+        (PAIR + "GPU2\tPIX\tPIX\n", "the header has no column for row GPU2"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tNV#"), "no number of links"),
         (PAIR.replace("GPU1\tPIX", "GPU1\tCNS"), "topo -p2p"),
         (PAIR.replace("GPU1\tPIX\t", "GPU1\t\t"), "1 link cells under 2 columns"),

@@ -127,7 +127,7 @@ def test_real_topology_files_of_nccl_are_read_exactly_or_refused():
     for entry, lines in relatives("NCCL topology XML"):
         expected = entry["expected"]
         if not expected["gpus"]:
-            with pytest.raises(TopologyError, match="does not say which of its PCI devices are GPUs"):
+            with pytest.raises(TopologyError, match="does not show which of its PCI devices are GPUs"):
                 list(find_nccl_topologies(lines))
             continue
         ((_, host),) = find_nccl_topologies(lines)

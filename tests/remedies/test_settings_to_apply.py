@@ -139,10 +139,10 @@ def test_a_node_that_is_known_by_its_rank_gets_its_host_name():
 @pytest.mark.parametrize(
     ("settings", "hosts", "why"),
     [
-        ((on(None, "eth1", rank=7),), ("a", "b"), "no host name is known of node rank 7"),
-        ((on("node rank 3", "eth1"),), ("a", "b"), "no host name is known of node rank 3"),
-        ((on("a", "eth0"), on("a", "eth1")), ("a", "b"), "a has two values of it"),
-        ((on("a", "eth0", rank=0),), ("a", "a"), "several nodes call themselves a"),
+        ((on(None, "eth1", rank=7),), ("a", "b"), "the host name of node rank 7 is unknown"),
+        ((on("node rank 3", "eth1"),), ("a", "b"), "the host name of node rank 3 is unknown"),
+        ((on("a", "eth0"), on("a", "eth1")), ("a", "b"), "a has two values for it"),
+        ((on("a", "eth0", rank=0),), ("a", "a"), "several nodes have the host name a"),
         ((on(None, "eth0"), on(None, "eth1")), ("a",), "it has two values"),
     ],
 )

@@ -138,5 +138,5 @@ def test_hostile_names_are_text_in_the_picture_and_the_terminal():
 
 
 def test_without_a_measurement_no_picture_is_written():
-    with pytest.raises(CannotWrite, match="nothing between ranks or nodes was measured"):
+    with pytest.raises(CannotWrite, match="the run has no measurements between ranks or nodes"):
         heat_map.picture(report(), Recording())

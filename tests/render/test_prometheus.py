@@ -122,7 +122,7 @@ def test_the_file_can_be_read_by_all_whatever_the_umask_and_replaces_the_old_one
 
 
 def test_a_name_that_the_collector_passes_over_is_refused_and_a_stream_is_not(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"does not end in \.prom would not be read"):
+    with pytest.raises(UsageError, match=r"expected a name ending in \.prom"):
         Outputs({"prometheus": str(tmp_path / "doctor.txt")}).refuse_unwritable()
     for target in ("-", "/dev/null", str(tmp_path / "doctor.prom")):
         Outputs({"prometheus": target}).refuse_unwritable()

@@ -73,10 +73,10 @@ def test_checks_not_tested_for_one_reason_share_a_line():
 
 
 def test_what_there_was_no_reason_to_test_takes_a_line_and_what_was_not_selected_none():
-    absent = Reading(check="rdma", status=Status.ABSENT, reason="no RDMA device here")
+    absent = Reading(check="rdma", status=Status.ABSENT, reason="no RDMA device on this machine")
     checks = (
         CheckResult(id="host", title="host", status=CheckStatus.PASSED),
-        _untested("rdma", "no RDMA device here"),
+        _untested("rdma", "no RDMA device on this machine"),
         _untested("checkpoint", "needs --level thorough"),
         _untested("step_time", "needs --level thorough"),
         _untested("user_model", "needs a model of yours: --model"),

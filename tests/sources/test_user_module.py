@@ -40,24 +40,24 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ("nosuch:make", "there is no module 'nosuch' in .* or on the Python path"),
-        ("nosuch.deeper:make", "there is no module 'nosuch' in"),
-        ("net.deeper:make", "there is no module 'net.deeper' in"),
-        ("pack.nosuch:make", "there is no module 'pack.nosuch' in"),
-        ("bare.nosuch:make", "there is no module 'bare.nosuch' in"),
-        ("Net:make", "there is no module 'Net' in"),
+        ("nosuch:make", "found no module 'nosuch' in .* or on the Python path"),
+        ("nosuch.deeper:make", "found no module 'nosuch' in"),
+        ("net.deeper:make", "found no module 'net.deeper' in"),
+        ("pack.nosuch:make", "found no module 'pack.nosuch' in"),
+        ("bare.nosuch:make", "found no module 'bare.nosuch' in"),
+        ("Net:make", "found no module 'Net' in"),
         ("net:nosuch", r"net.py has no function 'nosuch'$"),
-        ("net:mak", r"net.py has no function 'mak', but 'make'$"),
-        ("net:Net.small", r"net.py has no function 'Net', but 'Nets'$"),
+        ("net:mak", r"net.py has no function 'mak'; did you mean 'make'$"),
+        ("net:Net.small", r"net.py has no function 'Net'; did you mean 'Nets'$"),
         ("empty:make", r"empty.py has no function 'make'$"),
         ("pack:make", r"__init__.py has no function 'make'$"),
-        ("broken:make", r"broken.py:2 is no Python that 3\.\d+\.\d+ reads: "),
-        ("late:make", r"late.py:3 is no Python that .* reads: 'return' outside function"),
+        ("broken:make", r"broken.py:2 is not valid in Python 3\.\d+\.\d+: "),
+        ("late:make", r"late.py:3 is not valid in Python .*: 'return' outside function"),
     ],
 )
 def test_what_no_rank_can_use_is_told_before_anything_starts(model: str, words: str):
     assert re.search(words, problem(model) or "")
-    with pytest.raises(UsageError, match=f"--model {re.escape(model)} cannot be used: .*{words}"):
+    with pytest.raises(UsageError, match=f"cannot use --model {re.escape(model)}: .*{words}"):
         running.run(RunRequest(Options(model=model, level=Level.QUICK), {}))
 
 

@@ -70,12 +70,12 @@ def test_without_a_memory_the_verdict_is_unsure_and_the_table_is_there():
 
 def test_what_fits_without_its_activations_is_not_sure_to_fit():
     fits = judged(
-        memory=80 * GIB, batch=None, left_out=("activations and temporaries: net:make returns no make_batch",)
+        memory=80 * GIB, batch=None, left_out=("activations and temporaries: net:make does not return make_batch",)
     )
     untraced = judged(memory=80 * GIB, left_out=("activations and temporaries: my::op has no fake kernel (net.py:8)",))
 
     assert (fits.exit_code, untraced.exit_code) == (3, 3)
-    assert "net:make returns no make_batch" in fits.summary
+    assert "net:make does not return make_batch" in fits.summary
     assert "my::op has no fake kernel" in untraced.summary
 
 
@@ -95,7 +95,7 @@ def test_a_batch_without_samples_is_one():
 
 
 def test_where_nothing_fits_even_without_activations_nothing_does():
-    report = judged(memory=GIB // 2, left_out=("activations and temporaries: net:make returns no make_batch",))
+    report = judged(memory=GIB // 2, left_out=("activations and temporaries: net:make does not return make_batch",))
 
     assert (report.exit_code, codes(report)) == (1, ["DD870"])
     assert "head" in report.findings[0].detail

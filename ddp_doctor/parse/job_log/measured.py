@@ -45,7 +45,7 @@ _ANY_ROW = re.compile(r"^\s*\d{1,15}\s+\d{1,15}\s+\w{3,12}\s+(?:sum|none)\s")
 _DEVICE = re.compile(r"^#\s+Rank\s+(\d{1,6})\b.{0,20}\bPid\b(?:.{0,200}\[[\da-fx:.]{2,20}\]\s+(\S[^\[\]]{0,60}))?")
 _LIBRARY = re.compile(r"^# nccl-tests version \S{1,20} .{0,40}\bnccl-library=(\d{4,6})\b")
 _MOST_SIZES = 64
-_CUT = "it is cut off, or not what NCCL writes"
+_CUT = "it is truncated, or NCCL did not write it"
 
 
 class Table:

@@ -142,7 +142,7 @@ def _bars(report: Report, recording: Recording) -> Iterator[steps.Part]:
 
 
 def _sentence(report: Report) -> str:
-    return capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: "))
+    return capital(report.summary.removeprefix(f"{report.verdict.value.capitalize()}: ").removeprefix("Error: "))
 
 
 def _finding(report: Report, finding: Finding) -> dict[str, object]:
