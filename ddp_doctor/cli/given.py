@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from ddp_doctor.parse.hostlist import expand, read_host_file
 from ddp_doctor.parse.slurm_topology import read_topology
 from ddp_doctor.sources.given import MOST_BYTES, CannotRead, read_given
 
+_CODE = re.compile(r"DD[A-Z]?\d+")
 #: Of 65,536 hosts, each written out, it is one.
 _LARGEST_TOPOLOGY_BYTES = 4 * 1024 * 1024
 
@@ -220,8 +222,8 @@ def rule_codes(given: Sequence[str] | None, rules: Sequence[Described]) -> tuple
     codes = tuple(code.strip().upper() for text in given or () for code in text.split(",") if code.strip())
     for code in codes:
         if code not in RETIRED and not any(rule.code.startswith(code) for rule in rules):
-            every = [rule.code for rule in rules]
-            raise UsageError(unknown("rule", code, every, "run `ddp-doctor explain` to list all rules"))
+            misspelt = [] if _CODE.fullmatch(code) else [rule.code for rule in rules]  # other digits are another rule
+            raise UsageError(unknown("rule", code, misspelt, "run `ddp-doctor explain` to list all rules"))
     return codes
 
 

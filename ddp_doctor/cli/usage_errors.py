@@ -23,7 +23,8 @@ def report_usage_error(error: Any) -> None:
 
 def _sentence(error: Any, argv: Sequence[str]) -> str:
     context = error.ctx
-    usage = f"run `{context.command_path} --help` for usage" if context else "run `ddp-doctor --help` for usage"
+    command = f"ddp-doctor {context.info_name}" if context and context.parent else "ddp-doctor"
+    usage = f"run `{command} --help` for usage"
     if hasattr(error, "possibilities"):  # NoSuchOption
         options = [name for parameter in context.command.params for name in parameter.opts] if context else []
         known = [name for name in options if name.startswith("--")]
@@ -73,6 +74,7 @@ def _expected(text: str, value: str) -> str:
     if is_choice:
         return expected(value, re.findall(r"'([^']*)'", choices))
     text = re.sub(r", unable to parse.*", "", text.removeprefix("value error, "))
+    text = text.replace("a valid integer", "an integer").replace("a valid number", "a number")
     return re.sub(
         r"input should be( greater than or equal to)?", lambda at: f"expected{' at least' * bool(at[1])}", text
     )

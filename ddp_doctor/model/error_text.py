@@ -1,7 +1,7 @@
 """Parts of error messages: a value that the user gave, and suggestions for an unknown name."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: The longest value that an error message quotes in full; most paths are shorter.
 _LONGEST = 120
@@ -23,11 +23,11 @@ def expected(name: str, known: Iterable[str]) -> str:
     """Return ``expected a, b or c; did you mean 'a'?`` for a name that is none of a few."""
     names = [*known]
     hint = did_you_mean(name, names)
-    return f"expected {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}{hint and f'; {hint}'}"
+    return f"expected {_listed(names)}{hint and f'; {hint}'}"
 
 
 def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
-    """Return ``did you mean 'p2p'?`` with the known names that start with the name or resemble it, then ``also``.
+    """Return ``did you mean 'p2p'?`` with the known names that start with the name or resemble it, or else ``also``.
 
     Returns "" if there are none.
     """
@@ -36,9 +36,13 @@ def did_you_mean(name: str, known: Iterable[str], also: Iterable[str] = ()) -> s
     wanted = _normalized(name)
     by_text = {_normalized(each): each for each in known}
     begun = [each for text, each in by_text.items() if wanted and text.startswith(wanted)]
-    near = [by_text[text] for text in get_close_matches(wanted, by_text, _MOST_SUGGESTED, 0.6)]
-    suggested = [*dict.fromkeys([*begun, *near, *also])][:_MOST_SUGGESTED]
-    return f"did you mean {' or '.join(map(repr, suggested))}?" if suggested else ""
+    near = [by_text[text] for text in get_close_matches(wanted, by_text, _MOST_SUGGESTED, 0.7)]
+    suggested = [*dict.fromkeys([*begun, *near] or also)][:_MOST_SUGGESTED]
+    return f"did you mean {_listed([*map(repr, suggested)])}?" if suggested else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _normalized(name: str) -> str:

@@ -14,7 +14,7 @@ import keyword
 import re
 from collections.abc import Collection
 
-from ddp_doctor.model.error_text import expected, quoted, unknown
+from ddp_doctor.model.error_text import did_you_mean, expected, quoted
 
 #: torchrun's port for the c10d rendezvous, and the one of ``--master-port``.
 RENDEZVOUS_PORT = 29400
@@ -163,7 +163,8 @@ def require_strategy(name: str, known: Collection[str]) -> None:
 def require_collective(name: str, known: Collection[str], option: str) -> None:
     """Raises ValueError with the nearest name for a collective that is none of those known."""
     if name not in known:
-        raise ValueError(unknown("collective", name, known, expected(name, known)) + f" ({option})")
+        hint = did_you_mean(name, known) or expected(name, known)
+        raise ValueError(f"unknown collective {quoted(name)} in {option}; {hint}")
 
 
 _AXIS = re.compile(r"([^\W\d]\w{0,39})=(\d{1,9})")

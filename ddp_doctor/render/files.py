@@ -21,7 +21,8 @@ def require_writable(target: str) -> None:
         return
     try:
         if not target or target.endswith("/") or path.is_dir():
-            raise CannotWrite(f"cannot write {quoted(target)}: the path has no file name; add one")
+            what = "it is a directory" if target and path.is_dir() else "the path has no file name"
+            raise CannotWrite(f"cannot write {quoted(target)}: {what}; add a file name")
         if path.exists() and not path.is_file():
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

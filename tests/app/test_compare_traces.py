@@ -132,9 +132,7 @@ def test_a_trace_against_what_is_none_is_refused(tmp_path, other):
     path.write_text(json.dumps(other))
 
     for earlier, later in ((traces, str(path)), (str(path), traces), (f"{traces}/rank0.json", str(path))):
-        with pytest.raises(
-            UsageError, match=r"is a trace, but '.*other\.json' is not"
-        ):
+        with pytest.raises(UsageError, match=r"is a trace, but '.*other\.json' is not"):
             beside(earlier, later)
 
 

@@ -317,7 +317,11 @@ def test_the_loaded_kernel_module_is_shown_beside_a_version_mismatch(node: Machi
         (CommandResult((), "ended", 1, "", "Traceback\nKeyError: 3"), Failed, "KeyError: 3"),
         (CommandResult((), "ended", 0, '{"gpus": 3}'), Failed, "ended"),
         (CommandResult((), "ended", 0, '{"error": "pynvml_missing", "text": "no pynvml"}'), Failed, "nvidia-ml-py"),
-        (CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'), TookTooLong, "did not reach the driver in time"),
+        (
+            CommandResult((), "ended", 0, '{"error": "timed_out", "call": ""}'),
+            TookTooLong,
+            "did not reach the driver in time",
+        ),
     ],
 )
 def test_a_child_without_an_answer_is_no_fact(result: CommandResult, error: type[Exception], words: str) -> None:

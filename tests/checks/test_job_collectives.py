@@ -248,7 +248,10 @@ def test_a_job_of_another_size_is_not_run(ranks: Ranks):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"skip": ("job_collectives",)}, "--replay has no effect without the check job_collectives; remove job_collectives from --skip"),
+        (
+            {"skip": ("job_collectives",)},
+            "--replay has no effect without the check job_collectives; remove job_collectives from --skip",
+        ),
         ({"only": ("p2p",)}, "--replay has no effect without the check job_collectives; add job_collectives to --only"),
     ],
 )

@@ -103,7 +103,11 @@ def test_a_run_is_replayed_by_its_folder_and_the_newest_by_last(kept, capsys):
     ("files", "last", "sentence"),
     [
         ((), False, "found no recording in"),
-        (("a.json", "b.json", "c.json.gz", "d.json"), False, "has 4 files that may be recordings (a.json, b.json, c.json.gz, ...); name one"),
+        (
+            ("a.json", "b.json", "c.json.gz", "d.json"),
+            False,
+            "has 4 files that may be recordings (a.json, b.json, c.json.gz, ...); name one",
+        ),
         (None, False, "name a recording, or give --last"),
         (("a.json",), True, "name a recording, or give --last"),
         (None, True, "no recording is kept yet"),

@@ -147,11 +147,7 @@ def test_the_traces_own_rank_counts_before_the_files_name(tmp_path):
         ("rank0.json", b'{"loss": [1, 2, 3]}', "it is not a trace"),
         ("rank0.json.gz", gzip.compress(b'{"loss": 1}', mtime=0), "it is not a trace"),
         ("rank0.json.gz", gzip.compress(trace(0).encode(), mtime=0)[:40], "rank0.json.gz': "),
-        (
-            "report.nsys-rep",
-            b"\x00\x01\x02",
-            "a report of Nsight Systems; expected a trace of torch.profiler",
-        ),
+        ("report.nsys-rep", b"\x00\x01\x02", "a report of Nsight Systems; expected a trace of torch.profiler"),
         ("report.qdstrm", b"\x00\x01\x02", "a report of Nsight Systems; expected a trace of torch.profiler"),
         ("report.sqlite", b"SQLite format 3\x00", "a database, as Nsight Systems exports it; expected a trace"),
         ("snapshot.pickle", b"\x80\x04}\x94.", "a pickle, as torch writes snapshots of memory; expected a trace"),
@@ -176,7 +172,10 @@ def test_what_is_no_trace_is_one_sentence_and_exit_2(asked, tmp_path, name, cont
         (["{traces}", "--window", "0"], "invalid --window '0'"),
         (["{traces}", "--window", "2"], "--window 2 does not exist: the traces have 1 window"),
         (["{traces}", "--ignore", "DDT9"], "unknown rule 'DDT9'"),
-        (["{traces}", "--against", "{traces}/rank0.json"], "rank0.json' is JSON, but a report or recording of ddp-doctor is expected"),
+        (
+            ["{traces}", "--against", "{traces}/rank0.json"],
+            "rank0.json' is JSON, but a report or recording of ddp-doctor is expected",
+        ),
         ([], "missing argument"),
     ],
 )

@@ -126,7 +126,10 @@ def test_a_node_rank_tells_the_head():
     [
         ({"nnodes": "0"}, "invalid --nnodes '0': expected 1 to 65536, or MIN:MAX"),
         ({"nnodes": "4:2"}, "invalid --nnodes"),
-        ({"nnodes": "2", "node_rank": 2, "rdzv_endpoint": "a"}, "--node-rank 2 is out of range: 2 nodes have node ranks 0 to 1"),
+        (
+            {"nnodes": "2", "node_rank": 2, "rdzv_endpoint": "a"},
+            "--node-rank 2 is out of range: 2 nodes have node ranks 0 to 1",
+        ),
         ({"nnodes": "2", "node_rank": -1, "rdzv_endpoint": "a"}, "--node-rank -1 is out of range"),
         ({"node_rank": 1}, "--node-rank 1 is out of range: 1 node has only node rank 0"),
         ({"nnodes": "2", "node_rank": 1}, "--node-rank requires --rdzv-endpoint"),
@@ -283,7 +286,9 @@ def test_where_rank_0_cannot_be_known_the_user_is_asked_to_name_it(env):
 
 
 def test_a_subset_of_mpiruns_nodes_is_refused():
-    with pytest.raises(ValueError, match="mpirun started 2 nodes, but --nnodes asks for 1; omit --nnodes, or start 1 with mpirun"):
+    with pytest.raises(
+        ValueError, match="mpirun started 2 nodes, but --nnodes asks for 1; omit --nnodes, or start 1 with mpirun"
+    ):
         place_in(MPI_FIRST, nnodes="1")
 
 

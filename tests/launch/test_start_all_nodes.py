@@ -257,7 +257,9 @@ def test_hosts_under_a_launcher_would_be_started_by_each_of_its_processes(env, l
 
 
 def test_without_ssh_the_user_is_told_what_to_do():
-    with pytest.raises(ValueError, match="--hosts requires ssh, which is not on PATH; run this command on each host instead"):
+    with pytest.raises(
+        ValueError, match="--hosts requires ssh, which is not on PATH; run this command on each host instead"
+    ):
         start_all_nodes(Asked(hosts=("a", "b")), {"PATH": "/nowhere"}, None, ())
 
 

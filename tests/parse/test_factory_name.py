@@ -27,7 +27,7 @@ def test_a_module_and_a_callable_are_taken(name):
     ],
 )
 def test_what_is_no_name_is_refused_with_a_sentence(name, words):
-    with pytest.raises(ValueError, match="^invalid --model") as refused:
+    with pytest.raises(ValueError, match=r"^invalid --model") as refused:
         require_factory(name)
     assert words in str(refused.value)
 

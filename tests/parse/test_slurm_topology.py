@@ -68,7 +68,10 @@ def test_the_lowest_switches_blocks_or_racks_are_the_leaves(text, leaves):
         ("# nothing\n\n", "it is empty"),
         ("SwitchName=s0\n", "it does not list any host"),
         ("- topology: a\n  flat: true\n", "it does not list any host"),
-        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\nSwitchName=c Nodes=n1", "line 1: switch a is its own descendant"),
+        (
+            "SwitchName=a Switches=b\nSwitchName=b Switches=a\nSwitchName=c Nodes=n1",
+            "line 1: switch a is its own descendant",
+        ),
         ("SwitchName=a Switches=a\nSwitchName=c Nodes=n1", "line 1: switch a is its own descendant"),
         (
             "SwitchName=a Switches=c\nSwitchName=b Switches=c\nSwitchName=c Nodes=n1",

@@ -68,7 +68,10 @@ REFUSED = {
     "another row of the same name": (f"{TEXT}\n{HEAD}\n{ROWS[0]}", "missing"),
     "rows that contradict each other": ("\n".join([*LINES[:3], ROWS[1].replace("NV4", "PHB")]), "twice"),
     "a column lost": (each(lambda line: re.sub(r"^(\S+\t[^\t]+\t)[^\t]+\t", r"\1", line)), "line 2: row GPU0"),
-    "a column of the header lost": (TEXT.replace("\tGPU2\tNIC0", "\tNIC0"), "line 4: the header has no column for row GPU2"),
+    "a column of the header lost": (
+        TEXT.replace("\tGPU2\tNIC0", "\tNIC0"),
+        "line 4: the header has no column for row GPU2",
+    ),
     "one row too many": (with_row(4, ROWS[2].replace("GPU2", "GPU3")), "line 5: the header has no column for row GPU3"),
     "a row shifted": (with_row(2, ROWS[1].replace("NV4\t X ", " X \tSYS")), "line 3: .* X under GPU1"),
     "labels swapped": (with_row(1, ROWS[0].replace("GPU0", "GPU1")), "line 2: .* X under GPU1"),

@@ -313,7 +313,9 @@ def test_an_answer_that_is_no_object_is_refused(answer):
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(OSError, match=r"not JSON|not a JSON object|nested too deeply|not a text file|it is empty") as raised:
+        with pytest.raises(
+            OSError, match=r"not JSON|not a JSON object|nested too deeply|not a text file|it is empty"
+        ) as raised:
             ask("127.0.0.1", server.getsockname()[1], TOKEN, {}, LIMIT_S)
         thread.join(LIMIT_S)
 
