@@ -65,7 +65,7 @@ def attach_to_step(env: Mapping[str, str]) -> Outcome:
     try:
         start = by_srun(hosts, command, env, job)
     except FileNotFoundError:
-        raise UsageError("--slurm-job requires srun, which is not on PATH") from None
+        raise UsageError("srun is not on PATH") from None
     return _read([start], hosts, "slurm", Watching(env=env))
 
 

@@ -293,7 +293,7 @@ def _require_suffix(output: Output, path: str | None) -> None:
     """Raises UsageError."""
     if path is None or path == "-" or path.endswith(output.suffix):
         return
-    if Path(path).exists() and not Path(path).is_file():
+    if os.path.exists(path) and not Path(path).is_file():  # noqa: PTH110 - that of Path raises OSError for long names
         return  # /dev/stdout, a pipe
     raise UsageError(
         f"invalid {output.option} {quoted(path)}: expected a name ending in {output.suffix}; other files are not read"

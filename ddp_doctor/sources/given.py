@@ -2,6 +2,7 @@
 
 import os
 import select
+import stat
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ddp_doctor.model.error_text import quoted
 
 #: The topologies of thousands of hosts are some megabytes.
 MOST_BYTES = 64 * 1024 * 1024
+_MOST_BYTES_OF_A_DEVICE = 8 * 1024 * 1024
 #: A slow host has answered by then; a host that hangs never answers.
 SILENCE_S = 60.0
 
@@ -41,6 +43,8 @@ def read_given(path: str, *, most_bytes: int = MOST_BYTES, silence_s: float = SI
 
 def _read(descriptor: int, name: str, most_bytes: int, silence_s: float) -> bytes:
     data = bytearray()
+    if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # /dev/zero never ends
+        most_bytes = min(most_bytes, _MOST_BYTES_OF_A_DEVICE)
     while len(data) <= most_bytes:
         # A person who pastes into a terminal may take their time.
         if not os.isatty(descriptor) and not select.select([descriptor], [], [], silence_s)[0]:

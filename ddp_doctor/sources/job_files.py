@@ -226,7 +226,11 @@ def _opened(path: str, start: int) -> Iterator[JobFile]:
 
 def _streams(name: str, file: Counted, modified_s: float | None) -> Iterator[JobFile]:
     raw: io.BufferedReader[Any] = io.BufferedReader(file, _HEAD_BYTES)
-    head = _peeked(raw)
+    try:
+        head = _peeked(raw)
+    except OSError as error:
+        yield JobFile(name, f"it cannot be read: {_sentence(error)}")
+        return
     if head.startswith(ZIP):
         yield from _zip_members(name, file)
         return

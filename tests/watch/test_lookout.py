@@ -301,7 +301,7 @@ def looked(monkeypatch, tmp_path) -> list[str]:
     """SLURM starts no agents, and `attach` cannot tell what the ranks of this node wait for."""
 
     def no_step(*_: object) -> None:
-        raise UsageError("--slurm-job requires srun, which is not on PATH")
+        raise UsageError("srun is not on PATH")
 
     recording = blank(Options(command="attach"), Plan(()), {})
     outcome = SimpleNamespace(report=SimpleNamespace(exit_code=UNSURE, summary="Cannot tell."), recording=recording)
@@ -315,7 +315,7 @@ def looked(monkeypatch, tmp_path) -> list[str]:
     ("node", "said"),
     [
         (None, f"why. {CANNOT_TELL}"),
-        (0, f"why, seen on this node alone (--slurm-job requires srun, which is not on PATH). {CANNOT_TELL}"),
+        (0, f"why, seen on this node alone (srun is not on PATH). {CANNOT_TELL}"),
         (1, ""),
     ],
 )
